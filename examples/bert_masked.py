@@ -1,6 +1,6 @@
 """BERT, small and by character, learns to fill in what was masked in a text.
 
-python examples/bert_masked.py [--text FILE] [--steps 900] [--png bert_masked.png]
+python examples/bert_masked.py [--text FILE] [--steps 900]
 """
 
 import argparse
@@ -63,7 +63,9 @@ def main():
     parser.add_argument("--text", help="a text file; default: Python's standard library")
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--png", default="bert_masked.png", help="where the picture is written")
+    parser.add_argument(
+        "--png", default="runs/bert_masked.png", help="where the picture is written"
+    )
     args = parser.parse_args()
 
     rate = af.optim.warmup(af.optim.linear(2e-3, steps=args.steps), steps=args.steps // 10)
@@ -77,7 +79,7 @@ def main():
     train.fit(model, data, steps=args.steps, on_step=lambda _, out: losses.append(out["loss"]))
 
     test = af.data.from_iterable(lambda: batches(unseen, args.batch, seed=1), spec)
-    hits = np.mean([out["accuracy"] for out in evaluate.stream(model, test, steps=20)])
+    hits = np.mean([out["accuracy"] for out in evaluate.stream(model, test, steps=10)])
     print(f"unseen text: {hits:.1%} of what was masked is filled in right")
     picture.write_png(args.png, picture.curves({"loss": losses}))
     print(f"the loss by step: {args.png}\n{'-' * 72}")

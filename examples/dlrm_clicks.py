@@ -1,6 +1,6 @@
 """DLRM, or Wide & Deep, learns who clicks on what, from clicks that are made up here.
 
-python examples/dlrm_clicks.py [--wide-deep] [--steps 3000] [--png dlrm_clicks.png]
+python examples/dlrm_clicks.py [--wide-deep] [--steps 3000]
 """
 
 import argparse
@@ -37,7 +37,9 @@ def main():
     parser.add_argument("--wide-deep", action="store_true", help="Wide & Deep in place of DLRM")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--rows", type=int, default=300_000, help="clicks to learn from")
-    parser.add_argument("--png", default="dlrm_clicks.png", help="where the picture is written")
+    parser.add_argument(
+        "--png", default="runs/dlrm_clicks.png", help="where the picture is written"
+    )
     args = parser.parse_args()
 
     arrays, logits = clicks(args.rows + UNSEEN, ROWS)

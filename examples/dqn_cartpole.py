@@ -1,6 +1,6 @@
 """A deep Q-network learns to balance a pole on a cart (Barto, Sutton & Anderson, 1983).
 
-python examples/dqn_cartpole.py [--steps 20000] [--png dqn_cartpole.png]
+python examples/dqn_cartpole.py [--steps 20000]
 """
 
 import argparse
@@ -111,7 +111,9 @@ def main():
     parser = argparse.ArgumentParser(description="Train a deep Q-network on CartPole.")
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--episodes", type=int, default=10, help="to play at the end")
-    parser.add_argument("--png", default="dqn_cartpole.png", help="where the picture is written")
+    parser.add_argument(
+        "--png", default="runs/dqn_cartpole.png", help="where the picture is written"
+    )
     args = parser.parse_args()
 
     model = DQN()

@@ -4,7 +4,7 @@ import numpy as np
 
 import actorflow as af
 from actorflow import nn
-from models.starting import linear
+from models.first_values import small_linear
 
 STD, EPS = 0.02, 1e-12
 
@@ -23,7 +23,7 @@ class Embeddings(nn.Module):
 
 class SelfAttention(nn.Module):
     def __init__(self, width, heads, dropout):
-        self.query, self.key, self.value = [linear(width, width) for _ in range(3)]
+        self.query, self.key, self.value = [small_linear(width, width) for _ in range(3)]
         self.heads, self.dropout = heads, dropout
 
     def __call__(self, x):
@@ -41,7 +41,7 @@ class Added(nn.Module):
     """A linear layer, added to what came before it; the norm stands after the sum."""
 
     def __init__(self, fan_in, width, dropout):
-        self.dense, self.LayerNorm = linear(fan_in, width), nn.LayerNorm(width, EPS)
+        self.dense, self.LayerNorm = small_linear(fan_in, width), nn.LayerNorm(width, EPS)
         self.drop = nn.Dropout(dropout)
 
     def __call__(self, x, before):
@@ -52,7 +52,7 @@ class Layer(nn.Module):
     def __init__(self, width, heads, dropout):
         attention = {"self": SelfAttention(width, heads, dropout)}
         self.attention = attention | {"output": Added(width, width, dropout)}
-        self.intermediate = {"dense": linear(width, 4 * width)}
+        self.intermediate = {"dense": small_linear(width, 4 * width)}
         self.output = Added(4 * width, width, dropout)
 
     def __call__(self, x):
@@ -65,7 +65,10 @@ class Predictions(nn.Module):
 
     def __init__(self, vocab, width):
         self.bias = nn.Parameter((vocab,), (("kind", "zeros"),))
-        self.transform = {"dense": linear(width, width), "LayerNorm": nn.LayerNorm(width, EPS)}
+        self.transform = {
+            "dense": small_linear(width, width),
+            "LayerNorm": nn.LayerNorm(width, EPS),
+        }
 
     def __call__(self, x, table):
         x = self.transform["LayerNorm"](af.gelu(self.transform["dense"](x)))

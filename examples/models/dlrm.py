@@ -13,21 +13,17 @@ def layers(widths):
     made = []
     for fan_in, fan_out in pairwise(widths):
         layer = nn.Linear(fan_in, fan_out)
-        spread = (2 / (fan_in + fan_out)) ** 0.5
-        layer.weight = nn.Parameter((fan_out, fan_in), (("kind", "normal"), ("std", spread)))
-        layer.bias = nn.Parameter((fan_out,), (("kind", "normal"), ("std", fan_out**-0.5)))
+        nn.init.xavier_normal_(layer.weight)
+        nn.init.normal_(layer.bias, std=fan_out**-0.5)
         made += [layer, nn.ReLU()]
     return made
 
 
-class Table(nn.Module):
-    """An embedding whose rows start uniform within 1 / sqrt(rows)."""
-
-    def __init__(self, rows, dim):
-        self.weight = nn.Parameter((rows, dim), (("kind", "uniform"), ("bound", rows**-0.5)))
-
-    def __call__(self, ids):
-        return af.embedding(ids, self.weight)
+def table(rows, dim):
+    """Return an embedding whose rows start uniform within 1 / sqrt(rows)."""
+    made = nn.Embedding(rows, dim)
+    nn.init.uniform_(made.weight, -(rows**-0.5), rows**-0.5)
+    return made
 
 
 class DLRM(nn.Module):
@@ -38,7 +34,7 @@ class DLRM(nn.Module):
     """
 
     def __init__(self, rows, dense=13, dim=16, bottom=(512, 256, 64), top=(512, 256)):
-        self.emb_l = [Table(n, dim) for n in rows]
+        self.emb_l = [table(n, dim) for n in rows]
         self.bot_l = nn.Sequential(layers((dense, *bottom, dim)))
         features = len(rows) + 1
         self.pairs = np.flatnonzero(np.tri(features, k=-1))
@@ -46,7 +42,7 @@ class DLRM(nn.Module):
 
     def __call__(self, dense, ids):
         x = self.bot_l(dense)
-        found = [table(ids[:, i]) for i, table in enumerate(self.emb_l)]
+        found = [own(ids[:, i]) for i, own in enumerate(self.emb_l)]
         features = af.stack([x, *found], dim=1)
         products = (features @ features.swapaxes(1, 2)).flatten(1)
         pairs = products.index_select(1, self.pairs)

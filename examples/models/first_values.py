@@ -2,6 +2,8 @@
 
 import math
 
+from actorflow import nn
+
 
 def normal(parameter, std):
     parameter.init = (("kind", "normal"), ("std", std))
@@ -14,3 +16,12 @@ def zeros(parameter):
 def kaiming_fan_out(weight):
     """Normal with variance 2 / (results that an element is part of) (He et al., 2015)."""
     normal(weight, math.sqrt(2.0 / (weight.shape[0] * math.prod(weight.shape[2:]))))
+
+
+def small_linear(fan_in, fan_out, *, bias=True):
+    """Return a linear layer that starts as those of BERT and LLaMA do."""
+    layer = nn.Linear(fan_in, fan_out, bias=bias)
+    normal(layer.weight, 0.02)
+    if bias:
+        zeros(layer.bias)
+    return layer

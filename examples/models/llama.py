@@ -5,7 +5,7 @@ Names and layouts are those of the published checkpoints for transformers.
 
 import actorflow as af
 from actorflow import nn
-from models.starting import linear
+from models.first_values import small_linear
 
 STD = 0.02
 
@@ -13,10 +13,10 @@ STD = 0.02
 class Attention(nn.Module):
     def __init__(self, width, heads, kv_heads, base):
         self.heads, self.kv_heads, self.size, self.base = heads, kv_heads, width // heads, base
-        self.q_proj = linear(width, heads * self.size, bias=False)
-        self.k_proj = linear(width, kv_heads * self.size, bias=False)
-        self.v_proj = linear(width, kv_heads * self.size, bias=False)
-        self.o_proj = linear(heads * self.size, width, bias=False)
+        self.q_proj = small_linear(width, heads * self.size, bias=False)
+        self.k_proj = small_linear(width, kv_heads * self.size, bias=False)
+        self.v_proj = small_linear(width, kv_heads * self.size, bias=False)
+        self.o_proj = small_linear(heads * self.size, width, bias=False)
 
     def __call__(self, x):
         batch, length, width = x.shape
@@ -33,9 +33,9 @@ class Attention(nn.Module):
 
 class MLP(nn.Module):
     def __init__(self, width, hidden):
-        self.gate_proj = linear(width, hidden, bias=False)
-        self.up_proj = linear(width, hidden, bias=False)
-        self.down_proj = linear(hidden, width, bias=False)
+        self.gate_proj = small_linear(width, hidden, bias=False)
+        self.up_proj = small_linear(width, hidden, bias=False)
+        self.down_proj = small_linear(hidden, width, bias=False)
 
     def __call__(self, x):
         return self.down_proj(af.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -75,7 +75,7 @@ class Llama(nn.Module):
         base=10000.0, eps=1e-5,
     ):  # fmt: skip
         self.model = Decoder(vocab, width, layers, heads, kv_heads, hidden, base, eps)
-        self.lm_head = linear(width, vocab, bias=False)
+        self.lm_head = small_linear(width, vocab, bias=False)
 
     def __call__(self, x):
         return self.lm_head(self.model(x))

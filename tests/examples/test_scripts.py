@@ -9,8 +9,10 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
+BITS = r"unseen text: \d\.\d\d bits per character"
+
 SCRIPTS = {
-    "bert_masked": ("--steps 2 --batch 2", r"[\d.]+% of what was masked is filled in right"),
+    "bert_masked": ("--steps 1 --batch 2", r"[\d.]+% of what was masked is filled in right"),
     "dcgan": ("--steps 2 --batch 8", r"mean brightness of 64 drawn pictures: [\d.]+"),
     "digits --model resnet": ("--steps 2 --batch 4", r"accuracy of resnet .* [\d.]+%"),
     "digits --model vgg": ("--steps 2 --batch 4", r"accuracy of vgg .* [\d.]+%"),
@@ -19,11 +21,11 @@ SCRIPTS = {
     "dlrm_clicks --wide-deep": ("--steps 9 --rows 2000", r"an area under the curve of 0\.\d+"),
     "dlrm_clicks": ("--steps 9 --rows 2000", r"an area under the curve of 0\.\d+, where 0\.8"),
     "dqn_cartpole": ("--steps 70 --episodes 1", r"the pole stands for \d+ of 500 steps"),
-    "gpt2_text": ("--steps 2 --batch 2 --length 2", r"unseen text: \d\.\d\d bits per character"),
-    "llama_text": ("--steps 2 --batch 2 --length 2", r"unseen text: \d\.\d\d bits per character"),
-    "lstm_text": ("--steps 2 --batch 2 --length 2", r"unseen text: \d\.\d\d bits per character"),
     "segment": ("--steps 2 --batch 4", r"mean intersection over union .* [\d.]+%"),
     "vae": ("--steps 3 --batch 16", r"bound on 48 unseen pictures: [\d.]+ nats"),
+    "write_text": ("--steps 1 --batch 2 --length 2 --precision bf16", BITS),
+    "write_text --model llama": ("--steps 1 --batch 2 --length 2", BITS),
+    "write_text --model lstm": ("--steps 1 --batch 2 --length 2", BITS),
 }
 """Of each example, by its name and what it is given besides, more options and what it says."""
 

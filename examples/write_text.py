@@ -1,18 +1,28 @@
-"""A LLaMA-style model, small and by character, in bfloat16, learns to write Python.
+"""GPT-2, a LLaMA-style model or an LSTM, small and by character, learns to write Python.
 
-python examples/llama_text.py [--text FILE] [--steps 700] [--png llama_text.png]
+    python examples/write_text.py [--model gpt2|llama|lstm] [--text FILE] [--steps 700]
+
+Without a text it learns from the standard library.
 """
 
 import argparse
 import math
 
 import picture
+from models.gpt2 import GPT2
 from models.llama import Llama
+from models.lstm_lm import LSTMLanguageModel
 from texts import VOCAB, continued, parted, read_text
 
 import actorflow as af
 
 SEQ = 64
+
+MODELS = {
+    "gpt2": lambda: GPT2(VOCAB, SEQ, width=128, layers=3, heads=4, dropout=0.0),
+    "llama": lambda: Llama(VOCAB, width=128, layers=3, heads=4, kv_heads=2, hidden=344),
+    "lstm": lambda: LSTMLanguageModel(VOCAB, width=64, hidden=256),
+}
 
 
 def score(model, batch):
@@ -27,27 +37,31 @@ def predict(model, batch):
     return {"probabilities": af.softmax(model(batch.x))}
 
 
+def make_job(steps, rate, precision):
+    """Return the job that trains as GPT-3 was: no decay but of matrices, a rate up and down."""
+    schedule = af.optim.warmup(af.optim.cosine(rate, steps=steps, final=rate / 10), steps=50)
+    recipe = af.optim.AdamW(schedule, betas=(0.9, 0.95), weight_decay=0.1, decay_only="matrices")
+    return af.job(score, optimizer=recipe, clip_norm=1.0, precision=precision)
+
+
 def main():
-    parser = argparse.ArgumentParser(description="Train a small LLaMA and let it write.")
+    parser = argparse.ArgumentParser(description="Train a model of text and let it write.")
+    parser.add_argument("--model", choices=MODELS, default="gpt2")
     parser.add_argument("--text", help="a text file; default: Python's standard library")
     parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--length", type=int, default=300, help="characters to write at the end")
+    parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--precision", default="fp32", help="fp32, bf16 or fp16")
-    parser.add_argument("--png", default="llama_text.png", help="where the picture is written")
+    parser.add_argument("--length", type=int, default=300, help="characters to write at the end")
+    parser.add_argument("--png", default="runs/write_text.png", help="where the picture is written")
     args = parser.parse_args()
-
-    up, down = args.steps // 20, max(1, args.steps // 5)
-    rate = af.optim.wsd(2e-3, warmup=up, stable=max(0, args.steps - up - down), decay=down)
-    recipe = af.optim.AdamW(rate, betas=(0.9, 0.95), weight_decay=0.1, decay_only="matrices")
-    train = af.job(score, optimizer=recipe, clip_norm=1.0, precision=args.precision)
 
     known, unseen = parted(read_text(args.text))
     data = af.data.Tokens(known, seq=SEQ, batch=args.batch)
     held_out = af.data.Tokens(unseen, seq=SEQ, batch=args.batch)
     every = max(1, args.steps // 10)
-    model, losses = Llama(VOCAB, width=128, layers=3, heads=4, kv_heads=2, hidden=344), []
-    result = train.fit(
+    model, losses = MODELS[args.model](), []
+    result = make_job(args.steps, args.rate, args.precision).fit(
         model, data, steps=args.steps, on_step=lambda step, out: losses.append(out["loss"]),
         evaluation=af.Evaluation(evaluate, held_out, every=every, batches=8),
     )  # fmt: skip
