@@ -36,6 +36,10 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     a, b = as_tensor(a), as_tensor(b)
     if not a.ndim or not b.ndim:
         raise CompileError(f"{find_source()}: matmul needs axes to sum over: {a.type}, {b.type}")
+    if a.ndim > 2 and b.ndim == 2 and a.shape[-1] == b.shape[0]:
+        # All leading axes become the rows of one product, which epilogues are fused with.
+        made = apply(MATMUL, a.reshape(math.prod(a.shape[:-1]), a.shape[-1]), b)
+        return made.reshape(*a.shape[:-1], b.shape[-1])
     left = a.reshape(1, a.shape[0]) if a.ndim == 1 else a
     right = b.reshape(b.shape[0], 1) if b.ndim == 1 else b
     made = apply(MATMUL, left, right)

@@ -171,3 +171,31 @@ def test_a_group_norm_is_one_launch():
 
     types = {"x": af.TensorType(af.DType.FLOAT32, (ROWS, DIM))}
     assert launches_and_bytes(predict.compile(Norm(group_norm), types))[0] == 1
+
+
+@pytest.mark.one_device("counts launches and bytes")
+def test_a_product_of_texts_is_one_of_all_their_rows_whoever_writes_it():
+    class Written(nn.Module):
+        def __init__(self):
+            self.weight = Parameter((DIM, DIM), (("kind", "normal"), ("std", 0.1)))
+            self.bias = Parameter((DIM,), (("kind", "zeros"),))
+
+        def __call__(self, x):
+            return x @ self.weight + self.bias
+
+    @af.job(optimizer=af.optim.SGD(1e-1))
+    def train(model, batch):
+        x = batch.x
+        for layer in model.layers:
+            x = af.gelu(layer(x))
+        return x.mean()
+
+    types = {"x": af.TensorType(af.DType.FLOAT32, (4, ROWS // 4, DIM))}
+    counts = []
+    for kind in (Written, lambda: nn.Linear(DIM, DIM)):
+        model = nn.Module()
+        model.layers = [kind() for _ in range(3)]
+        counts.append(launches_and_bytes(train.compile(model, types)))
+    (num, size), (own_num, own_size) = counts
+    assert num <= own_num
+    assert size <= 1.02 * own_size
