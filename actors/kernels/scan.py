@@ -17,9 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from actors.device.host_memory import view_on
-from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
+from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
+from actors.kernels.library.gemm_held import HeldProduct
 from actors.kernels.native import runtime
 from actors.kernels.native.chain import JoinedLaunches, join
+from actors.kernels.native.gemm import gemm_of, views_of
 from actors.kernels.native.launch import NativeLaunch, address, argument_block, native_launch
 from actors.kernels.native.toolchain import CompilerError
 from actors.protocol import Array, Arrays, Chain, Launch
@@ -58,7 +60,8 @@ class ScanKernel:
         if not all([x.is_dense for x in (*inputs, *outputs)]):
             return None
         return KernelNeeds(
-            workspace_bytes=frame_of(body.plan).size_bytes,
+            workspace_bytes=frame_of(body.plan).size_bytes
+            + sum([product.size_bytes for product in held_products(body).values()]),
             in_place=tuple([(i, i) for i in range(body.carries)]),
             duration_ns=steps_of(attrs) * body.duration_ns + _COPY_NS_PER_BYTE * moved,
         )
@@ -68,7 +71,7 @@ class ScanKernel:
         body = attrs["body"]
         if not isinstance(body, SubPlan):
             raise InternalError("a loop is bound without the plan of its body")
-        step = BoundStep(body, inputs, outputs, workspace)
+        step = BoundStep(body, inputs, outputs, workspace, held_products(body))
         firsts = list(zip(outputs[: body.carries], inputs[: body.carries], strict=True))
         firsts = [(new, old) for new, old in firsts if address(new) != address(old)]
         moves = [
@@ -81,8 +84,8 @@ class ScanKernel:
             for i in range(body.carries, len(body.results))
         ]
         order = range(steps_of(attrs))[:: -1 if attrs["reverse"] else 1]
-        whole = _native_loop(step.chain, firsts, moves, order)
-        return whole or _loop(step.chain, firsts, moves, order)
+        whole = _native_loop(step, firsts, moves, order)
+        return whole or _loop(step, firsts, moves, order)
 
 
 def steps_of(attrs: Attrs) -> int:
@@ -93,14 +96,38 @@ def steps_of(attrs: Attrs) -> int:
     return length
 
 
+def held_products(body: SubPlan) -> dict[int, HeldProduct]:
+    """Return the products of a step whose b is a constant of the loop, by number of launch."""
+    views, first = body.plan.views, body.carries + body.xs
+    constants = {views[v.view].register for v in body.plan.variables if int(v.name) >= first}
+    found: dict[int, HeldProduct] = {}
+    for number, launch in enumerate(body.launches if runtime.is_on() else ()):
+        if launch.op != "matmul" or not launch.kernel.startswith("onednn"):
+            continue
+        own = [views[v] for v in (*launch.inputs, *launch.outputs)]
+        known = views_of([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in own])
+        gemm = None if known is None else gemm_of(*known)
+        if gemm is not None and own[0 if gemm.is_swapped else 1].register in constants:
+            product = HeldProduct.of(gemm)
+            if product is not None:
+                found[number] = product
+    return found
+
+
 class BoundStep:
     """The launches of a body, bound to its frame and to operands outside.
 
-    `fields` are the entries of xs and ys that the body has, by name.
+    `fields` are the entries of xs and ys that the body has, by name; `before` is what runs once,
+    before the first step. What is `held` lies behind the frame, for no step may write over it.
     """
 
     def __init__(
-        self, body: SubPlan, inputs: Arrays, outputs: Arrays, workspace: Workspace
+        self,
+        body: SubPlan,
+        inputs: Arrays,
+        outputs: Arrays,
+        workspace: Workspace,
+        held: Mapping[int, HeldProduct] = MappingProxyType({}),
     ) -> None:
         self._plan, self._frame = body.plan, frame_of(body.plan)
         self._block = _block(self._frame, workspace)
@@ -110,11 +137,29 @@ class BoundStep:
             for variable in body.plan.variables
         }
         self.fields: Mapping[str, int] = {f.name: f.view for f in body.plan.fields}
-        self.chain: Chain = join(tuple([self._bound(launch) for launch in body.launches]))
+        self.before: list[NativeLaunch] = []
+        made: list[Launch] = []
+        used = self._frame.size_bytes
+        for number, launch in enumerate(body.launches):
+            if number in held:
+                size = held[number].size_bytes
+                made.append(self._with_held(held[number], launch, self._block[used : used + size]))
+                used += size
+            else:
+                made.append(self._bound(launch))
+        self.chain: Chain = join(tuple(made))
 
     def field(self, name: str) -> Array:
         """Return an entry of the xs or ys, in the frame."""
         return self._view(self.fields[name])
+
+    def _with_held(self, product: HeldProduct, launch: PlannedLaunch, kept: Array) -> Launch:
+        a, b = [self._view(view) for view in launch.inputs]
+        if product.gemm.is_swapped:
+            a, b = b, a
+        pack, step = product.launches((a, b, self._view(launch.outputs[0])), kept)
+        self.before.append(pack)
+        return step
 
     def _bound(self, launch: PlannedLaunch) -> Launch:
         from actors.kernels.catalogue import binders  # which has this kernel, too
@@ -146,13 +191,13 @@ def _block(frame: BodyFrame, workspace: Workspace) -> Array:
 
 
 def _loop(
-    chain: Chain,
+    step: BoundStep,
     firsts: Sequence[tuple[Array, Array]],
     moves: Sequence[_EntryCopy],
     order: range,
 ) -> Launch:
     """Return the loop in Python: all windows are made at load."""
-    nothing: list[tuple[Array, Array]] = []
+    chain, nothing = step.chain, list[tuple[Array, Array]]()
     steps = [
         (
             [(m.target[None], m.source[t : t + 1]) for m in moves if not m.is_out],
@@ -164,6 +209,8 @@ def _loop(
     def launch() -> None:
         for target, source in firsts:
             np.copyto(target, source)
+        for pack in step.before:
+            pack()
         for before, after in steps or repeat((nothing, nothing), len(order)):
             for target, source in before:
                 np.copyto(target, source)
@@ -176,15 +223,15 @@ def _loop(
 
 
 def _native_loop(
-    chain: Chain,
+    step: BoundStep,
     firsts: Sequence[tuple[Array, Array]],
     moves: Sequence[_EntryCopy],
     order: range,
 ) -> NativeLaunch | None:
     """Return the loop in C; None where a launch of a step is not native."""
-    if not runtime.is_on() or len(chain) != 1:
+    if not runtime.is_on() or len(step.chain) != 1:
         return None
-    (whole,) = chain
+    (whole,) = step.chain
     if not isinstance(whole, (JoinedLaunches, NativeLaunch)):
         return None
     function, argument = (
@@ -206,7 +253,8 @@ def _native_loop(
     block = argument_block(words)
     outs = sum([move.is_out for move in moves])
     first, last = (order[0], order.step) if len(order) else (0, 1)
-    keep = (chain, block, [array for pair in firsts for array in pair], list(moves))
+    begin = JoinedLaunches(tuple(step.before))
+    keep = (step, begin, block, [array for pair in firsts for array in pair], list(moves))
 
     def explain(status: int) -> str:
         at = whole.launches[whole.running] if isinstance(whole, JoinedLaunches) else whole
@@ -215,7 +263,8 @@ def _native_loop(
     return native_launch(
         loop,
         (
-            *(function, argument, len(order), first, last),
+            *(function, argument, runtime.chain_runner(), begin.address),
+            *(len(order), first, last),
             *(len(firsts), len(moves) - outs, outs, ctypes.addressof(block)),
         ),
         keep,

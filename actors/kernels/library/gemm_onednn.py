@@ -55,7 +55,7 @@ class OneDnn:
         """Take what the library has an implementation for."""
         if self.is_packed and (gemm.batch or gemm.m < PACKED_ROWS):
             return None
-        found = [self._primitive(gemm, call) for call in _shapes(chunks)]
+        found = [product_of(gemm, call, is_packed=self.is_packed) for call in _shapes(chunks)]
         products = [primitive for primitive in found if primitive is not None]
         if len(products) < len(found):
             return None
@@ -76,7 +76,7 @@ class OneDnn:
         a, b, out = [address(array) for array in arrays]
         table = CallTable(place)
         for call in calls_of(chunks):
-            primitive = self._primitive(gemm, call)
+            primitive = product_of(gemm, call, is_packed=self.is_packed)
             if primitive is None:
                 raise InternalError(f"{self.name} refuses a chunk of {gemm.key}: {call}")
             weights = place.shared if self.is_packed else b + call.b * item
@@ -91,19 +91,11 @@ class OneDnn:
         function = runtime.address_in("gemm.c", "af_gemm_onednn")
         return native_launch(function, words, (*keep, held, *arrays), onednn.explain)
 
-    def _primitive(self, gemm: Gemm, call: ProductCall) -> onednn.Primitive | None:
-        return onednn.matmul(
-            onednn.Matrix(gemm.dtype, call.rows, gemm.k, gemm.a.row, gemm.a.column),
-            _weights(gemm, call.columns, is_packed=self.is_packed),
-            onednn.Matrix(gemm.out_dtype, call.rows, call.columns, gemm.out.row, gemm.out.column),
-            adds=gemm.adds,
-        )
-
     def _packing(
         self, gemm: Gemm, chunks: tuple[Chunk, ...], b: int, place: PackedPlace
     ) -> tuple[int, tuple[object, ...]]:
         """Return the block of the calls that pack b, and what keeps it alive."""
-        product = self._primitive(gemm, chunks[0].calls[0])
+        product = product_of(gemm, chunks[0].calls[0], is_packed=True)
         packs = None if product is None else _packs(gemm, product)
         if packs is None:
             raise InternalError(f"{self.name} does not pack the operand b of {gemm.key}")
@@ -118,6 +110,16 @@ class OneDnn:
         return ctypes.addressof(block), (block, *keep)
 
 
+def product_of(gemm: Gemm, call: ProductCall, *, is_packed: bool) -> onednn.Primitive | None:
+    """Return the primitive of a call, whose b is plain or packed; None where it is refused."""
+    return onednn.matmul(
+        onednn.Matrix(gemm.dtype, call.rows, gemm.k, gemm.a.row, gemm.a.column),
+        weights_of(gemm, call.columns, is_packed=is_packed),
+        onednn.Matrix(gemm.out_dtype, call.rows, call.columns, gemm.out.row, gemm.out.column),
+        adds=gemm.adds,
+    )
+
+
 def _shapes(chunks: Sequence[Chunk]) -> list[ProductCall]:
     """Return one call of every extent that occurs, in order."""
     shapes: dict[tuple[int, int], ProductCall] = {}
@@ -126,7 +128,8 @@ def _shapes(chunks: Sequence[Chunk]) -> list[ProductCall]:
     return list(shapes.values())
 
 
-def _weights(gemm: Gemm, columns: int, *, is_packed: bool) -> onednn.Matrix:
+def weights_of(gemm: Gemm, columns: int, *, is_packed: bool) -> onednn.Matrix:
+    """Return how columns of b lie: as they are, or packed."""
     steps = (0, 0) if is_packed else (gemm.b.row, gemm.b.column)
     return onednn.Matrix(gemm.dtype, gemm.k, columns, *steps, is_packed)
 
@@ -141,7 +144,7 @@ def _packs(
     """Return the copies that pack b, each with its first column; None where one is refused."""
     blocks = -(-gemm.n // PANEL_COLUMNS)
     width = PANEL_COLUMNS * -(-blocks // _MAX_PANELS)
-    b = _weights(gemm, gemm.n, is_packed=False)
+    b = weights_of(gemm, gemm.n, is_packed=False)
     found = [
         (first, onednn.pack(b, first, min(width, gemm.n - first), product))
         for first in range(0, gemm.n, width)

@@ -11,6 +11,8 @@ typedef struct {
 typedef struct {
     af_launch step;
     void *arguments;
+    af_launch begin; /* what is done once, before the first step */
+    void *begin_arguments;
     int64_t num_steps, first, direction;
     int64_t num_firsts, num_in, num_out;
     const Move *moves;
@@ -28,6 +30,8 @@ static void move(const Move *moves, int64_t count, int64_t at) {
 AF_EXPORT int32_t af_scan(void *arguments) {
     const Loop *loop = arguments;
     const Move *in = loop->moves + loop->num_firsts, *out = in + loop->num_in;
+    int32_t failed = loop->begin(loop->begin_arguments);
+    if (failed) return failed;
     move(loop->moves, loop->num_firsts, 0);
     for (int64_t i = 0; i < loop->num_steps; i++) {
         int64_t at = loop->first + i * loop->direction;
