@@ -2,7 +2,6 @@
 
 import actorflow as af
 from actorflow import nn
-from models.first_values import normal
 
 
 def _stages(size):
@@ -67,7 +66,9 @@ def start(module):
     """Let weights of convolutions begin as N(0, 0.02), and scales of norms as N(1, 0.02)."""
     for _, layer in module.named_modules():
         if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
-            normal(layer.weight, 0.02)
+            nn.init.normal_(layer.weight, 0.0, 0.02)
+        elif isinstance(layer, nn.BatchNorm2d):
+            nn.init.normal_(layer.weight, 1.0, 0.02)
 
 
 def _says(logits, answer):

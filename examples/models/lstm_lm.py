@@ -4,7 +4,6 @@ Names and first values are those of torch's example word_language_model.
 """
 
 from actorflow import nn
-from models.first_values import zeros
 
 
 class LSTMLanguageModel(nn.Module):
@@ -15,8 +14,9 @@ class LSTMLanguageModel(nn.Module):
         self.encoder = nn.Embedding(vocab, width)
         self.rnn = nn.LSTM(width, hidden, layers, batch_first=True, dropout=dropout)
         self.decoder = nn.Linear(hidden, vocab)
-        self.encoder.weight.init = self.decoder.weight.init = (("kind", "uniform"), ("bound", 0.1))
-        zeros(self.decoder.bias)
+        for layer in (self.encoder, self.decoder):
+            nn.init.uniform_(layer.weight, -0.1, 0.1)
+        nn.init.zeros_(self.decoder.bias)
 
     def __call__(self, x):
         output, _ = self.rnn(self.drop(self.encoder(x)))

@@ -5,7 +5,6 @@ It is version 1.5: a bottleneck has its stride in the 3 x 3 convolution, not in 
 
 import actorflow as af
 from actorflow import nn
-from models.first_values import kaiming_fan_out, zeros
 
 
 class BasicBlock(nn.Module):
@@ -80,11 +79,11 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(inplanes, num_classes)
         for _, module in self.named_modules():
             if isinstance(module, nn.Conv2d):
-                kaiming_fan_out(module.weight)
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             elif zero_init_residual and isinstance(module, BasicBlock):
-                zeros(module.bn2.weight)
+                nn.init.zeros_(module.bn2.weight)
             elif zero_init_residual and isinstance(module, Bottleneck):
-                zeros(module.bn3.weight)
+                nn.init.zeros_(module.bn3.weight)
 
     def __call__(self, x):
         x = af.relu(self.bn1(self.conv1(x)))

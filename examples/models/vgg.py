@@ -2,7 +2,6 @@
 
 import actorflow as af
 from actorflow import nn
-from models.first_values import kaiming_fan_out, normal, zeros
 
 VGG16 = (1, 1, "M", 2, 2, "M", 4, 4, 4, "M", 8, 8, 8, "M", 8, 8, 8, "M")
 """Channels of each convolution, in multiples of the first's, and pools that halve the picture."""
@@ -33,8 +32,8 @@ class VGG(nn.Module):
                 features.append(nn.MaxPool2d(2, 2))
                 continue
             convolution = nn.Conv2d(channels, channels := multiple * width, 3, padding=1)
-            kaiming_fan_out(convolution.weight)
-            zeros(convolution.bias)
+            nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(convolution.bias)
             norm = [nn.BatchNorm2d(channels)] if batch_norm else []
             features += [convolution, *norm, nn.ReLU()]
         self.features = nn.Sequential(*features)
@@ -50,8 +49,8 @@ class VGG(nn.Module):
         )
         for layer in self.classifier:
             if isinstance(layer, nn.Linear):
-                normal(layer.weight, 0.01)
-                zeros(layer.bias)
+                nn.init.normal_(layer.weight, 0.0, 0.01)
+                nn.init.zeros_(layer.bias)
 
     def __call__(self, x):
         x = af.adaptive_avg_pool2d(self.features(x), self.pooled)

@@ -2,7 +2,6 @@
 
 import actorflow as af
 from actorflow import nn
-from models.first_values import normal, zeros
 
 
 class Mlp(nn.Module):
@@ -48,17 +47,19 @@ class VisionTransformer(nn.Module):
         heads=6,
         ratio=4,
     ):
-        std = (("kind", "normal"), ("std", 0.02))
-        self.cls_token = nn.Parameter((1, 1, dim), (("kind", "normal"), ("std", 1e-6)))
-        self.pos_embed = nn.Parameter((1, 1 + (size // patch) ** 2, dim), std)
+        zeros = (("kind", "zeros"),)
+        self.cls_token = nn.Parameter((1, 1, dim), zeros)
+        self.pos_embed = nn.Parameter((1, 1 + (size // patch) ** 2, dim), zeros)
+        nn.init.normal_(self.cls_token, std=1e-6)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
         self.patch_embed = PatchEmbed(patch, channels, dim)
         self.blocks = nn.Sequential(*[Block(dim, heads, ratio) for _ in range(depth)])
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, num_classes)
         for _, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                normal(module.weight, 0.02)
-                zeros(module.bias)
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
 
     def __call__(self, x):
         patches = self.patch_embed(x)
