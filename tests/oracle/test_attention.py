@@ -58,10 +58,10 @@ def sdpa(name, sets, **kwargs):
     )
 
 
-def turned(t, x):
+def turned(t, x, first=0):
     """Return rotary positions of half-split columns, in torch."""
     n, d = x.shape[-2:]
-    angle = t.arange(n, dtype=x.dtype)[:, None] * 10000.0 ** (
+    angle = (first + t.arange(n, dtype=x.dtype))[:, None] * 10000.0 ** (
         -2.0 * t.arange(d // 2, dtype=x.dtype) / d
     )
     a, b = x[..., : d // 2], x[..., d // 2 :]
@@ -97,6 +97,12 @@ CASES = [
         masked(is_bool=False),
     ),
     Case("rotary", af.rotary, turned, TURNED),
+    Case(
+        "rotary of later positions",
+        lambda x: af.rotary(x, np.arange(x.shape[-2]) + 7),
+        lambda t, x: turned(t, x, 7),
+        TURNED,
+    ),
     Case(
         "rotary of pairs",
         lambda x: af.rotary(x, np.arange(x.shape[-2]), interleaved=True),
