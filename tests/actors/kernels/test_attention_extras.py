@@ -85,12 +85,14 @@ def run(native_call, path, given, attrs, mask, is_dropped):
 
 @pytest.mark.parametrize("is_dropped", [False, True], ids=["whole", "dropped"])
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("path", "dtype"),
+    [("numpy", "float32"), ("numpy", "float64"), ("native", "float32")],
+    indirect=["path"],
+)
 def test_masked_and_dropped_weights_agree_with_whole_matrices(
-    dtype, name, is_dropped, path, native_call
+    path, dtype, name, is_dropped, native_call
 ):
-    if (path, dtype) == ("native", "float64"):
-        pytest.skip("native kernels take float32")
     mask = None if MASKS[name] is None else mask_of(MASKS[name], dtype)
     given = operands(dtype)
     attrs = {"scale": 0.4, "causal": False}
