@@ -6,11 +6,11 @@
 - `comparison`: what elements are, and logic; `rounding`: whole numbers and bounds.
 - `indexing`: elements by tensors of integers, taken, put and added; `row_numbers`: which those are.
 - `dense`, `tables`, `attending`, `normalisation`: what layers compute; `loss`,
-  `classification`: what is minimised.
+  `classification`, `ctc`: what is minimised.
 - `by_channel`: normalisation over batch and places.
 - `products`: of vectors, matrices, and by Einstein's convention.
 - `control`: functions that run functions, step by step.
-- `convolution`, `pooling`: over the windows of images.
+- `convolution`, `pooling`: over the windows of images; `patches`: these as columns; `resize`.
 - `sorting`: order and the largest; `cumulative`: sums and products up to each element.
 - `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.
 - `names`, `methods`: what arguments are called, and which functions tensors have as methods.
@@ -29,16 +29,19 @@ from actorflow.functional import (
     control,
     convolution,
     creating,
+    ctc,
     cumulative,
     dense,
     elementwise,
     indexing,
     loss,
     normalisation,
+    patches,
     pooling,
     products,
     random,
     reduce,
+    resize,
     rounding,
     shape,
     sorting,
@@ -53,16 +56,19 @@ from actorflow.functional.comparison import *
 from actorflow.functional.control import *
 from actorflow.functional.convolution import *
 from actorflow.functional.creating import *
+from actorflow.functional.ctc import *
 from actorflow.functional.cumulative import *
 from actorflow.functional.dense import *
 from actorflow.functional.elementwise import *
 from actorflow.functional.indexing import *
 from actorflow.functional.loss import *
 from actorflow.functional.normalisation import *
+from actorflow.functional.patches import *
 from actorflow.functional.pooling import *
 from actorflow.functional.products import *
 from actorflow.functional.random import *
 from actorflow.functional.reduce import *
+from actorflow.functional.resize import *
 from actorflow.functional.rounding import *
 from actorflow.functional.shape import *
 from actorflow.functional.sorting import *
@@ -90,6 +96,9 @@ __all__ += random.__all__
 __all__ += reduce.__all__
 __all__ += rounding.__all__
 __all__ += shape.__all__
+__all__ += ctc.__all__
+__all__ += patches.__all__
+__all__ += resize.__all__
 __all__ += sorting.__all__
 __all__ += tables.__all__
 for _name in __all__:  # within the house functions call one another without a door

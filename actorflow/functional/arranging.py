@@ -27,7 +27,6 @@ __all__ = [
     "roll",
     "rot90",
     "tile",
-    "unfold",
 ]
 
 

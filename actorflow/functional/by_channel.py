@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from actorflow.functional.elementwise import square
+from actorflow.functional.normalisation import group_norm
 from actorflow.literals import checked_number
 from actorflow.tensor import Operand, Tensor, apply, as_tensor
 from actorflow.trace.tracer import find_source
@@ -12,7 +13,7 @@ from compiler.errors import CompileError
 from compiler.ops.batch_norm import BATCH_NORM
 from compiler.ops.elementwise import RSQRT
 
-__all__ = ["batch_norm"]
+__all__ = ["batch_norm", "instance_norm"]
 
 
 def batch_norm(
@@ -61,6 +62,41 @@ def batch_norm(
     _update(running_var, var * (count / (count - 1)), momentum)
     rstd = apply(RSQRT, _along(var, x) + small)
     return apply(BATCH_NORM, flat, _along(mean, x), rstd, scale, shift).reshape(x.shape)
+
+
+def instance_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalise each channel of each sample of x [N, C, ...]; scale and shift channels.
+
+    With `use_input_stats` by its own statistics; the running ones, where there are some, are
+    `nn.Buffer`s [C] that follow their means over the samples, as those of `batch_norm` do. Else by
+    the running statistics.
+    """
+    x = as_tensor(x)
+    if x.ndim < 3 or not x.dtype.is_float:
+        raise CompileError(
+            f"{find_source()}: instance_norm expects floats [N, C, ...], got {x.type}"
+        )
+    if not use_input_stats:
+        return batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
+    if running_mean is not None or running_var is not None:
+        flat = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
+        if flat.shape[2] < 2:
+            raise CompileError(
+                f"{find_source()}: instance_norm needs more than one value per channel to keep"
+                f" statistics, got {x.type}"
+            )
+        _update(running_mean, flat.mean(2).mean(0), momentum)
+        _update(running_var, flat.var(2).mean(0), momentum)
+    return group_norm(x, x.shape[1], weight, bias, eps)
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:

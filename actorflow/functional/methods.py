@@ -22,7 +22,7 @@ _NAMES = (
     *("expand", "expand_as", "movedim", "moveaxis", "narrow", "reshape_as", "select", "squeeze"),
     *("swapdims", "unbind", "unsqueeze", "view", "view_as"),
     *("diag", "diagonal", "flip", "fliplr", "flipud", "repeat", "repeat_interleave", "roll"),
-    *("rot90", "tile", "tril", "triu", "unfold"),
+    *("rot90", "tile", "tril", "triu"),
     *("bernoulli", "multinomial"),
     *("argsort", "kthvalue", "median", "sort", "topk", "unique"),
     *("cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"),
@@ -62,5 +62,6 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 
 METHODS: dict[str, Callable[..., Any]] = {name: getattr(functional, name) for name in _NAMES}
 METHODS["trace"] = arranging.trace  # not af.trace, which is a package
+METHODS["unfold"] = arranging.unfold  # not af.unfold, which makes columns of images, as torch's
 METHODS |= _PLAIN
 METHODS |= {name: partial(_cast, dtype) for name, dtype in _DTYPES.items()}

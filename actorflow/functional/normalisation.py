@@ -18,7 +18,6 @@ from compiler.ops import norm, slicing
 
 __all__ = [
     "group_norm",
-    "instance_norm",
     "layer_norm",
     "local_response_norm",
     "normalize",
@@ -105,16 +104,6 @@ def group_norm(
     y = y.reshape(batch, channels, math.prod(x.shape[2:]))
     own = [None if p is None else _channels(p, channels) for p in (weight, bias)]
     return _scaled_and_shifted(y, *own).reshape(x.shape)
-
-
-def instance_norm(
-    x: Tensor, weight: Operand | None = None, bias: Operand | None = None, eps: float = 1e-5
-) -> Tensor:
-    """Normalise each channel of each sample of x [N, C, ...]; scale and shift channels."""
-    x = as_tensor(x)
-    if x.ndim < 3:
-        raise CompileError(f"{find_source()}: instance_norm expects [N, C, ...], got {x.type}")
-    return group_norm(x, x.shape[1], weight, bias, eps)
 
 
 def local_response_norm(

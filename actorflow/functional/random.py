@@ -9,8 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from actorflow.functional.convolution import batched, unbatched
 from actorflow.functional.counters import batches_of, seed_of, step_of
 from actorflow.functional.elementwise import cos, log, sqrt, where
+from actorflow.functional.names import of_ranks
 from actorflow.functional.reduce import argmax
 from actorflow.functional.sorting import argsort, topk
 from actorflow.literals import checked_number, checked_size, dtype_named
@@ -23,8 +27,12 @@ from compiler.ops import random
 from compiler.types import DType
 
 __all__ = [
+    "alpha_dropout",
     "bernoulli",
     "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
     "multinomial",
     "normal",
     "rand",
@@ -38,8 +46,11 @@ __all__ = [
 
 Shape = int | Sequence[int]
 
+_SELU_END = -1.7580993408473766
+"""What SELU goes to far below 0."""
 
-def dropout(x: Tensor, p: float) -> Tensor:
+
+def dropout(x: Tensor, p: float = 0.5) -> Tensor:
     """Zero elements with probability p and scale the rest by 1/(1-p).
 
     Outside training it is the identity. The mask is a pure function of (seed, step, this op,
@@ -63,6 +74,31 @@ def dropped_by(p: float) -> tuple[tuple[Tensor, ...], dict[str, AttrValue]]:
         return (), {}
     attrs: dict[str, AttrValue] = {"p": p, "key": trace.next_random_key()}
     return (seed_of(trace), _counter(trace)), attrs
+
+
+def dropout_of_channels(rank: int, x: Tensor, p: float = 0.5) -> Tensor:
+    """Zero whole channels of x [N, C, *spatial], or [C, *spatial]; see `dropout`."""
+    images = batched(x, rank, f"dropout{rank}d")
+    ones = as_tensor(np.ones((*images.shape[:2], *[1] * rank), images.dtype.value))
+    kept = dropout(ones, p)
+    return as_tensor(x) if kept is ones else unbatched(images * kept, x, rank)
+
+
+dropout1d, dropout2d, dropout3d = of_ranks(dropout_of_channels, "dropout")
+
+
+def alpha_dropout(x: Tensor, p: float = 0.5) -> Tensor:
+    """Put elements at what SELU gives far below 0, with probability p (Klambauer et al., 2017).
+
+    The rest is scaled and shifted so that mean 0 and variance 1 stay. See `dropout`.
+    """
+    x, share = as_tensor(x), checked_probability(p)
+    ones = as_tensor(np.ones(x.shape, x.dtype.value))
+    kept = dropout(ones, share)
+    if kept is ones:
+        return x
+    scale = 1.0 / math.sqrt((_SELU_END**2 * share + 1.0) * (1.0 - share))
+    return where(kept > 0.0, x, _SELU_END) * scale - _SELU_END * share * scale
 
 
 def checked_probability(p: float) -> float:

@@ -2,11 +2,12 @@
 
 - `init`: how parameters begin.
 - `parameter`: a tensor that the optimizer changes, and its initialisers' specs.
-- `batch_norm`: BatchNorm1d, BatchNorm2d, BatchNorm3d.
+- `batch_norm`: BatchNorm1d, BatchNorm2d, BatchNorm3d; `instance_norm`: the same of samples.
 - `buffer`: state that is no parameter.
 - `module`: a tree of parameters and buffers, named by path.
-- `layers`: Linear, Bilinear, Embedding, EmbeddingBag, Dropout.
+- `layers`: Linear, Bilinear, Embedding, EmbeddingBag, dropouts.
 - `normalisation`: LayerNorm, RMSNorm, GroupNorm and others.
+- `resize`: Upsample, PixelShuffle, Unfold and others.
 - `containers`: Sequential, ModuleList, ModuleDict; `losses`: functions with their options held.
 - `convolution`: Conv1d to 3d, their transposes; `pooling`: pools.
 - `activations`: ReLU, GELU and the other functions without a weight, and PReLU.
@@ -60,8 +61,15 @@ from actorflow.nn.convolution import Conv3d as Conv3d
 from actorflow.nn.convolution import ConvTranspose1d as ConvTranspose1d
 from actorflow.nn.convolution import ConvTranspose2d as ConvTranspose2d
 from actorflow.nn.convolution import ConvTranspose3d as ConvTranspose3d
+from actorflow.nn.instance_norm import InstanceNorm1d as InstanceNorm1d
+from actorflow.nn.instance_norm import InstanceNorm2d as InstanceNorm2d
+from actorflow.nn.instance_norm import InstanceNorm3d as InstanceNorm3d
+from actorflow.nn.layers import AlphaDropout as AlphaDropout
 from actorflow.nn.layers import Bilinear as Bilinear
 from actorflow.nn.layers import Dropout as Dropout
+from actorflow.nn.layers import Dropout1d as Dropout1d
+from actorflow.nn.layers import Dropout2d as Dropout2d
+from actorflow.nn.layers import Dropout3d as Dropout3d
 from actorflow.nn.layers import Embedding as Embedding
 from actorflow.nn.layers import EmbeddingBag as EmbeddingBag
 from actorflow.nn.layers import Linear as Linear
@@ -69,6 +77,7 @@ from actorflow.nn.losses import BCELoss as BCELoss
 from actorflow.nn.losses import BCEWithLogitsLoss as BCEWithLogitsLoss
 from actorflow.nn.losses import CosineEmbeddingLoss as CosineEmbeddingLoss
 from actorflow.nn.losses import CrossEntropyLoss as CrossEntropyLoss
+from actorflow.nn.losses import CTCLoss as CTCLoss
 from actorflow.nn.losses import GaussianNLLLoss as GaussianNLLLoss
 from actorflow.nn.losses import HingeEmbeddingLoss as HingeEmbeddingLoss
 from actorflow.nn.losses import HuberLoss as HuberLoss
@@ -83,9 +92,6 @@ from actorflow.nn.losses import SoftMarginLoss as SoftMarginLoss
 from actorflow.nn.losses import TripletMarginLoss as TripletMarginLoss
 from actorflow.nn.module import Module as Module
 from actorflow.nn.normalisation import GroupNorm as GroupNorm
-from actorflow.nn.normalisation import InstanceNorm1d as InstanceNorm1d
-from actorflow.nn.normalisation import InstanceNorm2d as InstanceNorm2d
-from actorflow.nn.normalisation import InstanceNorm3d as InstanceNorm3d
 from actorflow.nn.normalisation import LayerNorm as LayerNorm
 from actorflow.nn.normalisation import RMSNorm as RMSNorm
 from actorflow.nn.parameter import Parameter as Parameter
@@ -107,6 +113,12 @@ from actorflow.nn.recurrent import RNN as RNN
 from actorflow.nn.recurrent import GRUCell as GRUCell
 from actorflow.nn.recurrent import LSTMCell as LSTMCell
 from actorflow.nn.recurrent import RNNCell as RNNCell
+from actorflow.nn.resize import ChannelShuffle as ChannelShuffle
+from actorflow.nn.resize import Fold as Fold
+from actorflow.nn.resize import PixelShuffle as PixelShuffle
+from actorflow.nn.resize import PixelUnshuffle as PixelUnshuffle
+from actorflow.nn.resize import Unfold as Unfold
+from actorflow.nn.resize import Upsample as Upsample
 from actorflow.nn.transformer import MLP as MLP
 from actorflow.nn.transformer import Attention as Attention
 from actorflow.nn.transformer import SwiGLU as SwiGLU

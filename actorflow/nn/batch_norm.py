@@ -14,7 +14,7 @@ from compiler.errors import CompileError
 _ONES, _ZEROS = (("kind", "ones"),), (("kind", "zeros"),)
 
 
-class _BatchNorm(Module):
+class BatchNormBase(Module):
     """What the layers of one, two and three axes have in common; `ranks` are those of tensors."""
 
     ranks: tuple[int, ...]
@@ -46,15 +46,24 @@ class _BatchNorm(Module):
         self.running_var = Buffer(shape, _ONES) if track_running_stats else None
         self.num_batches_tracked = Buffer((), dtype="int64") if track_running_stats else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return a tensor of the same type as x."""
+    @property
+    def is_updated(self) -> bool:
+        """Whether a job that trains is traced, and may change the statistics."""
+        trace = current_trace()
+        return trace is not None and trace.is_training and self.track
+
+    def check(self, x: Tensor) -> None:
+        """Raise CompileError for tensors of other axes."""
         if x.ndim not in self.ranks:
             raise CompileError(
                 f"{find_source()}: {type(self).__name__} takes tensors of"
                 f" {' or '.join(map(str, self.ranks))} axes, [N, C, ...], got {x.type}"
             )
-        trace = current_trace()
-        is_training = trace is not None and trace.is_training and self.track
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return a tensor of the same type as x."""
+        self.check(x)
+        is_training = self.is_updated
         momentum: float | Tensor = 0.0 if self.momentum is None else self.momentum
         if self.num_batches_tracked is not None and is_training:
             self.num_batches_tracked.assign(self.num_batches_tracked + 1)
@@ -72,7 +81,7 @@ class _BatchNorm(Module):
         )
 
 
-class BatchNorm1d(_BatchNorm):
+class BatchNorm1d(BatchNormBase):
     """Batch normalisation of [N, C] or [N, C, L].
 
     Normalise each channel: in training by the batch's statistics, else by the running ones.
@@ -94,13 +103,13 @@ class BatchNorm1d(_BatchNorm):
     ranks = (2, 3)
 
 
-class BatchNorm2d(_BatchNorm):
+class BatchNorm2d(BatchNormBase):
     """Batch normalisation of [N, C, H, W]; see `BatchNorm1d`."""
 
     ranks = (4,)
 
 
-class BatchNorm3d(_BatchNorm):
+class BatchNorm3d(BatchNormBase):
     """Batch normalisation of [N, C, D, H, W]; see `BatchNorm1d`."""
 
     ranks = (5,)

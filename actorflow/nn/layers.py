@@ -8,6 +8,7 @@ from actorflow import functional
 from actorflow.functional.random import checked_probability
 from actorflow.functional.tables import padding_row
 from actorflow.literals import checked_number, checked_size
+from actorflow.nn.function_layer import FunctionLayer
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.tensor import Tensor
@@ -131,15 +132,32 @@ class EmbeddingBag(Module):
         )
 
 
-class Dropout(Module):
+class Dropout(FunctionLayer, function=functional.dropout):
     """Zero elements with probability p during training; see `functional.dropout`."""
 
-    def __init__(self, p: float = 0.1) -> None:
-        self.p = checked_probability(p)
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__(checked_probability(p))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a tensor of the same type as x."""
-        return functional.dropout(x, self.p)
+        made: Tensor = super().__call__(x)
+        return made
+
+
+class Dropout1d(Dropout, function=functional.dropout1d):
+    """Zero whole channels of x [N, C, L]; see `functional.dropout1d`."""
+
+
+class Dropout2d(Dropout, function=functional.dropout2d):
+    """Zero whole channels of x [N, C, H, W]; see `functional.dropout2d`."""
+
+
+class Dropout3d(Dropout, function=functional.dropout3d):
+    """Zero whole channels of x [N, C, D, H, W]; see `functional.dropout3d`."""
+
+
+class AlphaDropout(Dropout, function=functional.alpha_dropout):
+    """Dropout between SELUs; see `functional.alpha_dropout`."""
 
 
 def checked_extent(layer: str, name: str, extent: int) -> int:

@@ -70,3 +70,7 @@ class CosineEmbeddingLoss(FunctionLayer, function=functional.cosine_embedding_lo
 
 class TripletMarginLoss(FunctionLayer, function=functional.triplet_margin_loss, operands=3):
     """`functional.triplet_margin_loss` with its options."""
+
+
+class CTCLoss(FunctionLayer, function=functional.ctc_loss, operands=4):
+    """`functional.ctc_loss` with its options."""

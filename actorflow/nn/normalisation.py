@@ -77,42 +77,6 @@ class GroupNorm(Module):
         return functional.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 
-class InstanceNorm1d(Module):
-    """Normalise each channel of each sample of x [N, C, L]; no statistics are kept.
-
-    With `affine`, `weight` [C] starts at 1 and `bias` at 0.
-    """
-
-    _RANK = 3
-
-    def __init__(self, num_features: int, eps: float = 1e-5, *, affine: bool = False) -> None:
-        features = checked_extent(type(self).__name__, "num_features", num_features)
-        self.num_features, self.eps = features, checked_number(eps, "eps of an InstanceNorm")
-        self.weight = Parameter((features,), _ONES) if affine else None
-        self.bias = Parameter((features,), _ZEROS) if affine else None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return a tensor of the same type as x."""
-        if x.ndim != self._RANK or x.shape[1] != self.num_features:
-            raise CompileError(
-                f"{find_source()}: {type(self).__name__} expects rank {self._RANK} and"
-                f" {self.num_features} channels on axis 1, got {x.type}"
-            )
-        return functional.instance_norm(x, self.weight, self.bias, self.eps)
-
-
-class InstanceNorm2d(InstanceNorm1d):
-    """The same for x [N, C, H, W]."""
-
-    _RANK = 4
-
-
-class InstanceNorm3d(InstanceNorm1d):
-    """The same for x [N, C, D, H, W]."""
-
-    _RANK = 5
-
-
 def _shape(layer: str, given: int | Sequence[int]) -> tuple[int, ...]:
     extents = integers(given, what=f"an extent of {layer}")
     return tuple([checked_extent(layer, "normalized_shape", n) for n in extents])

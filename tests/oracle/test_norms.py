@@ -57,7 +57,7 @@ CASES = [
     ),
     Case(
         "instance_norm",
-        lambda x, w, b: [af.instance_norm(x, w, b, 1e-3), af.instance_norm(x)],
+        lambda x, w, b: [af.instance_norm(x, weight=w, bias=b, eps=1e-3), af.instance_norm(x)],
         lambda t, x, w, b: [
             t.nn.functional.instance_norm(x, weight=w, bias=b, eps=1e-3),
             t.nn.functional.instance_norm(x),

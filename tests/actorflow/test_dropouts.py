@@ -1,0 +1,82 @@
+"""Dropout of channels and between SELUs, and statistics that instance norm keeps."""
+
+import numpy as np
+import pytest
+
+import actorflow as af
+from actorflow import nn
+from compiler.errors import CompileError
+
+
+def trained(function, x):
+    """Return what a job that trains computes of x, beside a parameter that it moves nowhere."""
+
+    class Scale(nn.Module):
+        def __init__(self):
+            self.one = nn.Parameter((1,), (("kind", "ones"),))
+            self.inner = function if isinstance(function, nn.Module) else nn.Identity()
+
+    def loss(model, batch):
+        made = (model.inner if isinstance(function, nn.Module) else function)(batch.x)
+        return {"loss": (made * model.one).mean(), "y": made}
+
+    job, model = af.job(loss, optimizer=af.optim.SGD(0.0)), Scale()
+    return job.step(model, {"x": x})["y"], model.inner
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout1d, nn.Dropout2d, nn.Dropout3d])
+@pytest.mark.parametrize("is_batch", [True, False])
+def test_whole_channels_are_dropped_and_others_scaled(layer, is_batch):
+    spatial = (2, 3, 2)[: int(layer.__name__[-2])]
+    shape = (40, 50, *spatial) if is_batch else (2000, *spatial)
+    made, _ = trained(layer(0.25), np.ones(shape, np.float32))
+    channels = made.reshape(2000, -1)
+    assert (channels == channels[:, :1]).all()
+    kept = channels[:, 0] != 0
+    np.testing.assert_allclose(channels[kept, 0], 1 / 0.75, rtol=1e-6)
+    assert kept.mean() == pytest.approx(0.75, abs=0.04)
+
+
+def test_outside_of_training_and_at_0_nothing_is_dropped():
+    x = np.ones((3, 4, 5), np.float32)
+    job = af.job(lambda m, b: nn.AlphaDropout()(nn.Dropout1d()(nn.Dropout()(b.x))), train=False)
+    np.testing.assert_array_equal(job.step(nn.Module(), {"x": x})["output"], x)
+    np.testing.assert_array_equal(trained(lambda x: af.alpha_dropout(x, 0.0), x)[0], x)
+
+
+def test_alpha_dropout_keeps_mean_and_variance():
+    x = np.random.default_rng(0).normal(size=(300, 300)).astype(np.float32)
+    made, _ = trained(nn.AlphaDropout(0.2), x)
+    assert made.mean() == pytest.approx(0.0, abs=0.02)
+    assert made.std() == pytest.approx(1.0, abs=0.02)
+    _, counts = np.unique(made, return_counts=True)
+    assert counts.max() / made.size == pytest.approx(0.2, abs=0.01)
+
+
+def test_layers_drop_half_where_nothing_is_said_as_torchs_do():
+    assert [layer().p for layer in (nn.Dropout, nn.Dropout2d, nn.AlphaDropout)] == [0.5] * 3
+
+
+@pytest.mark.parametrize("layer", [nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d])
+def test_instance_norm_follows_the_means_of_its_statistics(layer):
+    shape = (4, 3, 5, 2, 2)[: layer.ranks[0]]
+    x = np.random.default_rng(1).normal(1.0, 2.0, shape).astype(np.float32)
+    made, inner = trained(layer(3, affine=True, track_running_stats=True, momentum=0.25), x)
+    flat = x.reshape(4, 3, -1)
+    mean, var = flat.mean(2).mean(0), flat.var(2, ddof=1).mean(0)
+    np.testing.assert_allclose(inner.running_mean.data, 0.25 * mean, rtol=1e-5)
+    np.testing.assert_allclose(inner.running_var.data, 0.75 + 0.25 * var, rtol=1e-5)
+    own = (flat - flat.mean(2, keepdims=True)) / np.sqrt(flat.var(2, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(made.reshape(flat.shape), own, atol=1e-5)
+    got = af.job(lambda m, b: m(b.x), train=False).step(inner, {"x": x})["output"]
+    m, v = [s.data[None, :, None] for s in (inner.running_mean, inner.running_var)]
+    np.testing.assert_allclose(got.reshape(flat.shape), (flat - m) / np.sqrt(v + 1e-5), atol=1e-5)
+
+
+def test_instance_norm_without_statistics_has_no_state_and_refuses_one_value():
+    assert [*nn.InstanceNorm2d(3).named_stored()] == []
+    x = np.ones((2, 3, 1), np.float32)
+    with pytest.raises(CompileError, match="more than one value per channel to keep statistics"):
+        trained(nn.InstanceNorm1d(3, track_running_stats=True), x)
+    with pytest.raises(CompileError, match="InstanceNorm2d takes tensors of 4 axes"):
+        trained(nn.InstanceNorm2d(3), x)
