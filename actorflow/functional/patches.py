@@ -15,7 +15,7 @@ from compiler.ops import slicing
 __all__ = ["fold", "unfold"]
 
 
-class _Windows:
+class _ColumnWindows:
     """Where the windows of an image of `extents` lie, and what each of their elements reads."""
 
     def __init__(
@@ -65,7 +65,7 @@ def unfold(
         stride: steps between windows.
     """
     images = batched(x, 2, "unfold")
-    windows = _Windows("unfold", images.shape[2:], kernel_size, dilation, padding, stride)
+    windows = _ColumnWindows("unfold", images.shape[2:], kernel_size, dilation, padding, stride)
     (above, left), (down, right) = windows.padding, windows.steps
     images = pad(images, (left, left, above, above)) if above or left else images
     high, wide = windows.spans()
@@ -95,7 +95,7 @@ def fold(
     """
     given = as_tensor(x)
     extents = per_axis(output_size, 2, "output_size")
-    windows = _Windows("fold", extents, kernel_size, dilation, padding, stride)
+    windows = _ColumnWindows("fold", extents, kernel_size, dilation, padding, stride)
     taps, count = windows.firsts(), windows.counts[0] * windows.counts[1]
     if given.ndim not in (2, 3) or given.shape[-2] % len(taps) or given.shape[-1] != count:
         raise CompileError(
