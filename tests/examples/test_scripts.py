@@ -41,3 +41,14 @@ def test_an_example_says_what_came_of_it_and_draws_it(command, tmp_path, monkeyp
     assert re.search(figure, said), said
     assert png.read_bytes().startswith(b"\x89PNG")
     assert str(png) in said
+
+
+def test_every_script_is_run_here_and_every_file_is_told_of():
+    page = (EXAMPLES / "README.md").read_text()
+    run_here = {command.split()[0] for command in SCRIPTS} | {"char_gpt"}  # of test_tour.py
+    for file in EXAMPLES.glob("*.py"):
+        assert f"`{file.name}`" in page
+        assert (file.stem in run_here) == ("__main__" in file.read_text()), file.name
+    parts = {"__init__.py", "first_values.py"}
+    for file in (EXAMPLES / "models").glob("*.py"):
+        assert file.name in parts or f"`{file.name}`" in page, file.name
