@@ -52,7 +52,10 @@ def _lstm_step(given: Tensor, state: State, w: Weights) -> State:
 
 def _gru_step(given: Tensor, state: State, w: Weights) -> State:
     (h,) = state
-    own = shape.chunk(dense.linear(h, w["weight_hh"], w.get("bias_hh")), 3, -1)
+    # The bias is added to each part, not to whole rows: see the LSTM.
+    own = list(shape.chunk(dense.linear(h, w["weight_hh"]), 3, -1))
+    if "bias_hh" in w:
+        own = [part + b for part, b in zip(own, shape.chunk(w["bias_hh"], 3), strict=True)]
     r, z, n = shape.chunk(given, 3, -1)
     r, z = activation.sigmoid(r + own[0]), activation.sigmoid(z + own[1])
     n = activation.tanh(n + r * own[2])
