@@ -38,6 +38,7 @@ from compiler.passes import (
     averages,
     buckets,
     buffers,
+    channels_last,
     clip,
     collectives,
     fuse_attention,
@@ -181,11 +182,18 @@ PASSES: tuple[AnyPass, ...] = (
         ("copies between devices",),
         lambda options: len(options.devices) > 1,
     ),
+    DevicePass(
+        "channels_last",
+        channels_last.run,
+        ("minimal", "copies between devices", "updates by programs"),
+        ("layouts of images",),
+    ),
     Pass(
         "rates",
         rates.run,
         (
             "minimal",
+            "layouts of images",
             "updates that a broken step skips",
             "a scale after the step",
             "clipped gradients",

@@ -341,7 +341,8 @@ class _Play:
         for view, number in zip(launch.inputs, launch.reads, strict=True):
             other = of_view[view]
             if other == place:
-                if number < 0:
+                # What was written in another order is a part by name, and may be read row by row.
+                if number < 0 and not self._is_plain[view]:
                     return False
             elif is_nested and not atoms.isdisjoint(atoms_of(other)):
                 return False

@@ -176,7 +176,7 @@ def _broadcast_view(
 
 
 view.of(STOP_GRADIENT)(lambda input_type, layout, output_type, attrs: layout)
-inside.of(STOP_GRADIENT)(lambda output_type, layout, input_types, attrs: (layout,))
+inside.of(STOP_GRADIENT, COPY)(lambda output_type, layout, input_types, attrs: (layout,))
 
 
 @inside.of(RESHAPE)

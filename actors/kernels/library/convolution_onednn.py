@@ -23,7 +23,7 @@ from actors.kernels.library.onednn import (
     Onednn,
     Primitive,
 )
-from compiler.types import DType
+from compiler.types import DType, contiguous_strides
 
 _TRAINING, _DIRECT = 64, 1
 
@@ -43,6 +43,13 @@ class PlainTensor:
 
     shape: Extents
     steps: Extents
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether the second axis is the innermost one of a dense tensor, with others to pass."""
+        count, channels, *spatial = self.shape
+        steps = contiguous_strides((count, *spatial, channels), 1)
+        return channels > 1 and self.steps == (steps[0], 1, *steps[1:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +121,8 @@ def _primitive(form: ConvolutionForm) -> Primitive | None:
     apart = _extents(library, tuple([d - 1 for d in form.dilation]))
     ways = (strides, apart, low, high)
     with onednn.one_thread(library), onednn.attributes(library) as attr:
-        x, weight, y = [_free(library, t.shape) for t in (form.x, form.weight, form.y)]
+        x, y = [_described_or_free(library, t) for t in (form.x, form.y)]
+        weight = _free(library, form.weight.shape)
         forward, made = ffi.new("H *"), ffi.new("H *")
         try:
             engine, ends = library.engine, (x[0], weight[0])
@@ -180,6 +188,19 @@ def _reorder(library: Onednn, source: Any, target: Any, *, adds: bool = False) -
 
 def _extents(library: Onednn, extents: Extents) -> Any:
     return library.ffi.new("int64_t[12]", list(extents))
+
+
+def _described_or_free(library: Onednn, plain: PlainTensor) -> Any:
+    """Return the description of a tensor as it lies where that is channels last, else a free one.
+
+    Such a one the library reads at the speed of blocks, and nothing is brought there and back.
+    """
+    if not plain.is_channels_last:
+        return _free(library, plain.shape)
+    made, real = library.ffi.new("H *"), onednn.TYPES[DType.FLOAT32]
+    extents, steps = [_extents(library, e) for e in (plain.shape, plain.steps)]
+    library.calls.dnnl_memory_desc_create_with_strides(made, len(plain.shape), extents, real, steps)
+    return made
 
 
 def _free(library: Onednn, shape: Extents) -> Any:

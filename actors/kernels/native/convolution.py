@@ -34,7 +34,7 @@ from actors.kernels.native import runtime
 from actors.kernels.native.gemm import Chunk, ProductCall
 from actors.kernels.native.gemm_launch import PackedPlace, ProductScratch, aligned
 from actors.kernels.native.launch import address, argument_block, native_launch
-from actors.kernels.work import CWork, MatrixProduct, Work
+from actors.kernels.work import BytePass, CWork, MatrixProduct, Work
 from actors.protocol import Array, Arrays, Launch
 from compiler.errors import InternalError
 
@@ -110,6 +110,12 @@ class _ConvolutionCut:
         return _kept(first.x) + _kept(first.y) + own
 
     @property
+    def moved_bytes(self) -> int:
+        """What is brought to the library or back, weights aside."""
+        each = [one.calls for chunk in self.chunks for one in chunk.images]
+        return sum([_kept(calls.x) + _kept(calls.y) for calls in each])
+
+    @property
     def scratch(self) -> ProductScratch:
         """The scratch of all."""
         each = [one.calls for chunk in self.chunks for one in chunk.images]
@@ -150,8 +156,10 @@ class OnednnConvolution:
         groups, columns = integer(attrs, "groups"), math.prod(y.shape[2:])
         form = (len(weight) // groups, columns, math.prod(weight.shape[1:]))
         product = MatrixProduct(len(x) * groups, *form)
-        in_c = partial(CWork, products=(product,), pieces=len(found.chunks))
-        return cost.needs(inputs, outputs, Work(_CALLS, products=(product,), in_c=in_c), size)
+        moved = ((BytePass.STRIDED, float(found.moved_bytes)),)
+        in_c = partial(CWork, moved, products=(product,), pieces=len(found.chunks))
+        work = Work(_CALLS, passes=moved, products=(product,), in_c=in_c)
+        return cost.needs(inputs, outputs, work, size)
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the native launch."""
@@ -312,13 +320,17 @@ def _best_cut(op: str, roles: Arrays, groups: int) -> tuple[int, int]:
     """
     x, weight, y = [a.size for a in roles]
     channels = roles[1].shape[op == "conv_input_grad"]
-    whole, cut = (y, x) if op == "conv_input_grad" else (x, y)
+    moved_x, moved_y = [0 if _plain(a).is_channels_last else a.size for a in roles[::2]]
+    whole = moved_y if op == "conv_input_grad" else moved_x
     best, least = (1, 1), math.inf
     for slices in (1, 2, 4, 8):
         if slices > 1 and (groups > 1 or channels < slices * _SLICE):
             break
         runs = min(len(roles[0]), -(-_CHUNKS // slices))
-        moved = float(slices * whole + cut)
+        if slices > 1:  # the other one is brought by the slice, however it lies
+            moved = float(slices * whole + (x if op == "conv_input_grad" else y))
+        else:
+            moved = float(moved_x + moved_y)
         if op == "conv_weight_grad":
             moved += 1.5 * runs * weight
         else:
