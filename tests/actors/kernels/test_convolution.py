@@ -109,15 +109,56 @@ def test_onednn_agrees_with_float64_on_any_number_of_threads(native):
     assert taken > 60 or not onednn.is_there()
 
 
-def test_pools_in_c_agree_with_the_reference(native):
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize(
+    ("images", "channels", "results", "extent", "stride"),
+    [(1, 64, 96, 5, 1), (3, 40, 128, 4, 2), (9, 3, 32, 12, 1), (5, 128, 64, 3, 1)],
+)
+def test_slices_of_channels_agree_with_float64(
+    is_last, images, channels, results, extent, stride, native
+):
+    rng, kernels = np.random.default_rng(images), catalogue.binders()
+    ways = dict.fromkeys(("low", "high", "dilation"), (1, 1)) | {"strides": (stride, stride)}
+    attrs = ways | {"kernel": (3, 3), "spatial": (extent, extent), "groups": 1}
+    positions = (extent - 1) // stride + 1
+    shapes = ((images, channels, extent, extent), (images, results, positions, positions))
+    x, y = [lying(rng.standard_normal(s).astype("f4"), is_last=is_last) for s in shapes]
+    weight = rng.standard_normal((results, channels, 3, 3)).astype("f4")
+    for op, own, inputs in itertools.islice(calls_of(attrs, x, weight, y), 3):
+        (right,) = wanted(op, own, inputs)
+        out = lying(np.zeros(right.shape, "f4"), is_last=is_last and "weight" not in op)
+        kernel = kernels[f"onednn.{op}"]
+        if kernel.query(own, tuple(map(operand, inputs)), (operand(out),)) is None:
+            assert not onednn.is_there()
+            continue
+        (made,) = call_kernel(kernel, own, inputs, (out,))
+        close(made / np.abs(right).max(), right / np.abs(right).max(), np.float32)
+        with native.as_one_thread():
+            (alone,) = call_kernel(kernel, own, inputs, (out,))
+        assert alone.tobytes() == made.tobytes()
+
+
+def lying(array, *, is_last):
+    """Return an array as a dense one, with the second axis innermost."""
+    if not is_last:
+        return np.array(array, order="C")
+    return np.moveaxis(np.array(np.moveaxis(array, 1, -1), order="C"), -1, 1)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_pools_in_c_agree_with_the_reference(is_last, native):
     kernels = catalogue.binders()
-    for problem in problems(3, 40):
+    for attrs, *arrays in problems(3, 40):
+        problem = (attrs, *[np.concatenate([a] * (40 if is_last else 1), 1) for a in arrays])
         for op, attrs, inputs in calls_of(*problem):
             if op in POOLS:
-                given = [np.array(a, order="C") for a in inputs]
+                given = [lying(a, is_last=is_last) for a in inputs]
                 right = wanted(op, attrs, inputs)
                 dtypes = [problem[1].dtype if r.dtype.kind == "f" else r.dtype for r in right]
-                outputs = [np.zeros(r.shape, d) for r, d in zip(right, dtypes, strict=True)]
+                outputs = [
+                    lying(np.zeros(r.shape, d), is_last=is_last)
+                    for r, d in zip(right, dtypes, strict=True)
+                ]
                 made = call_kernel(kernels[f"c.{op}"], attrs, given, outputs)
                 for got, want in zip(made, right, strict=True):
                     close(got, want, problem[1].dtype)
