@@ -68,7 +68,7 @@ def sketch():
 def op_by_op(monkeypatch):
     """Leave fusion out, so that every op is a launch: for what is said about launches as such."""
     fusion = [p.name for p in pipeline.PASSES]
-    fusion = fusion[fusion.index("stage_reductions") : fusion.index("order")]
+    fusion = ["channels_last", *fusion[fusion.index("stage_reductions") : fusion.index("order")]]
     passes = [replace(p, run=lambda g, *_: g) if p.name in fusion else p for p in pipeline.PASSES]
     monkeypatch.setattr(pipeline, "PASSES", tuple(passes))
 
