@@ -66,10 +66,11 @@ def scaled_dot_product_attention(
     Raises CompileError for shapes that do not fit.
     """
     q, k, v = as_tensor(query), as_tensor(key), as_tensor(value)
-    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+    is_fitting = min(q.ndim, k.ndim, v.ndim) > 1 and q.dtype.is_float
+    if not is_fitting or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
         raise CompileError(
-            f"{find_source()}: attention expects queries [..., T, d], keys [..., S, d] and values"
-            f" [..., S, e], got {q.type}, {k.type} and {v.type}"
+            f"{find_source()}: attention expects floats: queries [..., T, d], keys [..., S, d] and"
+            f" values [..., S, e], got {q.type}, {k.type} and {v.type}"
         )
     if is_causal and attn_mask is not None:
         raise CompileError(
@@ -99,9 +100,13 @@ def scaled_dot_product_attention(
 
 def _additive(mask: Tensor, dtype: DType) -> Tensor:
     """Return a mask that is added to scores; no gradient flows into one of bools."""
-    if mask.dtype is not DType.BOOL:
-        return mask.to(dtype)
-    return where(mask, 0.0, as_tensor(np.array(-math.inf, dtype.value))).detach()
+    if mask.dtype is DType.BOOL:
+        return where(mask, 0.0, -math.inf).detach().to(dtype)
+    if not mask.dtype.is_float:
+        raise CompileError(
+            f"{find_source()}: the mask of attention must be bool or floats, got {mask.type}"
+        )
+    return mask.to(dtype)
 
 
 def _grouped(q: Tensor, k: Tensor, *others: Tensor) -> tuple[Tensor, ...]:

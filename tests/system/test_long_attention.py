@@ -123,6 +123,24 @@ def test_a_mask_of_another_shape_is_an_error_that_says_which(mask, text):
         run.compile(layer, types_of(data))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "mask", "text"),
+    [
+        ("float32", np.ones((3, 3), np.int64), "must be bool or floats, got int64"),
+        ("float32", np.ones((3, 4), bool), "the mask of attention: cannot broadcast"),
+        ("float32", np.ones((2, 1, 3, 3), bool), r"a mask that broadcasts to \[2, 3, 3\]"),
+        ("int64", np.ones((3, 3), bool), "attention expects floats"),
+    ],
+)
+def test_a_mask_that_does_not_fit_scores_is_an_error(dtype, mask, text):
+    @af.job(train=False)
+    def run(model, data):
+        return {"y": af.scaled_dot_product_attention(data.x, data.x, data.x, mask)}
+
+    with pytest.raises(CompileError, match=text):
+        run.compile(nn.Module(), {"x": af.TensorType(af.DType(dtype), (2, 3, 4))})
+
+
 def test_a_stack_starts_each_layer_with_numbers_of_its_own():
     stack = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8), 2)
 
