@@ -89,13 +89,14 @@ def fashion_mnist(path=None, split="train"):
     return {"x": (pictures[:, None] / np.float32(255.0)), "y": labels.astype(np.int32)}
 
 
-def load(path=None, num=10_000, size=28):
+def load(path=None, num=10_000, size=28, noise=0.15):
     """Return (train, test): Fashion-MNIST of a folder, else `num` digits and up to 1000 others.
 
     Pictures of Fashion-MNIST have 28 pixels a side; for more they get a margin.
     """
     if path is None:
-        return digits(num, size=size, seed=0), digits(min(1000, num), size=size, seed=1)
+        counts = num, min(1000, num)
+        return tuple([digits(n, size=size, seed=i, noise=noise) for i, n in enumerate(counts)])
     margin = (0, 0), (0, 0), *[((size - 28) // 2, (size - 27) // 2)] * 2
     found = fashion_mnist(path, "train"), fashion_mnist(path, "test")
     return tuple([{**part, "x": np.pad(part["x"], margin)} for part in found])

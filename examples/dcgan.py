@@ -38,7 +38,7 @@ def main():
     parser.add_argument("--png", default="runs/dcgan.png", help="where the picture is written")
     args = parser.parse_args()
 
-    known, _ = load(args.data, num=min(10_000, args.steps * args.batch), size=32)
+    known, _ = load(args.data, num=min(10_000, args.steps * args.batch), size=32, noise=0.0)
     model = DCGAN(size=32, latent=LATENT, width=16, channels=1)
     losses = {"g_loss": [], "d_loss": []}
 

@@ -15,7 +15,7 @@ import actorflow as af
 CLASSES = 11
 
 
-@af.job(optimizer=af.optim.Adam(3e-3))
+@af.job(optimizer=af.optim.Adam(1e-2))
 def train(model, batch):
     return af.cross_entropy(model(batch.x), batch.y)
 

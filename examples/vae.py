@@ -38,7 +38,7 @@ def main():
     parser.add_argument("--png", default="runs/vae.png", help="where the picture is written")
     args = parser.parse_args()
 
-    known, unseen = load(args.data, num=min(10_000, args.steps * args.batch))
+    known, unseen = load(args.data, num=min(10_000, args.steps * args.batch), noise=0.0)
     model, losses = VAE(), []
     data = af.data.ArraySource(known, batch=args.batch)
     train.fit(model, data, steps=args.steps, on_step=lambda step, out: losses.append(out["loss"]))
