@@ -9,7 +9,7 @@
   `classification`, `ctc`: what is minimised.
 - `by_channel`: normalisation over batch and places.
 - `products`: of vectors, matrices, and by Einstein's convention.
-- `control`: functions that run functions, step by step.
+- `control`: functions that run functions, step by step; `trees`: what those take and return.
 - `convolution`, `pooling`: over the windows of images; `patches`: these as columns; `resize`.
 - `sorting`: order and the largest; `cumulative`: sums and products up to each element.
 - `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.

@@ -6,11 +6,12 @@ as long for a thousand steps as for ten. Tensors stand in tuples, lists and dict
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from inspect import signature
 from typing import Any
 
+from actorflow.functional.trees import Tree, form_of, leaves_of, like, names_of, shown
 from actorflow.literals import checked_size
 from actorflow.tensor import Tensor, as_tensor
 from actorflow.trace.inner import InnerTrace
@@ -23,9 +24,6 @@ from compiler.ops.scan import SCAN
 from compiler.types import DType, TensorType, ValueId
 
 __all__ = ["cond", "map", "scan", "while_loop"]
-
-Tree = Any
-"""A tensor, None, or a tuple, list or dict of trees."""
 
 
 def scan(
@@ -122,10 +120,10 @@ def cond(
     if form_of(results[0]) != form_of(results[1]):
         raise CompileError(
             f"{source_of(false_fn)}: the functions of af.cond return the same form; one returns"
-            f" {_shown(results[0])}, the other {_shown(results[1])}"
+            f" {shown(results[0])}, the other {shown(results[1])}"
         )
     types = [[t.type for t in one.results] for one in traced]
-    for name, here, there in zip(_names(results[0], "result"), *types, strict=True):
+    for name, here, there in zip(names_of(results[0], "result"), *types, strict=True):
         if here != there:
             raise CompileError(
                 f"{source_of(false_fn)}: the functions of af.cond return the same types; {name} is"
@@ -241,63 +239,6 @@ def _with_one_list(
     return [*[t._value_in(trace) for t in given], *taken], bodies
 
 
-def leaves_of(tree: Tree, what: str) -> list[Any]:
-    """Return the leaves of a tree in order, dicts by keys. Raises CompileError for no tree."""
-    if tree is None:
-        return []
-    if isinstance(tree, Mapping):
-        parts = [(f"{what}[{key!r}]", tree[key]) for key in _keys(tree, what)]
-    elif isinstance(tree, (tuple, list)):
-        parts = [(f"{what}[{i}]", item) for i, item in enumerate(tree)]
-    elif isinstance(tree, (str, bytes)) or callable(tree):
-        raise CompileError(
-            f"{find_source()}: {what} is {tree!r:.60}; expected a tensor, None, or a tuple, list or"
-            " dict of them"
-        )
-    else:
-        return [tree]
-    return [leaf for name, part in parts for leaf in leaves_of(part, name)]
-
-
-def like(tree: Tree, leaves: list[Any]) -> Any:
-    """Return a tree of the same form with other leaves."""
-    rest = iter(leaves)
-
-    def build(part: Tree) -> Any:
-        if part is None:
-            return None
-        if isinstance(part, Mapping):
-            made = {key: build(part[key]) for key in _keys(part, "a tree")}
-            return {key: made[key] for key in part}
-        if isinstance(part, tuple) and hasattr(part, "_fields"):
-            return type(part)(*[build(item) for item in part])
-        if isinstance(part, (tuple, list)):
-            return type(part)([build(item) for item in part])
-        return next(rest)
-
-    return build(tree)
-
-
-def _keys(tree: Mapping[Any, Any], what: str) -> list[Any]:
-    try:
-        return sorted(tree)
-    except TypeError:
-        raise CompileError(
-            f"{find_source()}: {what} has keys that have no order: {list(tree)!r:.60}"
-        ) from None
-
-
-def form_of(tree: Tree) -> Any:
-    """Return what two trees of the same form have in common."""
-    if tree is None:
-        return None
-    if isinstance(tree, Mapping):
-        return "dict", tuple([(key, form_of(tree[key])) for key in _keys(tree, "a tree")])
-    if isinstance(tree, (tuple, list)):
-        return type(tree).__name__, tuple([form_of(item) for item in tree])
-    return "tensor"
-
-
 def _tracing(what: str) -> Trace:
     trace = current_trace()
     if trace is None:
@@ -367,10 +308,10 @@ def _same_carry(
     if form_of(carry) != form_of(init):
         raise CompileError(
             f"{source_of(f)}: the carry of {what} keeps its form: it came as"
-            f" {_shown(init)}, and the function returns {_shown(carry)}"
+            f" {shown(init)}, and the function returns {shown(carry)}"
         )
     found = [as_tensor(new, old.dtype) for old, new in zip(firsts, news, strict=True)]
-    names = _names(carry, "carry")
+    names = names_of(carry, "carry")
     for name, old, new in zip(names, firsts, found, strict=True):
         if old.type != new.type:
             raise CompileError(
@@ -379,23 +320,3 @@ def _same_carry(
                 " give init the type and shape that it ends with"
             )
     return found
-
-
-def _names(tree: Tree, what: str) -> list[str]:
-    if tree is None:
-        return []
-    if isinstance(tree, Mapping):
-        return [n for key in _keys(tree, what) for n in _names(tree[key], f"{what}[{key!r}]")]
-    if isinstance(tree, (tuple, list)):
-        return [n for i, item in enumerate(tree) for n in _names(item, f"{what}[{i}]")]
-    return [what]
-
-
-def _shown(tree: Tree) -> str:
-    if tree is None:
-        return "None"
-    if isinstance(tree, Mapping):
-        return "{" + ", ".join([f"{k!r}: {_shown(tree[k])}" for k in _keys(tree, "a tree")]) + "}"
-    if isinstance(tree, (tuple, list)):
-        return "(" + ", ".join([_shown(item) for item in tree]) + ")"
-    return "a tensor"
