@@ -104,6 +104,7 @@ _KINDS = {
     "Tensor": _TENSOR,
     "Sequence[Tensor]": _LIST,
     "Sequence[Index]": _LIST,
+    "Module": _Admitted("a module", callable),
     "bool": _Admitted("True or False", lambda value: isinstance(value, (bool, np.bool_, int))),
     "str": _Admitted("a text", lambda value: isinstance(value, str)),
 }

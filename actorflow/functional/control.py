@@ -284,9 +284,8 @@ def _called(f: Callable[..., Any], what: str, *arguments: Any) -> Any:
         try:
             signature(f).bind(*arguments)
         except TypeError as error:
-            raise CompileError(
-                f"{source_of(f)}: {what} gets {len(arguments)} arguments: {error}"
-            ) from None
+            came = f"{what} gets {len(arguments)} arguments"
+            raise CompileError(f"{source_of(f)}: {came}: {error}") from None
     return f(*arguments)
 
 
