@@ -9,7 +9,7 @@ from typing import Any
 
 from actorflow import functional
 from actorflow.functional import arranging, comparison, elementwise, products, reduce, rounding
-from actorflow.tensor import Tensor, checked_axis
+from actorflow.tensor import Tensor, as_tensor, checked_axis
 
 _NAMES = (
     *(name for name in elementwise.__all__ if name != "where"),
@@ -56,7 +56,7 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "dim": lambda x: x.ndim,
     "numel": lambda x: x.type.num_elements,
     "size": lambda x, dim=None: x.shape if dim is None else x.shape[checked_axis(x, dim)],
-    "type_as": lambda x, other: x.to(other.dtype),
+    "type_as": lambda x, other: x.to(as_tensor(other).dtype),
 }
 """Methods that torch's tensors have, and that are no functions here: tensors never change."""
 

@@ -49,13 +49,15 @@ class MultiheadAttention(Module):
             )
         self.num_heads, self.batch_first = heads, batch_first
         self.dropout = checked_probability(dropout)
-        widths = [dim, *[dim if given is None else given for given in (kdim, vdim)]]
+        widths = [
+            dim if given is None else checked_extent("MultiheadAttention", "kdim and vdim", given)
+            for given in (None, kdim, vdim)
+        ]
         self.in_proj_weight: Parameter | None = None
         if widths == [dim] * 3:
             self.in_proj_weight = _glorot(3 * dim, dim)
         else:
-            sizes = [checked_extent("MultiheadAttention", "kdim and vdim", n) for n in widths]
-            own = [_glorot(dim, size) for size in sizes]
+            own = [_glorot(dim, size) for size in widths]
             self.q_proj_weight, self.k_proj_weight, self.v_proj_weight = own
         self.in_proj_bias = Parameter((3 * dim,), _ZEROS) if bias else None
         self.out_proj = Linear(dim, dim, bias=bias)

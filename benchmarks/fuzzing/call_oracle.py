@@ -31,6 +31,7 @@ OTHERWISE = {
     **dict.fromkeys(("Hardtanh", "ReLU6", "Threshold"), "of floats: integers are cast"),
     **dict.fromkeys(("mish", "silu", "soft_margin_loss"), "nothing overflows in between"),
     **dict.fromkeys(("cosine_similarity", "fmod", "remainder"), "nothing overflows in between"),
+    "margin_ranking_loss": "whole numbers beyond their range",
     **dict.fromkeys(("searchsorted", "bucketize"), "of what is not sorted anything"),
 }
 """Functions that differ from torch where the arguments are odd: how, looked at and meant so."""
@@ -44,7 +45,9 @@ def disagreement(call: Call, got: list[np.ndarray]) -> str:
             expected = _of_torch(call) if torch is not None else _of_numpy(call)
         except Exception:  # it refuses what we take: no oracle
             return ""
-    is_odd = any([a == () for a in (*call.args, *call.kwargs.values()) if isinstance(a, tuple)])
+    given = [*call.args, *call.kwargs.values()]
+    is_odd = any([a in ((), []) for a in given if isinstance(a, (tuple, list))])
+    is_odd |= any([isinstance(a, str) for a in call.made_with[0]])  # whose place is another there
     if expected is None or call.name in OTHERWISE or is_odd:
         return ""
     if call.name in ANY_PLACE:
@@ -120,7 +123,7 @@ def _of_torch(call: Call) -> list[np.ndarray] | None:
     return [t.detach().numpy() for t in _listed(made)]
 
 
-NO_DEFAULT = ("softmax", "softmin", "log_softmax", "normalize")
+NO_DEFAULT = ("softmax", "softmin", "log_softmax", "normalize", "cross")
 
 
 def _by_name(call: Call, args: list[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -47,7 +47,9 @@ MEMORY_BYTES = 5 << 30
 HERE = re.compile(r"call(s|_trial)\.py:[0-9]+")
 """A line of whoever calls, as errors name it."""
 
-_OF_CALLS = re.compile(r"missing|takes|got an unexpected|got multiple|too many|positional")
+_OF_CALLS = re.compile(
+    r"missing|takes|expected [0-9]+ arguments|got an unexpected|got multiple|too many|positional"
+)
 
 _OF_USER = ("call_trial.py", "calls.py")
 _HANDING_ON = ("names.py", "module.py", "doors.py", "keywords.py", "function_layer.py")
