@@ -14,6 +14,7 @@ from actorflow.nn.parameter import Parameter
 from actorflow.tensor import Tensor
 from actorflow.trace.tracer import InitSpec, find_source
 from compiler.errors import CompileError
+from compiler.types import MOST_ELEMENTS
 
 
 class Linear(Module):
@@ -160,9 +161,14 @@ class AlphaDropout(Dropout, function=functional.alpha_dropout):
     """Dropout between SELUs; see `functional.alpha_dropout`."""
 
 
-def checked_extent(layer: str, name: str, extent: int) -> int:
+MOST_LAYERS = 10_000
+"""Of one module that makes them itself."""
+
+
+def checked_extent(layer: str, name: str, extent: int, most: int = MOST_ELEMENTS) -> int:
     """Return an extent of a layer's parameters. Raises CompileError with the user's line."""
     size = checked_size(extent, f"{name} of {layer}")
-    if size < 1:
-        raise CompileError(f"{find_source()}: {name} of {layer} must be 1 or more, got {size}")
+    if not 1 <= size <= most:
+        bound = "or more" if size < 1 else f"to {most:,}"
+        raise CompileError(f"{find_source()}: {name} of {layer} must be 1 {bound}, got {size}")
     return size

@@ -15,7 +15,7 @@ from typing import Any
 from actorflow.functional import activation, control, creating, dense, elementwise, shape
 from actorflow.functional.random import checked_probability, dropout
 from actorflow.literals import checked_size
-from actorflow.nn.layers import checked_extent
+from actorflow.nn.layers import MOST_LAYERS, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.tensor import Tensor, as_tensor
@@ -147,7 +147,7 @@ class _Layers(_Recurrent):
         name = type(self).__name__
         self.input_size = checked_extent(name, "input_size", input_size)
         self.hidden_size = checked_extent(name, "hidden_size", hidden_size)
-        self.num_layers = checked_extent(name, "num_layers", num_layers)
+        self.num_layers = checked_extent(name, "num_layers", num_layers, MOST_LAYERS)
         self.bias, self.batch_first = bool(bias), bool(batch_first)
         self.dropout, self.bidirectional = checked_probability(dropout), bool(bidirectional)
         self.proj_size = checked_size(proj_size, f"proj_size of {name}")

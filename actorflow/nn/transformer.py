@@ -13,7 +13,7 @@ from actorflow import functional
 from actorflow.literals import checked_size
 from actorflow.nn.attention import MultiheadAttention
 from actorflow.nn.containers import ModuleList
-from actorflow.nn.layers import Dropout, Linear, checked_extent
+from actorflow.nn.layers import MOST_LAYERS, Dropout, Linear, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.normalisation import LayerNorm
 from actorflow.tensor import Operand, Tensor
@@ -269,5 +269,7 @@ class TransformerDecoder(Module):
 
 
 def _copies(layer: Module, count: int) -> ModuleList:
-    num = checked_size(count, "num_layers")
+    if not isinstance(layer, Module):
+        raise CompileError(f"{find_source()}: a layer must be a module, got {type(layer).__name__}")
+    num = checked_extent("Transformer", "num_layers", count, MOST_LAYERS)
     return ModuleList([layer, *[copy.deepcopy(layer) for _ in range(num - 1)]][:num])

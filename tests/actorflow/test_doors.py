@@ -37,6 +37,15 @@ REFUSED = {
     "a window of nothing": (lambda x: af.avg_pool1d(x, 10**12, ceil_mode=True), "windows of"),
     "p of another kind": (lambda x: af.normalize(x, np.zeros(2)), "p of normalize must be a num"),
     "no width": (lambda x: nn.MLP(4, ratio=int), "ratio of MLP must be an integer"),
+    "layers without end": (
+        lambda x: nn.TransformerEncoder(nn.Linear(4, 4), 2**40),
+        "num_layers of Transformer must be 1 to 10,000",
+    ),
+    "layers of none": (lambda x: nn.TransformerEncoder("a", 2), "a layer must be a module, got st"),
+    "a norm of none": (
+        lambda x: nn.TransformerEncoder(nn.Linear(4, 4), 2, np.zeros(2)),
+        "expected a module as norm, got ndarray",
+    ),
     "no first value": (lambda x: nn.PReLU(init=np.inf), "cannot start with value inf"),
 }
 
