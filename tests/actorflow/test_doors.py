@@ -14,7 +14,7 @@ REFUSED = {
     "None for a tensor": (lambda x: af.softmin(None), "softmin expected a tensor"),
     "an array for a bool": (lambda x: x.sum(keepdim=np.zeros(2)), "True or False as keepdim"),
     "an array for a text": (lambda x: af.mse_loss(x, x, np.zeros(2)), "a text as reduction"),
-    "a text for a layer": (lambda x: nn.BatchNorm1d(4)("x"), "BatchNorm expected a tensor"),
+    "a text for a layer": (lambda x: nn.BatchNorm1d(4)("x"), "BatchNorm.* expected a tensor"),
     "ranks of attention": (lambda x: nn.Attention(4, heads=1)(x), r"needs \[batch, T, dim\]"),
     "one axis to turn in": (lambda x: af.rot90(x, 1, 1), "a plane of two axes, got 1"),
     "ragged indices": (lambda x: af.take_along_dim(x, [[1, 2], [3]]), "inhomogeneous"),
