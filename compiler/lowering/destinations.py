@@ -7,8 +7,8 @@ read. Between the two there may be views, which are followed back (column `insid
 
 It is decided when the launches stand in their chains, for three things must hold: maker, readers
 and concat are in one chain; the kernels of all launches concerned are the ones they were, only with
-strides; and the tensor that now lives from its first part on makes no peak. What cannot be written
-in place is copied there, if that is less work than to join all parts.
+strides, or faster ones; and the tensor that now lives from its first part on makes no peak. What
+cannot be written in place is copied there, if that is less work than to join all parts.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ class _Decisions:
                 info = self._query(call, draft.node.device)
             except LookupError:
                 return False
-            if info.kernel != draft.info.kernel:
+            is_slower = info.duration_ns > draft.info.duration_ns
+            if info.kernel != draft.info.kernel and is_slower:
                 return False
             move.info[index] = info
         return True

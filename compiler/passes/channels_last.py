@@ -87,6 +87,7 @@ class _Twins:
         self.nodes: list[Node] = []
         self.types = list(graph.types)
         self._twins: dict[ValueId, ValueId] = {}
+        self._views: dict[ValueId, ValueId] = {}
         self._stretched: dict[ValueId, ValueId] = {}
 
     def take(self, node: Node) -> None:
@@ -95,10 +96,16 @@ class _Twins:
             return
         if _is_pointwise(node) and self._act(node):
             return
+        is_window = node.op in _CONVOLUTIONS + _POOLS
+        if any([v in self._views for v in node.inputs]):
+            node = replace(node, inputs=tuple([self._views.get(v, v) for v in node.inputs]))
         self.nodes.append(node)
-        if node.op in _CONVOLUTIONS + _POOLS:
-            for value in {*_images(node)} & {*node.outputs}:
-                self._twins[value] = self._gathered(node, value)
+        if is_window and node.op is not CONV_WEIGHT_GRAD:
+            for value in node.outputs:
+                twin = self._gathered(node, value)
+                view = self._views[value] = new_value(self.types, self.types[value])
+                self._show(node, twin, view)
+                self._twins[value] = twin
         elif node.op is RESHAPE and node.inputs[0] in self._twins:
             before, after = [self.types[v].shape for v in (*node.inputs, *node.outputs)]
             if len(after) > 2 and after[:2] == before[:2]:

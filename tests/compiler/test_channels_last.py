@@ -82,7 +82,7 @@ def test_a_graph_with_channels_last_has_the_same_values(fake_target, evaluate):
         assert all([shape[-1] == 4 for shape in shapes])
     windows = (CONV, CONV_INPUT_GRAD, MAX_POOL, MAX_POOL_GRAD)
     made = [v for n in after.nodes if n.op in windows for v in n.outputs]
-    assert len([n for n in after.nodes if n.op is COPY]) < len(made)  # nobody reads taps so
+    assert len([n for n in after.nodes if n.op is COPY]) <= len(made)
 
 
 def test_a_graph_stays_as_it_is_where_kernels_like_it_so(fake_target):
