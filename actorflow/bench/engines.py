@@ -56,6 +56,9 @@ OURS = Engine("actorflow", "actorflow_engine.py", "", ("",), (), ("ACTORFLOW_CAC
 
 _COMPILED = ("default", "max-autotune-no-cudagraphs")
 _CHUNKED = (("gpt-vocab", "chunked"),)
+_PICTURES = ("lenet", "resnet-18", "resnet-50", "resnet-50-inference")
+_CHANNELS_LAST = tuple([(row, "channels_last") for row in _PICTURES])
+_COMPILED_LAST = tuple([(row, "default channels_last") for row in _PICTURES])
 _JAX = (
     ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0"),
     ("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1"),
@@ -63,10 +66,13 @@ _JAX = (
 _TENSORFLOW = (("TF_CPP_MIN_LOG_LEVEL", "3"), ("CUDA_VISIBLE_DEVICES", "-1"))
 
 RIVALS: tuple[Engine, ...] = (
-    Engine("torch", "torch_engine.py", "torch", ("eager",), _MALLOC, row_variants=_CHUNKED),
+    Engine(
+        "torch", "torch_engine.py", "torch", ("eager",), _MALLOC,
+        row_variants=(*_CHUNKED, *_CHANNELS_LAST),
+    ),
     Engine(
         "torch.compile", "torch_engine.py", "torch", _COMPILED, _MALLOC,
-        ("TORCHINDUCTOR_CACHE_DIR",),
+        ("TORCHINDUCTOR_CACHE_DIR",), row_variants=_COMPILED_LAST,
     ),
     Engine(
         "jax", "jax_engine.py", "jax", ("jit",), (*_MALLOC, *_JAX), ("JAX_COMPILATION_CACHE_DIR",),

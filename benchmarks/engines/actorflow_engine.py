@@ -33,9 +33,8 @@ class Session(Running):
         return {"flops": model_flops(graph), "settings": f"actorflow {af.__version__}"}
 
     def launches(self) -> list[dict[str, object]]:
-        values = {name: parameter.data for name, parameter in self.model.named_parameters()}
         plan = self.plan()
-        return launch_table(plan, launch_times_ns(plan, values))
+        return launch_table(plan, launch_times_ns(plan, self.model.state()))
 
 
 class Actorflow:

@@ -6,12 +6,18 @@ So that two checkouts, whatever their insides, can run the same.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
 import numpy as np
+from models.lenet import LeNet5
+from models.resnet import resnet18, resnet50
 from rows.row import Row
 
 import actorflow as af
@@ -181,7 +187,22 @@ def lstm(row: Row) -> tuple[nn.Module, Loss]:
     return model, lambda m, b: af.cross_entropy(m(b.x).flatten(0, -2), b.y.flatten())
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep, lstm)}
+def lenet(row: Row) -> tuple[nn.Module, Loss]:
+    return LeNet5(), lambda m, b: af.cross_entropy(m(b.x), b.y)
+
+
+def resnet(row: Row) -> tuple[nn.Module, Loss]:
+    make = resnet18 if row.sizes["depth"] == 18 else resnet50
+    is_small = row.weights()["conv1.weight"].shape[-1] == 3
+    model = make(row.sizes["classes"], stem="cifar" if is_small else "imagenet")
+    if not row.is_training:
+        return model, lambda m, b: m(b.x)
+    return model, lambda m, b: af.cross_entropy(m(b.x), b.y)
+
+
+FAMILIES = {
+    f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep, lstm, lenet, resnet)
+}
 
 
 def widths_of(row: Row) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 The formula: a matrix product [.., m, k] x [.., k, n] is 2 m n k operations per matrix forward. In
 training it costs as much again for each operand whose gradient is needed, which is every operand
 that a parameter leads to: so a product of an activation by a weight counts three times, and the
-first layer, whose input is data, twice. Products of causal attention, into and out of a causal
-softmax, count half. Nothing else counts, nor does work that an engine does again.
+first layer, whose input is data, twice. So do convolutions. Products of causal attention, into and
+out of a causal softmax, count half. Nothing else counts, nor does work that an engine does again.
 """
 
 from __future__ import annotations
 
 from compiler.graph import Graph, Node
+from compiler.ops.convolution import CONV
 from compiler.ops.matmul import MATMUL
 from compiler.ops.softmax import SOFTMAX
 from compiler.ops.sources import VARIABLE
@@ -30,7 +31,7 @@ def model_flops(graph: Graph) -> float:
     causal = _causal(graph)
     total = 0.0
     for node in graph.nodes:
-        if node.op is MATMUL:
+        if node.op in (MATMUL, CONV):
             times = 1 + (sum(leads[v] for v in node.inputs) if is_training else 0)
             share = 0.5 if any([v in causal for v in (*node.inputs, *node.outputs)]) else 1.0
             total += times * share * _forward(graph, node)

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -16,6 +17,7 @@ import numpy as np
 from rows.row import Row, is_linear, is_table
 
 from engines.serve import gemm_operands, mean_square, round_robin, serve
+from engines.structure import resnet_features
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 NUM_CHUNKS = 8
@@ -144,15 +146,76 @@ def lstm(row, p, batch):
     return cross_entropy(linear(p, "head", h), batch["y"])
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, bert, chunked_gpt, gpt2_block, wide_deep, lstm)}
+def convolved(x, weight, stride=1, padding=0):
+    """Convolve pictures whose channels lie last, as XLA's own kernels on a host want them."""
+    around, axes = ((padding, padding),) * 2, ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, weight, (stride, stride), around, dimension_numbers=axes)
+
+
+def largest(x, extent, stride, padding=0):
+    around = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+    windows = (1, extent, extent, 1), (1, stride, stride, 1), around
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *windows)
+
+
+def lenet(row, p, batch):
+    x = convolved(batch["x"], p["conv1.weight"], padding=2) + p["conv1.bias"]
+    x = convolved(largest(jax.nn.relu(x), 2, 2), p["conv2.weight"]) + p["conv2.bias"]
+    x = largest(jax.nn.relu(x), 2, 2).transpose(0, 3, 1, 2)
+    x = jax.nn.relu(linear(p, "fc1", x.reshape(len(x), -1)))
+    return cross_entropy(linear(p, "fc3", jax.nn.relu(linear(p, "fc2", x))), batch["y"])
+
+
+def resnet(row, p, batch):
+    """Return the loss and what running statistics become; of an inference the scores."""
+    kept = {}
+
+    def normalised(conv, norm, x, stride):
+        weight = p[f"{conv}.weight"]
+        x = convolved(x, weight, stride, weight.shape[0] // 2)
+        mean, variance = p[f"{norm}.running_mean"], p[f"{norm}.running_var"]
+        if row.is_training:
+            count = x.size // x.shape[-1]
+            own_mean = jnp.mean(x, (0, 1, 2))
+            own_variance = jnp.mean(jnp.square(x - own_mean), (0, 1, 2))
+            kept[f"{norm}.running_mean"] = 0.9 * mean + 0.1 * own_mean
+            unbiased = own_variance * (count / (count - 1))
+            kept[f"{norm}.running_var"] = 0.9 * variance + 0.1 * unbiased
+            mean, variance = own_mean, own_variance
+        scale = p[f"{norm}.weight"] * jax.lax.rsqrt(variance + 1e-5)
+        return (x - mean) * scale + p[f"{norm}.bias"]
+
+    pool = partial(largest, extent=3, stride=2, padding=1)
+    is_large = p["conv1.weight"].shape[0] == 7
+    x = resnet_features(p, batch["x"], normalised, jax.nn.relu, pool if is_large else None)
+    scores = linear(p, "fc", x.mean((1, 2)))
+    return (cross_entropy(scores, batch["y"]), kept) if row.is_training else scores
+
+
+FAMILIES = {
+    f.__name__: f
+    for f in (tiny, mlp, gpt, bert, chunked_gpt, gpt2_block, wide_deep, lstm, lenet, resnet)
+}
+
+
+def laid_out(name, array):
+    """Return an array as jax's own libraries keep it: [in, out], and channels last."""
+    if array.ndim == 4:
+        return array.transpose(*((0, 2, 3, 1) if name == "x" else (2, 3, 1, 0)))
+    return array.T if is_linear(name, array) else array
 
 
 def sgd_step(row: Row):
-    rate = row.optimizer.rate
+    rate, function = row.optimizer.rate, FAMILIES[row.family]
 
     def step(p, state, batch):
-        loss, gradient = jax.value_and_grad(lambda p: FAMILIES[row.family](row, p, batch))(p)
-        return jax.tree.map(lambda w, g: w - rate * g, p, gradient), state, loss
+        kept = {}
+        if row.family == "resnet":
+            slope = jax.value_and_grad(lambda p: function(row, p, batch), has_aux=True)
+            (loss, kept), gradient = slope(p)
+        else:
+            loss, gradient = jax.value_and_grad(lambda p: function(row, p, batch))(p)
+        return jax.tree.map(lambda w, g: w - rate * g, p, gradient) | kept, state, loss
 
     return step
 
@@ -234,11 +297,13 @@ class Jax:
         if jax.default_backend() != wanted:
             raise ValueError(f"jax {jax.__version__} runs on {jax.default_backend()}, not {wanted}")
         parameters = {
-            # Linear layers as [in, out], the layout that jax's own libraries keep.
-            n: jnp.array(a.T if is_linear(n, a) else a, copy=True)
+            n: jnp.array(laid_out(n, a), copy=True)
             for n, a in row.weights().items()
+            if not n.endswith(".num_batches_tracked")
         }
-        batches = [{n: jnp.array(a) for n, a in batch.items()} for batch in row.batches()]
+        batches = [
+            {n: jnp.array(laid_out(n, a)) for n, a in batch.items()} for batch in row.batches()
+        ]
         if variant == "chunked":
             row = replace(row, family="chunked_gpt")
         function, state = self._step(row, parameters)

@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import tensorflow as tf
-from rows.row import Row, is_linear
+from rows.row import Row, is_buffer, is_linear
 
 from engines.serve import (
     gemm_operands,
@@ -19,6 +19,7 @@ from engines.serve import (
     round_robin,
     serve,
 )
+from engines.structure import resnet_features
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
@@ -139,7 +140,62 @@ def lstm(row, p, batch):
     return cross_entropy(linear(p, "head", h), batch["y"])
 
 
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, bert, gpt2_block, wide_deep, lstm)}
+def convolved(x, weight, stride=1, padding=0):
+    """Convolve pictures whose channels lie last, the only ones that a host takes."""
+    around = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
+    return tf.nn.conv2d(x, weight, stride, around)
+
+
+def lenet(row, p, batch):
+    x = tf.nn.bias_add(convolved(batch["x"], p["conv1.weight"], padding=2), p["conv1.bias"])
+    x = tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID")
+    x = tf.nn.bias_add(convolved(x, p["conv2.weight"]), p["conv2.bias"])
+    x = tf.transpose(tf.nn.max_pool2d(tf.nn.relu(x), 2, 2, "VALID"), (0, 3, 1, 2))
+    x = tf.nn.relu(linear(p, "fc1", tf.reshape(x, (x.shape[0], -1))))
+    return cross_entropy(linear(p, "fc3", tf.nn.relu(linear(p, "fc2", x))), batch["y"])
+
+
+def resnet(row, p, batch):
+    def normalised(conv, norm, x, stride):
+        weight = p[f"{conv}.weight"]
+        x = convolved(x, weight, stride, weight.shape[0] // 2)
+        mean, variance = p[f"{norm}.running_mean"], p[f"{norm}.running_var"]
+        y, new_mean, new_variance = tf.compat.v1.nn.fused_batch_norm(
+            x,
+            p[f"{norm}.weight"],
+            p[f"{norm}.bias"],
+            mean,
+            variance,
+            epsilon=1e-5,
+            is_training=row.is_training,
+            exponential_avg_factor=0.1,
+        )
+        if row.is_training:
+            mean.assign(new_mean)
+            variance.assign(new_variance)
+        return y
+
+    def pool(x):
+        # Of numbers that are not below 0 the largest is the same with zeros around.
+        around = [[0, 0], [1, 1], [1, 1], [0, 0]]
+        return tf.nn.max_pool2d(tf.pad(x, around), 3, 2, "VALID")
+
+    is_large = p["conv1.weight"].shape[0] == 7
+    x = resnet_features(p, batch["x"], normalised, tf.nn.relu, pool if is_large else None)
+    scores = linear(p, "fc", tf.reduce_mean(x, (1, 2)))
+    return cross_entropy(scores, batch["y"]) if row.is_training else scores
+
+
+FAMILIES = {
+    f.__name__: f for f in (tiny, mlp, gpt, bert, gpt2_block, wide_deep, lstm, lenet, resnet)
+}
+
+
+def laid_out(name, array):
+    """Return an array as TensorFlow keeps it: [in, out], and channels last."""
+    if array.ndim == 4:
+        return array.transpose(*((0, 2, 3, 1) if name == "x" else (2, 3, 1, 0)))
+    return array.T if is_linear(name, array) else array
 
 
 class Update:
@@ -220,14 +276,15 @@ class TensorFlow:
             raise ValueError(f"tensorflow is compared on the host alone, not on {device}")
         if precision != "fp32":
             raise ValueError(f"expected fp32, got {precision}: bf16 is torch's autocast alone")
-        parameters = {
-            n: tf.Variable(a.T if is_linear(n, a) else a) for n, a in row.weights().items()
-        }
-        batches = [{n: tf.constant(a) for n, a in batch.items()} for batch in row.batches()]
+        parameters = {n: tf.Variable(laid_out(n, a)) for n, a in row.weights().items()}
+        trained = {n: v for n, v in parameters.items() if not is_buffer(n)}
+        batches = [
+            {n: tf.constant(laid_out(n, a)) for n, a in batch.items()} for batch in row.batches()
+        ]
         is_xla = variant == "xla"
         loss = FAMILIES[row.family]
-        update = Update(row, parameters)
-        variables = list(parameters.values())
+        update = Update(row, trained)
+        variables = list(trained.values())
 
         @tf.function(jit_compile=is_xla)
         def train(batch):

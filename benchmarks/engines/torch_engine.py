@@ -10,12 +10,13 @@ import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from rows.row import Row, is_table
+from rows.row import Row, is_buffer, is_table
 from torch.nn import functional as f
 
 from engines.serve import (
@@ -25,8 +26,11 @@ from engines.serve import (
     round_robin,
     serve,
 )
+from engines.structure import resnet_features
 
 Parameters = dict[str, torch.Tensor]
+CHANNELS_LAST = "channels_last"
+"""A word of a variant: pictures and kernels lie with their channels last."""
 
 
 def linear(p: Parameters, name: str, x):
@@ -141,7 +145,33 @@ def lstm(row: Row, p: Parameters, batch):
 
 
 SIDES = ("ih", "hh")
-FAMILIES = {f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep, lstm)}
+
+
+def lenet(row: Row, p: Parameters, batch):
+    x = f.max_pool2d(f.relu(f.conv2d(batch["x"], p["conv1.weight"], p["conv1.bias"], padding=2)), 2)
+    x = f.max_pool2d(f.relu(f.conv2d(x, p["conv2.weight"], p["conv2.bias"])), 2)
+    x = f.relu(linear(p, "fc1", x.flatten(1)))
+    return f.cross_entropy(linear(p, "fc3", f.relu(linear(p, "fc2", x))).float(), batch["y"])
+
+
+def resnet(row: Row, p: Parameters, batch):
+    def convolved(conv: str, norm: str, x, stride: int):
+        weight = p[f"{conv}.weight"]
+        x = f.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
+        statistics = p[f"{norm}.running_mean"], p[f"{norm}.running_var"]
+        own = p[f"{norm}.weight"], p[f"{norm}.bias"]
+        return f.batch_norm(x, *statistics, *own, training=row.is_training)
+
+    pool = partial(f.max_pool2d, kernel_size=3, stride=2, padding=1)
+    is_large = p["conv1.weight"].shape[-1] == 7
+    x = resnet_features(p, batch["x"], convolved, f.relu, pool if is_large else None)
+    found = linear(p, "fc", x.mean((2, 3)))
+    return f.cross_entropy(found.float(), batch["y"]) if row.is_training else found
+
+
+FAMILIES = {
+    f.__name__: f for f in (tiny, mlp, gpt, gpt2, bert, gpt2_block, wide_deep, lstm, lenet, resnet)
+}
 
 
 @dataclass(slots=True)
@@ -190,21 +220,25 @@ class Torch:
 
     def prepare(self, row: Row, precision: str, variant: str, device: str) -> Session:
         place = "cpu" if device == "host" else device
+        words = variant.split()
+        layout = torch.channels_last if CHANNELS_LAST in words else torch.contiguous_format
+        variant = next((word for word in words if word != CHANNELS_LAST), "eager")
+
+        def placed(array):
+            tensor = torch.from_numpy(array).to(place)
+            return tensor.to(memory_format=layout) if array.ndim == 4 else tensor
+
         parameters = {
-            n: torch.from_numpy(a).to(place).requires_grad_(row.is_training)
+            n: placed(a).requires_grad_(row.is_training and not is_buffer(n))
             for n, a in row.weights().items()
         }
         batches = [
-            {
-                n: (torch.from_numpy(a).long() if a.dtype.kind == "i" else torch.from_numpy(a)).to(
-                    place
-                )
-                for n, a in batch.items()
-            }
+            {n: placed(a).long() if a.dtype.kind == "i" else placed(a) for n, a in batch.items()}
             for batch in row.batches()
         ]
         where = f"{torch.get_num_threads()} threads" if device == "host" else _gpu_name()
         settings = [f"torch {torch.__version__}, {where}"]
+        settings += [CHANNELS_LAST] if CHANNELS_LAST in words else []
         tables = [n for n in parameters if row.family == "wide_deep" and is_table(n)]
         function = chunked_gpt if variant == "chunked" else FAMILIES[row.family]
         arithmetic = {n: p for n, p in parameters.items() if n not in tables}
@@ -233,7 +267,8 @@ class Torch:
                 return dense_loss(batch | {"found": found})
 
             settings.append("nn.functional.embedding(sparse=True)")
-        optimizers = _optimizers(row, list(arithmetic.values()), [parameters[n] for n in tables])
+        changed = [p for p in arithmetic.values() if p.requires_grad]
+        optimizers = _optimizers(row, changed, [parameters[n] for n in tables])
         if optimizers:
             settings.append(f"{type(optimizers[0]).__name__}(fused=True)")
         if precision == "bf16":

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from rows import bert, gpt, gpt2, gpt2_block, lstm, mlp, tiny, wide_deep
+from rows import bert, gpt, gpt2, gpt2_block, lenet, lstm, mlp, resnet, tiny, wide_deep
 from rows.row import Row
 
 _GPT = {row.name: row for row in gpt.ROWS}
@@ -21,6 +21,8 @@ ALL_ROWS: tuple[Row, ...] = (
     *wide_deep.ROWS,
     *lstm.ROWS,
     _GPT["inference"],
+    *lenet.ROWS,
+    *resnet.ROWS,
 )
 
 GPU_ROWS: tuple[Row, ...] = (*gpt2.ROWS, *bert.GPU_ROWS)

@@ -58,6 +58,23 @@ def normal(rng: np.random.Generator, *shape: int, std: float = 0.02) -> np.ndarr
     return rng.standard_normal(shape, np.float32) * np.float32(std)
 
 
+def pictures(batch: int, channels: int, size: int, classes: int) -> list[Arrays]:
+    """Return batches of noise [batch, channels, size, size] with labels."""
+    rng = np.random.default_rng(2)
+    return [
+        {
+            "x": normal(rng, batch, channels, size, size, std=1.0),
+            "y": rng.integers(0, classes, batch, np.int32),
+        }
+        for _ in range(NUM_BATCHES)
+    ]
+
+
+def is_buffer(name: str) -> bool:
+    """Whether an array is state that no optimizer changes, by its name."""
+    return name.endswith((".running_mean", ".running_var", ".num_batches_tracked"))
+
+
 def is_linear(name: str, array: np.ndarray) -> bool:
     """Whether an array is a weight [out, in] of a linear or LSTM layer, by its name and shape."""
     return array.ndim == 2 and ".weight" in name and not is_table(name)

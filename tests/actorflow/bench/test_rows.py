@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-LIGHT = ("tiny", "mlp", "char-gpt")
+LIGHT = ("tiny", "mlp", "char-gpt", "lenet")
 
 
 @pytest.fixture
@@ -29,6 +29,10 @@ def test_the_rows_are_those_that_were_agreed(all_rows):
         ("wide-deep", ("fp32",)),
         ("lstm", ("fp32",)),
         ("inference", ("fp32",)),
+        ("lenet", ("fp32",)),
+        ("resnet-18", ("fp32",)),
+        ("resnet-50", ("fp32",)),
+        ("resnet-50-inference", ("fp32",)),
     ]
 
 
@@ -61,6 +65,27 @@ def test_the_models_of_a_gpu_learn_on_the_host_too(small_gpu_rows):
         assert abs(losses[0] - np.log(64)) < 0.2
         assert losses[8] < losses[4] < losses[0]
         running.stream.close()
+
+
+@pytest.mark.parametrize("name", ["resnet-18", "resnet-50"])
+def test_a_resnet_of_a_row_is_the_model_of_the_same_names_and_strides(all_rows, name):
+    row = next(row for row in all_rows if row.name == name)
+    model, _ = importlib.import_module("engines.actorflow_models").FAMILIES[row.family](row)
+    weights = row.weights()
+    stored = dict(model.named_stored())
+    assert {n: a.shape for n, a in weights.items()} == {n: s.shape for n, s in stored.items()}
+    met = []
+
+    def noted(convolution, norm, x, stride):
+        met.append(convolution)
+        assert layers[convolution].stride == (stride, stride)
+        assert norm in layers
+        return x
+
+    layers = dict(model.named_modules())
+    structure = importlib.import_module("engines.structure")
+    structure.resnet_features(weights, 1, noted, abs, abs if name == "resnet-50" else None)
+    assert sorted(met) == sorted(n for n, layer in layers.items() if hasattr(layer, "stride"))
 
 
 def test_weights_and_batches_are_the_same_at_every_call(all_rows):

@@ -1,0 +1,80 @@
+"""ResNet v1.5 (He et al., 2015) under gradient descent, and one picture through the deeper one.
+
+ResNet-18 has 32 pictures of 32 x 32 and the stem for them, a 3 x 3 convolution alone; ResNet-50 has
+8 of 224 x 224. Names are torchvision's, with the running statistics, which training changes in
+every engine. An engine reads off names and shapes what a block is made of.
+
+The rate is small: with a larger one, batch norm lets the last bits of float32 grow to a ten
+thousandth of the loss within ten steps, whatever the engine.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from rows.row import Arrays, Optimizer, Row, normal, pictures
+
+WIDTH = 64
+STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}
+
+
+def weights(depth: int, stem: int, classes: int) -> Arrays:
+    """Return weights and running statistics; `stem` is the extent of the first kernel."""
+    rng = np.random.default_rng(1)
+    arrays: Arrays = {}
+
+    def convolution(name: str, norm: str, results: int, channels: int, kernel: int, scale=1.0):
+        shape = results, channels, kernel, kernel
+        arrays[f"{name}.weight"] = normal(rng, *shape, std=(2.0 / (results * kernel**2)) ** 0.5)
+        arrays[f"{norm}.weight"] = np.full(results, scale, np.float32)
+        arrays[f"{norm}.bias"] = np.zeros(results, np.float32)
+        arrays[f"{norm}.running_mean"] = np.zeros(results, np.float32)
+        arrays[f"{norm}.running_var"] = np.ones(results, np.float32)
+        arrays[f"{norm}.num_batches_tracked"] = np.zeros((), np.int64)
+
+    convolution("conv1", "bn1", WIDTH, 3, stem)
+    channels = WIDTH
+    for stage, blocks in enumerate(STAGES[depth]):
+        for number in range(blocks):
+            block, planes = f"layer{stage + 1}.{number}.", WIDTH << stage
+            kernels = (3, 3) if depth == 18 else (1, 3, 1)
+            results = planes if depth == 18 else 4 * planes
+            widths = [channels, *[planes] * (len(kernels) - 1), results]
+            for place, kernel in enumerate(kernels):
+                # Small beside the shortcut, or numbers double with every block at inference.
+                scale = 0.5 if place == len(kernels) - 1 else 1.0
+                names = f"{block}conv{place + 1}", f"{block}bn{place + 1}"
+                convolution(*names, widths[place + 1], widths[place], kernel, scale)
+            if number == 0 and (stage or channels != results):
+                names = f"{block}downsample.0", f"{block}downsample.1"
+                convolution(*names, results, channels, 1)
+            channels = results
+    arrays["fc.weight"] = normal(rng, classes, channels, std=channels**-0.5)
+    arrays["fc.bias"] = np.zeros(classes, np.float32)
+    return arrays
+
+
+def resnet_row(
+    name: str, depth: int, batch: int, size: int, classes: int, optimizer: Optimizer
+) -> Row:
+    """Return a row of a depth, 18 or 50, on pictures of some size."""
+    return Row(
+        name,
+        "resnet",
+        {"depth": depth, "classes": classes},
+        optimizer,
+        batch,
+        "pictures",
+        partial(weights, depth, 7 if size > 100 else 3, classes),
+        partial(pictures, batch, 3, size, classes),
+    )
+
+
+SGD = Optimizer("sgd", 1e-3)
+ROWS = (
+    resnet_row("resnet-18", 18, 32, 32, 10, SGD),
+    resnet_row("resnet-50", 50, 8, 224, 1000, SGD),
+    resnet_row("resnet-50-inference", 50, 1, 224, 1000, Optimizer("none")),
+)
