@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compiler.attrs import Attrs
+from compiler.errors import InternalError
 from compiler.fusion.builder import ProgramBuilder
 from compiler.fusion.expansion import expand
 from compiler.fusion.members import Member, Members, Read
@@ -108,6 +109,8 @@ def _sorted(graph: Graph, units: list[_Unit]) -> list[_Unit]:
             waiting[reader] -= 1
             if waiting[reader] == 0:
                 heapq.heappush(ready, reader)
+    if len(order) < len(units):  # what waits for itself would be left out without a word
+        raise InternalError("kernels were fused that read each other's results")
     return order
 
 

@@ -278,15 +278,18 @@ def _fitted(
         return None if member is None else [member]
     made = dict(made)
     members: list[Member] = []
-    inside: set[ValueId] = set()
+    inside: set[int] = set()
     for node in block.nodes:
         member = state.members.fit(node, space, made)
-        # What is made here and may not be read here would have to be in memory before.
-        if member is None or any([r.base in inside and r.base not in made for r in member.reads]):
+        if member is None:
+            return None
+        # What is made here, or shows what is, and may not be read here would have to be in memory.
+        bases = [r.base for r in member.reads]
+        if any([state.made_by[base] in inside and base not in made for base in bases]):
             return None
         members.append(member)
         made.update(_made_by(state, member, space))
-        inside.update(state.members.graph.nodes[node].outputs)
+        inside.add(node)
     return members
 
 
