@@ -14,12 +14,12 @@ MODULE_LINES = {"tests": 500, "benchmarks": 500} | dict.fromkeys(PRODUCT, 400)
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 26_000,
+    "actorflow": 27_900,
     "actors": 40_000,
     "compiler": 25_300,
     "memory": 3_650,
-    "tests": 74_000,
-    "benchmarks": 10_500,
+    "tests": 76_300,
+    "benchmarks": 11_900,
 }
 """Lines of Python, C and CUDA of a room. Raise one with a reason in the commit, or mend it."""
 
