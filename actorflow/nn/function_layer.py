@@ -45,4 +45,6 @@ class FunctionLayer(Module):
 
     def __call__(self, *operands: Any) -> Any:
         """Return the function of the operands."""
-        return type(self)._function(*operands, **vars(self))
+        own = vars(self)  # which may have attributes of the user's own, too
+        held = {name: own[name] for name in self._held.parameters if name in own}
+        return type(self)._function(*operands, **held)
