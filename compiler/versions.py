@@ -318,7 +318,7 @@ class _Play:
             is_update = not read.isdisjoint(atoms)
             if self._own(actor, index, view, version, is_update=is_update):
                 self._hold(place, version)
-            is_safe = not is_update or self._reads_whole(launch, place)
+            is_safe = not is_update or self._reads_whole(launch, view, place)
             if not is_safe or not set(atoms).isdisjoint(filled):
                 raise self._error(
                     actor, index, f"writes {self._named(view)} over what it reads or writes too"
@@ -332,8 +332,8 @@ class _Play:
                 self._own_workspace(actor, index, launch.workspace)
         written += filled
 
-    def _reads_whole(self, launch: Launch, place: int) -> bool:
-        """Whether all that a launch reads of the bytes of a place is the whole of it."""
+    def _reads_whole(self, launch: Launch, written: int, place: int) -> bool:
+        """Whether all that a launch reads of a place it writes is the whole of it."""
         of_view, atoms_of = self._places.of_view, self._places.atoms_of
         # Places that lie in no other, and hold none, share no bytes with others.
         is_nested = place in self._places.atoms or place in self._places.joints
@@ -341,8 +341,9 @@ class _Play:
         for view, number in zip(launch.inputs, launch.reads, strict=True):
             other = of_view[view]
             if other == place:
-                # What was written in another order is a part by name, and may be read row by row.
-                if number < 0 and not self._is_plain[view]:
+                # What was written in another order is a part by name: it may be read row by row
+                # where it is written so.
+                if number < 0 and not (self._is_plain[view] and self._is_plain[written]):
                     return False
             elif is_nested and not atoms.isdisjoint(atoms_of(other)):
                 return False
