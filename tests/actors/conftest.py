@@ -273,6 +273,21 @@ def bodies():
 
 
 @pytest.fixture
+def join_threads(new_threads):
+    """Return a function that waits for the threads of loops of this test.
+
+    A job that an earlier test left to the collector has some of the same names.
+    """
+
+    def join():
+        for thread in new_threads():
+            if thread.name.startswith("actorflow-"):
+                thread.join(PATIENCE)
+
+    return join
+
+
+@pytest.fixture
 def no_thread_is_left(new_threads):
     yield
     assert not new_threads()

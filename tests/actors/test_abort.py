@@ -1,6 +1,5 @@
 """A run that is ended from outside with an error, in whatever state it is."""
 
-import threading
 from dataclasses import replace
 from random import Random
 
@@ -140,7 +139,7 @@ def test_a_run_aborted_before_its_start_fires_nothing(pipeline, bodies):
     assert source.firing == 0
 
 
-def test_what_runs_on_another_thread_is_waited_for_but_no_source(pipeline, bodies):
+def test_what_runs_on_another_thread_is_waited_for_but_no_source(pipeline, bodies, join_threads):
     source, sink, error, ended = bodies.Gate(), bodies.Gate(), RankLost(), []
 
     def hear(tokens):
@@ -162,9 +161,7 @@ def test_what_runs_on_another_thread_is_waited_for_but_no_source(pipeline, bodie
     assert ended == [1]
     loop.close()
     source.open()
-    for thread in threading.enumerate():
-        if thread.name == "actorflow-data":
-            thread.join(PATIENCE)
+    join_threads()
 
 
 @pytest.mark.parametrize("how", ["end", "close", "never started"])

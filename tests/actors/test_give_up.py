@@ -36,7 +36,9 @@ def blocking(port, gate):
     return port
 
 
-def test_a_source_that_is_given_up_ends_the_run_as_if_it_had_no_more_data(pipeline, bodies):
+def test_a_source_that_is_given_up_ends_the_run_as_if_it_had_no_more_data(
+    pipeline, bodies, join_threads
+):
     seen, gate = [], bodies.Gate()
     bound, ports = pipeline(bodies.Counting(), sink=lambda tokens: seen.append(tokens[0]["x"][0]))
     blocking(ports["data"], gate)
@@ -53,9 +55,8 @@ def test_a_source_that_is_given_up_ends_the_run_as_if_it_had_no_more_data(pipeli
     loop.close()
     (told,) = said
     assert "'data' is still blocked in its __next__" in told
-    (thread,) = [t for t in threading.enumerate() if t.name == "actorflow-data"]
     gate.open()
-    thread.join(PATIENCE)
+    join_threads()
 
 
 def test_what_a_source_that_was_given_up_still_brings_is_ignored(pipeline, bodies):

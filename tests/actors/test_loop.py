@@ -165,12 +165,15 @@ def test_a_flushed_copy_takes_a_last_snapshot(snapshots):
 # -- life and death --------------------------------------------------------------------------------
 
 
-def let_go(gate):
-    """Open a gate, and wait for the threads that a loop left behind it."""
-    gate.open()
-    for thread in threading.enumerate():
-        if thread.name.startswith("actorflow-"):
-            thread.join(PATIENCE)
+@pytest.fixture
+def let_go(join_threads):
+    """Return a function that opens a gate, and waits for the threads that a loop left behind it."""
+
+    def open_and_join(gate):
+        gate.open()
+        join_threads()
+
+    return open_and_join
 
 
 def test_close_releases_a_source_that_waits_for_data(pipeline, bodies):
@@ -239,7 +242,7 @@ def test_close_passes_on_what_a_port_raises_after_all_threads_ended(pipeline, bo
     assert ports["data"].num_closed == 1
 
 
-def test_close_names_a_sink_that_does_not_let_its_thread_go(pipeline, bodies):
+def test_close_names_a_sink_that_does_not_let_its_thread_go(pipeline, bodies, let_go):
     gate = bodies.Gate()
     bound, ports = pipeline(sink=gate)
     ports["log"].close = lambda: None
@@ -331,7 +334,7 @@ LEFT_BEHIND = "the data source 'data' is still blocked in its __next__; its thre
 
 
 @pytest.fixture
-def deaf(pipeline, bodies):
+def deaf(pipeline, bodies, let_go):
     """Start a loop whose source blocks in its second firing, deaf to close; then `where` fails."""
     gate = bodies.Gate()
     gate.open()
@@ -395,7 +398,9 @@ def test_what_a_source_left_behind_brings_after_the_release_is_ignored(deaf, lat
     assert said == [LEFT_BEHIND]
 
 
-def test_close_without_a_failure_warns_in_the_log_of_a_source_left_behind(pipeline, bodies, caplog):
+def test_close_without_a_failure_warns_in_the_log_of_a_source_left_behind(
+    pipeline, bodies, caplog, let_go
+):
     gate = bodies.Gate()
     bound, ports = pipeline(gate)
     ports["data"].close = lambda: None

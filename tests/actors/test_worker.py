@@ -301,7 +301,7 @@ def test_close_in_the_middle_of_several_streams_ends_them_all(fork, bodies):
     assert loop.wait(PATIENCE) is False
 
 
-def test_close_names_the_stream_of_a_kernel_that_hangs(fork, bodies):
+def test_close_names_the_stream_of_a_kernel_that_hangs(fork, bodies, join_threads):
     gate = bodies.Gate()
     bound = fork(second=lambda inputs, outputs: gate(inputs)).bound
     loop = Loop(bound, LoopOptions(join_timeout_s=0.0))
@@ -311,9 +311,7 @@ def test_close_names_the_stream_of_a_kernel_that_hangs(fork, bodies):
     with pytest.raises(ActorflowError, match=r"the threads of \[.*'first'.*\] did not end"):
         loop.close()
     gate.permits.put("closed")
-    for thread in threading.enumerate():
-        if thread.name.startswith("actorflow-"):
-            thread.join(PATIENCE)
+    join_threads()
 
 
 def test_initial_tokens_bring_a_snapshot_forward_by_as_many_steps(snapshots):
