@@ -192,10 +192,20 @@ def test_a_text_that_says_its_threads_do_not_meet_must_keep_that(run_text):
 
 
 def test_a_bad_index_is_reported_once_the_lowest_of_them(run_text):
-    cell, count, any_ = np.zeros(6, np.int64), np.array([41]), np.zeros(1, np.int64)
-    cell[4:] = count.ctypes.data, any_.ctypes.data
+    cell, count, any_ = np.zeros(7, np.int64), np.array([41]), np.zeros(1, np.int64)
+    cell[4:6] = count.ctypes.data, any_.ctypes.data
     run_text("if (AF_THREAD > 9) af_report(a[0].p, AF_THREAD, -AF_THREAD);", (cell,))
     assert [*cell[:4], *any_] == [0, 42, 10, -10, 1]
+
+
+@pytest.mark.parametrize("flag", [0, 1])
+def test_a_bad_index_counts_where_all_flags_around_it_are_as_they_have_to_be(run_text, flag):
+    cell, count, any_ = np.zeros(11, np.int64), np.array([41]), np.zeros(1, np.int64)
+    flags = np.array([1, flag], np.uint8)
+    cell[4:7] = count.ctypes.data, any_.ctypes.data, 2
+    cell[7:] = flags.ctypes.data, 1, flags.ctypes.data + 1, 1
+    run_text("if (AF_THREAD == 9) af_report(a[0].p, AF_THREAD, -AF_THREAD);", (cell,))
+    assert [*cell[:4], *any_] == ([0, 42, 9, -9, 1] if flag else [0, 0, 0, 0, 0])
 
 
 SHUFFLES = """for (int32_t mask = {0} / 2; mask; mask >>= 1) {{
