@@ -66,7 +66,7 @@ def sorts(native_toolchain):
         addresses = tuple([piece.ctypes.data for piece in memory])
         calls, _, places = sort.sort_calls(addresses, keys.size, 700)
         kernels.load([call.text for call in calls], native_toolchain)
-        execute(calls, seed, np.zeros(6, np.int64))
+        execute(calls, seed, np.zeros(7, np.int64))
         found = memory[addresses.index(places)][: keys.size]
         return np.array_equal(found, np.argsort(keys, kind="stable"))
 

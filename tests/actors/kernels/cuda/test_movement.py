@@ -164,7 +164,7 @@ def over_link(toolchain, target, source, shape, dtype):
     """Copy between a view of the device and an array of pinned memory; return the calls."""
     calls = KERNELS["copy"].bind({}, (source,), (target,), None)
     kernels.load([call.text for call in calls if isinstance(call, RunKernel)], toolchain)
-    execute(calls, 0, np.zeros(6, np.int64))
+    execute(calls, 0, np.zeros(7, np.int64))
     return calls
 
 

@@ -21,7 +21,7 @@ def sort(native_toolchain):
         addresses = tuple([piece.ctypes.data for piece in memory])
         calls, at, places = sort_calls(addresses, keys.size, largest)
         kernels.load([call.text for call in calls], native_toolchain)
-        execute(calls, seed, np.zeros(6, np.int64))
+        execute(calls, seed, np.zeros(7, np.int64))
         found = [memory[addresses.index(address)][: keys.size] for address in (at, places)]
         return found[0].copy(), found[1].copy()
 
