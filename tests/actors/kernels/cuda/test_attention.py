@@ -401,9 +401,11 @@ def test_integers_are_refused():
 @pytest.mark.cuda
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_texts_are_built_for_every_gpu_and_spill_nothing(dtype, arch):
+@pytest.mark.parametrize(("is_masked", "is_dropped"), [(False, False), (True, False), (True, True)])
+def test_texts_are_built_for_every_gpu_and_spill_nothing(dtype, arch, is_masked, is_dropped):
     if not nvrtc.is_here():
         pytest.skip("NVRTC is not installed")
-    for usage in nvrtc.usage(attention_text(DType(dtype)), arch).values():
+    text = attention_text(DType(dtype), is_masked, is_dropped)
+    for usage in nvrtc.usage(text, arch).values():
         assert usage.spilled_bytes == 0
         assert usage.registers <= (160 if dtype == "float64" else 96)
