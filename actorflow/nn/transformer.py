@@ -108,11 +108,24 @@ def _activation(given: str | Function) -> Function:
     return found
 
 
-def _with_residual(x: Tensor, norm: Module, branch: Function, *, norm_first: bool) -> Tensor:
-    return x + branch(norm(x)) if norm_first else norm(x + branch(x))
+class _ResidualLayer(Module):
+    """What encoder and decoder layers have in common: sums of branches, the last of them an MLP."""
+
+    linear1: Linear
+    linear2: Linear
+    dropout: Dropout
+    activation: Function
+    norm_first: bool
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return self.linear2(self.dropout(self.activation(self.linear1(x))))
+
+    def _added(self, x: Tensor, norm: Module, branch: Function, drop: Dropout) -> Tensor:
+        """Return x with what a branch and its dropout make of it; the norm is before or after."""
+        return x + drop(branch(norm(x))) if self.norm_first else norm(x + drop(branch(x)))
 
 
-class TransformerEncoderLayer(Module):
+class TransformerEncoderLayer(_ResidualLayer):
     """Attention of a sequence to itself, then two linear layers, on [T, batch, d_model].
 
     Parameters are named and start as torch's; without `bias` norms and layers have none.
@@ -149,18 +162,13 @@ class TransformerEncoderLayer(Module):
 
         def attend(x: Tensor) -> Tensor:
             masks = (src_key_padding_mask, False, src_mask)
-            return self.dropout1(self.self_attn(x, x, x, *masks, is_causal=is_causal)[0])
+            return self.self_attn(x, x, x, *masks, is_causal=is_causal)[0]
 
-        def feed(x: Tensor) -> Tensor:
-            hidden = self.dropout(self.activation(self.linear1(x)))
-            return self.dropout2(self.linear2(hidden))
-
-        for norm, branch in ((self.norm1, attend), (self.norm2, feed)):
-            src = _with_residual(src, norm, branch, norm_first=self.norm_first)
-        return src
+        src = self._added(src, self.norm1, attend, self.dropout1)
+        return self._added(src, self.norm2, self._feed, self.dropout2)
 
 
-class TransformerDecoderLayer(Module):
+class TransformerDecoderLayer(_ResidualLayer):
     """As `TransformerEncoderLayer`, with attention to `memory` between its two branches."""
 
     def __init__(
@@ -204,21 +212,15 @@ class TransformerDecoderLayer(Module):
 
         def attend(x: Tensor) -> Tensor:
             masks = (tgt_key_padding_mask, False, tgt_mask)
-            return self.dropout1(self.self_attn(x, x, x, *masks, is_causal=tgt_is_causal)[0])
+            return self.self_attn(x, x, x, *masks, is_causal=tgt_is_causal)[0]
 
         def recall(x: Tensor) -> Tensor:
             masks = (memory_key_padding_mask, False, memory_mask)
-            found = self.multihead_attn(x, memory, memory, *masks, is_causal=memory_is_causal)
-            return self.dropout2(found[0])
+            return self.multihead_attn(x, memory, memory, *masks, is_causal=memory_is_causal)[0]
 
-        def feed(x: Tensor) -> Tensor:
-            hidden = self.dropout(self.activation(self.linear1(x)))
-            return self.dropout3(self.linear2(hidden))
-
-        branches = ((self.norm1, attend), (self.norm2, recall), (self.norm3, feed))
-        for norm, branch in branches:
-            tgt = _with_residual(tgt, norm, branch, norm_first=self.norm_first)
-        return tgt
+        tgt = self._added(tgt, self.norm1, attend, self.dropout1)
+        tgt = self._added(tgt, self.norm2, recall, self.dropout2)
+        return self._added(tgt, self.norm3, self._feed, self.dropout3)
 
 
 class TransformerEncoder(Module):
