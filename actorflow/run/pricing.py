@@ -19,9 +19,9 @@ from actorflow.settings import Settings
 from actors.contention import SharedHost
 from actors.kernels.cost import Rates
 from actors.kernels.floating_point import quiet_floating_point
+from actors.kernels.library import openblas
 from actors.kernels.library.c_calibration import stopwatch_c
 from actors.kernels.library.calibration import cached_rates, calibrate, stopwatch
-from actors.kernels.library.openblas import loaded_blas
 from actors.kernels.library.recost import firing_prices
 from actors.kernels.native import runtime
 from actors.run_costs import RunCosts, on_host
@@ -50,12 +50,14 @@ def calibration(settings: Settings, *, is_fresh: bool = False) -> Calibration:
     """
     quiet_floating_point()
     ready_native(settings)
+    # What is measured must be what runs have, and its name may not depend on what ran before.
+    openblas.use_threads(1 if runtime.is_on() else settings.threads)
     begun = time.perf_counter()
     measure = stopwatch(time.perf_counter_ns)
     measure_c = stopwatch_c(time.perf_counter_ns) if runtime.is_on() else None
     if settings.cache is None:
         return Calibration(calibrate(measure, measure_c), measure_costs(settings))
-    machine = f"{processor()} {os.cpu_count()} {loaded_blas()} {runtime.fingerprint()}"
+    machine = f"{processor()} {os.cpu_count()} {openblas.loaded_blas()} {runtime.fingerprint()}"
     folder = settings.cache / "rates"
     known = set(folder.glob("*.json")) if folder.is_dir() else set()
     rates = cached_rates(folder, machine, measure, measure_c=measure_c, is_fresh=is_fresh)

@@ -8,6 +8,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.cli import simulate as cli_simulate
 from actorflow.run import measured_costs, pricing
+from actors.kernels.library import openblas
 from actors.run_costs import RunCosts
 from compiler.errors import CompileError
 from compiler.placement import StreamRole
@@ -187,6 +188,29 @@ def test_measured_rates_are_kept_and_measured_again_on_demand(
     assert cli_simulate.run(plan, parser.parse_args(arguments)) == 0
     assert len(measured) == times * once > 0
     assert "rates: measured on this machine" in capsys.readouterr().out
+
+
+def test_threads_that_a_product_took_from_numpy_do_not_measure_again(plan, tmp_path, monkeypatch):
+    measured = []
+
+    def measure(probe):
+        measured.append(probe)
+        openblas.use_threads(1)  # as the first product of native kernels does
+        return 1e6
+
+    monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
+    monkeypatch.setattr(pricing, "stopwatch", lambda clock: measure)
+    monkeypatch.setattr(measured_costs, "measure_costs", lambda settings: RunCosts())
+    parser = argparse.ArgumentParser()
+    cli_simulate.add_arguments(parser)
+    openblas.use_threads(None)
+    try:
+        cli_simulate.run(plan, parser.parse_args([]))
+        once = len(measured)
+        cli_simulate.run(plan, parser.parse_args([]))
+        assert len(measured) == once > 0
+    finally:
+        openblas.use_threads(None)
 
 
 def test_launches_of_a_gpu_are_priced_by_its_description_and_nothing_is_measured(
