@@ -1,161 +1,200 @@
-/* The largest elements of windows, where they lie there, and the gradient; dense tensors.
+/* The largest elements of windows, where they lie there, and the gradient; tensors that lie anyhow.
  *
- * A thread takes whole planes, an image's channel each, so that what windows share is added up by
- * one thread, in the order of the windows. Space has three axes, the first of which may be of one.
- * Where channels come last, a plane is up to `MOST_LANES` of them, side by side.
+ * A row of windows is taken in blocks of lanes: some windows of some channels, in the order in which
+ * x has them, so that what is near is read together. A table says how far from the first lane each
+ * lies, in x, y and taps, and one for the whole tensor does. Taps come one after another, each for
+ * all lanes at once: no branch hangs on a value, which of a window is the largest cannot be guessed.
+ *
+ * A thread takes an image's group of channels, so that what windows share is added up by one thread.
+ * Space has three axes, the first of which may be of one.
  */
 #include <math.h>
 
 #include "runtime.h"
 
-#define MOST_LANES 64
+#define MOST_LANES 128
+
+enum { LARGEST, ADD, PICK, SPREAD }; /* SPREAD: the gradient where windows are tiles of x */
 
 typedef struct {
     char *x, *y, *taps;
-    int64_t planes, planes_per_chunk, max_workers;
-    int64_t op, form; /* 0: max, 1: grad, 2: pick; 1 for double, and 2 for wide taps */
-    int64_t channels; /* those that lie side by side, 1 where planes do */
+    int64_t units, units_per_chunk, max_workers;
+    int64_t op, form; /* form: 1 for double, and 2 for wide taps */
+    int64_t channels, group, at_once, is_last; /* of a block: channels, windows, and their order */
+    int64_t x_steps[5], y_steps[5], tap_steps[5];
     int64_t extents[3], counts[3], kernel[3], strides[3], dilation[3], low[3];
 } Pool;
 
-/* The taps of a window along an axis that lie inside: from `first` to before `stop`. */
+/* Of each lane: how far it lies from the first, in elements. */
+typedef struct {
+    int32_t x[MOST_LANES], y[MOST_LANES], taps[MOST_LANES];
+    int is_dense, are_dense; /* x, and y with taps: the lanes lie side by side */
+} Lanes;
+
+static void lay_out(const Pool *p, Lanes *to) {
+    const int64_t windows = p->at_once, step = p->strides[2] * p->x_steps[4];
+    to->is_dense = to->are_dense = 1;
+    for (int64_t i = 0; i < p->group * windows; i++) {
+        const int64_t channel = p->is_last ? i % p->group : i / windows;
+        const int64_t window = p->is_last ? i / p->group : i % windows;
+        to->x[i] = (int32_t)(channel * p->x_steps[1] + window * step);
+        to->y[i] = (int32_t)(channel * p->y_steps[1] + window * p->y_steps[4]);
+        to->taps[i] = (int32_t)(channel * p->tap_steps[1] + window * p->tap_steps[4]);
+        to->is_dense &= to->x[i] == i;
+        to->are_dense &= to->y[i] == i && to->taps[i] == i;
+    }
+}
+
+/* Numbers from `first` to before `stop`. */
 typedef struct {
     int64_t begin, first, stop;
 } Reach;
 
+/* The taps of a window that lie inside along an axis. */
 static Reach reach_of(const Pool *p, int axis, int64_t window) {
     const int64_t d = p->dilation[axis], begin = window * p->strides[axis] - p->low[axis];
     const int64_t room = p->extents[axis] - begin;
-    Reach r = {begin, begin < 0 ? (-begin + d - 1) / d : 0, room > 0 ? (room + d - 1) / d : 0};
-    r.stop = af_min(r.stop, p->kernel[axis]);
+    Reach r = {begin, begin < 0 ? (-begin + d - 1) / d : 0, p->kernel[axis]};
+    if (begin + (r.stop - 1) * d >= p->extents[axis]) r.stop = room > 0 ? (room + d - 1) / d : 0;
     return r;
 }
 
-static int64_t place_of(const Pool *p, const Reach *r, int64_t tap) {
-    int64_t place = 0, step = 1;
-    for (int axis = 2; axis >= 0; axis--) {
-        place += (r[axis].begin + tap % p->kernel[axis] * p->dilation[axis]) * step;
-        tap /= p->kernel[axis];
-        step *= p->extents[axis];
-    }
-    return place;
+/* The windows of a block, of `windows`, whose tap lies inside; `begin` is where the first has it. */
+static Reach inside_of(const Pool *p, int64_t begin, int64_t windows) {
+    const int64_t s = p->strides[2], room = p->extents[2] - begin;
+    Reach r = {begin, begin < 0 ? (-begin + s - 1) / s : 0, windows};
+    if (begin + (windows - 1) * s >= p->extents[2]) r.stop = room > 0 ? (room + s - 1) / s : 0;
+    return r;
 }
 
-#define POOL(NAME, REAL, TAP)                                                                     \
-    static void NAME##_largest(const Pool *p, const REAL *x, const Reach *r, REAL *y, TAP *tap) { \
-        const int64_t *k = p->kernel, *d = p->dilation, none = k[0] * k[1] * k[2];                \
-        REAL best = -INFINITY;                                                                    \
-        int64_t found = none;                                                                     \
-        for (int64_t a = r[0].first; a < r[0].stop; a++)                                          \
-            for (int64_t b = r[1].first; b < r[1].stop; b++) {                                    \
-                const int64_t line = (r[0].begin + a * d[0]) * p->extents[1];                     \
-                const REAL *row = x + (line + r[1].begin + b * d[1]) * p->extents[2];             \
-                for (int64_t c = r[2].first; c < r[2].stop; c++) {                                \
-                    const REAL value = row[r[2].begin + c * d[2]];                                \
-                    if (value > best || value != value || found == none)                          \
-                        best = value, found = (a * k[1] + b) * k[2] + c;                          \
-                }                                                                                 \
+#define FOR_LANES for (int64_t i = first; i < stop; i++)
+#define POOL(NAME, REAL, TAP, LANE)                                                               \
+    static inline __attribute__((always_inline)) void NAME##_lanes(                               \
+        int64_t op, REAL *restrict x, const int32_t *restrict at, int64_t first, int64_t stop,    \
+        LANE own, LANE none, REAL *restrict value, LANE *restrict tap) {                          \
+        if (op == LARGEST)                                                                        \
+            FOR_LANES {                                                                           \
+                const REAL v = x[at ? at[i] : i];                                                 \
+                const int is_better = (v > value[i]) | (v != v) | (tap[i] == none);               \
+                value[i] = is_better ? v : value[i], tap[i] = is_better ? own : tap[i];           \
             }                                                                                     \
-        *y = best, *tap = (TAP)found;                                                             \
+        else if (op == PICK)                                                                      \
+            FOR_LANES value[i] = tap[i] == own ? x[at ? at[i] : i] : value[i];                    \
+        else if (op == SPREAD) {                                                                  \
+            _Pragma("GCC ivdep") FOR_LANES x[at ? at[i] : i] = tap[i] == own ? value[i] : 0;      \
+        } else                                                                                    \
+            _Pragma("GCC ivdep") FOR_LANES x[at ? at[i] : i] += tap[i] == own ? value[i] : 0;     \
     }                                                                                             \
-    static void NAME##_lanes(const Pool *p, REAL *x, REAL *y, TAP *tap, const Reach *r,           \
-                             int64_t lanes) {                                                     \
-        const int64_t *k = p->kernel, *d = p->dilation, none = k[0] * k[1] * k[2];                \
-        REAL best[MOST_LANES];                                                                    \
-        TAP found[MOST_LANES];                                                                    \
-        for (int64_t i = 0; i < lanes; i++)                                                       \
-            best[i] = p->op ? 0 : -INFINITY, found[i] = (TAP)none;                                \
+    static void NAME##_tap(const Pool *p, REAL *x, const Lanes *at, int64_t first, int64_t stop,  \
+                           LANE own, LANE none, REAL *value, LANE *tap) {                         \
+        const int32_t *far = at->x;                                                               \
+        if (at->is_dense)                                                                         \
+            switch (p->op) {                                                                      \
+            case LARGEST: NAME##_lanes(LARGEST, x, 0, first, stop, own, none, value, tap); break; \
+            case ADD: NAME##_lanes(ADD, x, 0, first, stop, own, none, value, tap); break;         \
+            case PICK: NAME##_lanes(PICK, x, 0, first, stop, own, none, value, tap); break;       \
+            default: NAME##_lanes(SPREAD, x, 0, first, stop, own, none, value, tap);              \
+            }                                                                                     \
+        else                                                                                      \
+            switch (p->op) {                                                                      \
+            case LARGEST:                                                                         \
+                NAME##_lanes(LARGEST, x, far, first, stop, own, none, value, tap);                \
+                break;                                                                            \
+            case ADD: NAME##_lanes(ADD, x, far, first, stop, own, none, value, tap); break;       \
+            case PICK: NAME##_lanes(PICK, x, far, first, stop, own, none, value, tap); break;     \
+            default: NAME##_lanes(SPREAD, x, far, first, stop, own, none, value, tap);            \
+            }                                                                                     \
+    }                                                                                             \
+    static void NAME##_block(const Pool *p, REAL *x, REAL *y, TAP *taps, const Lanes *at,         \
+                             const Reach *r, int64_t window, int64_t channels) {                  \
+        const int64_t *k = p->kernel, *d = p->dilation, *step = p->x_steps;                       \
+        const int64_t windows = af_min(p->counts[2] - window, p->at_once);                        \
+        const int64_t lanes = windows * channels, none = k[0] * k[1] * k[2];                      \
+        const int64_t begin = window * p->strides[2] - p->low[2];                                 \
+        REAL value[MOST_LANES];                                                                   \
+        LANE tap[MOST_LANES];                                                                     \
+        if (p->op == LARGEST)                                                                     \
+            for (int64_t i = 0; i < lanes; i++) value[i] = -INFINITY, tap[i] = (LANE)none;        \
+        else if (at->are_dense)                                                                   \
+            for (int64_t i = 0; i < lanes; i++) value[i] = y[i], tap[i] = (LANE)taps[i];          \
+        else                                                                                      \
+            for (int64_t i = 0; i < lanes; i++)                                                   \
+                value[i] = y[at->y[i]], tap[i] = (LANE)taps[at->taps[i]];                         \
+        if (p->op == PICK) memset(value, 0, sizeof value);                                        \
         for (int64_t a = r[0].first; a < r[0].stop; a++)                                          \
             for (int64_t b = r[1].first; b < r[1].stop; b++)                                      \
-                for (int64_t c = r[2].first; c < r[2].stop; c++) {                                \
-                    const TAP own = (TAP)((a * k[1] + b) * k[2] + c);                             \
-                    int64_t at = (r[0].begin + a * d[0]) * p->extents[1] + r[1].begin + b * d[1]; \
-                    at = at * p->extents[2] + r[2].begin + c * d[2];                              \
-                    REAL *restrict from = x + at * p->channels;                                   \
-                    if (p->op == 0)                                                               \
-                        for (int64_t i = 0; i < lanes; i++) {                                     \
-                            const REAL value = from[i];                                           \
-                            const int is_better =                                                 \
-                                (value > best[i]) | (value != value) | (found[i] == (TAP)none);   \
-                            best[i] = is_better ? value : best[i];                                \
-                            found[i] = is_better ? own : found[i];                                \
-                        }                                                                         \
-                    else if (p->op == 1)                                                          \
-                        for (int64_t i = 0; i < lanes; i++) from[i] += tap[i] == own ? y[i] : 0;  \
-                    else                                                                          \
-                        for (int64_t i = 0; i < lanes; i++)                                       \
-                            best[i] = tap[i] == own ? from[i] : best[i];                          \
+                for (int64_t c = 0; c < k[2]; c++) {                                              \
+                    const LANE own = (LANE)((a * k[1] + b) * k[2] + c);                           \
+                    const Reach in = inside_of(p, begin + c * d[2], windows);                     \
+                    if (in.first >= in.stop) continue;                                            \
+                    REAL *from = x + (r[0].begin + a * d[0]) * step[2] +                          \
+                                 (r[1].begin + b * d[1]) * step[3] + in.begin * step[4];          \
+                    const int64_t width = p->is_last ? channels : 1;                              \
+                    const int is_whole = p->is_last || in.stop - in.first == windows;             \
+                    int64_t first = in.first * width, stop = in.stop * width;                     \
+                    if (is_whole && !p->is_last) stop = lanes;                                    \
+                    for (int64_t n = is_whole ? 1 : channels; n > 0; n--) {                       \
+                        NAME##_tap(p, from, at, first, stop, own, (LANE)none, value, tap);        \
+                        first += windows, stop += windows;                                        \
+                    }                                                                             \
                 }                                                                                 \
-        if (p->op != 1) memcpy(y, best, (size_t)lanes * sizeof(REAL));                            \
-        if (p->op == 0) memcpy(tap, found, (size_t)lanes * sizeof(TAP));                          \
+        if (p->op == LARGEST || p->op == PICK)                                                    \
+            for (int64_t i = 0; i < lanes; i++) y[at->are_dense ? i : at->y[i]] = value[i];       \
+        if (p->op == LARGEST)                                                                     \
+            for (int64_t i = 0; i < lanes; i++)                                                   \
+                taps[at->are_dense ? i : at->taps[i]] = (TAP)tap[i];                              \
     }                                                                                             \
-    static void NAME##_blocks(const Pool *p, int64_t n) {                                         \
-        const int64_t blocks = (p->channels + MOST_LANES - 1) / MOST_LANES, all = p->channels;    \
-        const int64_t begin = n % blocks * MOST_LANES, image = n / blocks;                        \
-        const int64_t lanes = af_min(all - begin, MOST_LANES);                                    \
-        const int64_t size = p->extents[0] * p->extents[1] * p->extents[2];                       \
-        const int64_t count = p->counts[0] * p->counts[1] * p->counts[2];                         \
-        REAL *x = (REAL *)p->x + image * size * all + begin;                                      \
-        REAL *y = (REAL *)p->y + image * count * all + begin;                                     \
-        TAP *tap = (TAP *)p->taps + image * count * all + begin;                                  \
-        Reach r[3];                                                                               \
-        if (p->op == 1)                                                                           \
-            for (int64_t i = 0; i < size; i++)                                                    \
-                memset(x + i * all, 0, (size_t)lanes * sizeof(REAL));                             \
-        for (int64_t i = 0; i < count; i++, y += all, tap += all) {                               \
-            r[0] = reach_of(p, 0, i / p->counts[2] / p->counts[1]);                               \
-            r[1] = reach_of(p, 1, i / p->counts[2] % p->counts[1]);                               \
-            r[2] = reach_of(p, 2, i % p->counts[2]);                                              \
-            NAME##_lanes(p, x, y, tap, r, lanes);                                                 \
-        }                                                                                         \
+    static void NAME##_clear(const Pool *p, REAL *x, int64_t channels) {                          \
+        const int64_t *n = p->extents, *step = p->x_steps;                                        \
+        for (int64_t a = 0; a < n[0]; a++)                                                        \
+            for (int64_t b = 0; b < n[1]; b++) {                                                  \
+                REAL *row = x + a * step[2] + b * step[3];                                        \
+                if (p->is_last)                                                                   \
+                    for (int64_t c = 0; c < n[2]; c++)                                            \
+                        for (int64_t i = 0; i < channels; i++) row[c * step[4] + i * step[1]] = 0; \
+                else                                                                              \
+                    for (int64_t i = 0; i < channels; i++)                                        \
+                        for (int64_t c = 0; c < n[2]; c++) row[c * step[4] + i * step[1]] = 0;    \
+            }                                                                                     \
     }                                                                                             \
     static void NAME(void *arguments, int64_t chunk, int32_t worker) {                            \
         const Pool *p = arguments;                                                                \
-        const int64_t size = p->extents[0] * p->extents[1] * p->extents[2];                       \
-        const int64_t count = p->counts[0] * p->counts[1] * p->counts[2];                         \
-        const int64_t none = p->kernel[0] * p->kernel[1] * p->kernel[2];                          \
-        const int64_t first = chunk * p->planes_per_chunk;                                        \
+        const int64_t first = chunk * p->units_per_chunk, *counts = p->counts;                    \
+        const int64_t groups = (p->channels + p->group - 1) / p->group;                           \
+        const int64_t *yn = p->y_steps, *tn = p->tap_steps;                                       \
+        Lanes at;                                                                                 \
         (void)worker;                                                                             \
-        for (int64_t n = first; n < af_min(first + p->planes_per_chunk, p->planes); n++) {        \
-            REAL *x = (REAL *)p->x + n * size, *y = (REAL *)p->y + n * count;                     \
-            TAP *tap = (TAP *)p->taps + n * count;                                                \
-            Reach r[3];                                                                           \
-            if (p->channels > 1) {                                                                \
-                NAME##_blocks(p, n);                                                              \
-                continue;                                                                         \
-            }                                                                                     \
-            if (p->op == 1) memset(x, 0, (size_t)size * sizeof(REAL));                            \
-            for (int64_t a = 0; a < p->counts[0]; a++) {                                          \
+        lay_out(p, &at);                                                                          \
+        for (int64_t n = first; n < af_min(first + p->units_per_chunk, p->units); n++) {          \
+            const int64_t image = n / groups, channel = n % groups * p->group;                    \
+            const int64_t channels = af_min(p->channels - channel, p->group);                     \
+            REAL *x = (REAL *)p->x + image * p->x_steps[0] + channel * p->x_steps[1];             \
+            REAL *y = (REAL *)p->y + image * yn[0] + channel * yn[1];                             \
+            TAP *tap = (TAP *)p->taps + image * tn[0] + channel * tn[1];                          \
+            Reach r[2];                                                                           \
+            if (p->op == ADD) NAME##_clear(p, x, channels);                                       \
+            for (int64_t a = 0; a < counts[0]; a++) {                                             \
                 r[0] = reach_of(p, 0, a);                                                         \
-                for (int64_t b = 0; b < p->counts[1]; b++) {                                      \
+                for (int64_t b = 0; b < counts[1]; b++) {                                         \
                     r[1] = reach_of(p, 1, b);                                                     \
-                    for (int64_t c = 0; c < p->counts[2]; c++, y++, tap++) {                      \
-                        r[2] = reach_of(p, 2, c);                                                 \
-                        if (p->op == 0) {                                                         \
-                            NAME##_largest(p, x, r, y, tap);                                      \
-                            continue;                                                             \
-                        }                                                                         \
-                        const int64_t at = *tap >= 0 && *tap < none ? place_of(p, r, *tap) : -1;  \
-                        const int is_there = at >= 0 && at < size;                                \
-                        if (p->op == 2)                                                           \
-                            *y = is_there ? x[at] : 0;                                            \
-                        else if (is_there)                                                        \
-                            x[at] += *y;                                                          \
-                    }                                                                             \
+                    for (int64_t c = 0; c < counts[2]; c += p->at_once)                           \
+                        NAME##_block(p, x, y + a * yn[2] + b * yn[3] + c * yn[4],                 \
+                                     tap + a * tn[2] + b * tn[3] + c * tn[4], &at, r, c,          \
+                                     channels);                                                   \
                 }                                                                                 \
             }                                                                                     \
         }                                                                                         \
     }
 
-POOL(pool_float, float, uint8_t)
-POOL(pool_double, double, uint8_t)
-POOL(pool_float_wide, float, int32_t)
-POOL(pool_double_wide, double, int32_t)
+POOL(pool_float, float, uint8_t, int32_t)
+POOL(pool_double, double, uint8_t, int64_t)
+POOL(pool_float_wide, float, int32_t, int32_t)
+POOL(pool_double_wide, double, int32_t, int64_t)
 
 AF_EXPORT int32_t af_pool(void *arguments) {
     const Pool *p = arguments;
     const af_body bodies[] = {pool_float, pool_double, pool_float_wide, pool_double_wide};
-    const int64_t chunks = (p->planes + p->planes_per_chunk - 1) / p->planes_per_chunk;
+    const int64_t chunks = (p->units + p->units_per_chunk - 1) / p->units_per_chunk;
     af_parallel(bodies[p->form], arguments, chunks, (int32_t)p->max_workers);
     return 0;
 }

@@ -145,23 +145,56 @@ def lying(array, *, is_last):
     return np.moveaxis(np.array(np.moveaxis(array, 1, -1), order="C"), -1, 1)
 
 
-@pytest.mark.parametrize("is_last", [False, True])
-def test_pools_in_c_agree_with_the_reference(is_last, native):
-    kernels = catalogue.binders()
-    for attrs, *arrays in problems(3, 40):
-        problem = (attrs, *[np.concatenate([a] * (40 if is_last else 1), 1) for a in arrays])
-        for op, attrs, inputs in calls_of(*problem):
-            if op in POOLS:
-                given = [lying(a, is_last=is_last) for a in inputs]
-                right = wanted(op, attrs, inputs)
-                dtypes = [problem[1].dtype if r.dtype.kind == "f" else r.dtype for r in right]
-                outputs = [
-                    lying(np.zeros(r.shape, d), is_last=is_last)
-                    for r, d in zip(right, dtypes, strict=True)
-                ]
-                made = call_kernel(kernels[f"c.{op}"], attrs, given, outputs)
-                for got, want in zip(made, right, strict=True):
-                    close(got, want, problem[1].dtype)
+LAYOUTS = ("first", "last", "dense", "transposed", "sliced", "windowed", "permuted")
+
+
+@pytest.mark.parametrize("is_tiled", [False, True])
+@pytest.mark.parametrize("channels", [1, 3, 6, 17, 70])
+def test_pools_in_c_agree_with_the_reference_however_each_operand_lies(channels, is_tiled, native):
+    kernels, rng = catalogue.binders(), np.random.default_rng(channels)
+    for attrs, x, weight, y in problems(3 + channels, 30):
+        if is_tiled:
+            attrs |= {"strides": attrs["kernel"], "dilation": (1,) * len(attrs["kernel"])}
+            attrs |= dict.fromkeys(("low", "high"), (0,) * len(attrs["kernel"]))
+            attrs["spatial"] = tuple([3 * k for k in attrs["kernel"]])
+        x = rng.standard_normal((len(x), channels, *attrs["spatial"])).astype(x.dtype)
+        for op, own, inputs in calls_of(attrs, x, weight, y):
+            if op not in POOLS:
+                continue
+            right = wanted(op, own, inputs)
+            dtypes = [x.dtype if r.dtype.kind == "f" else r.dtype for r in right]
+            given = [put(rng, a, a.dtype) for a in inputs]
+            outputs = [put(rng, np.zeros(r.shape), d) for r, d in zip(right, dtypes, strict=True)]
+            made = call_kernel(kernels[f"c.{op}"], own, given, outputs)
+            with native.as_one_thread():
+                alone = call_kernel(kernels[f"c.{op}"], own, given, outputs)
+            for got, same, want in zip(made, alone, right, strict=True):
+                close(got, want, x.dtype)
+                assert got.tobytes() == same.tobytes()
+
+
+def put(rng, values, dtype):
+    """Return values in an array of some layout."""
+    kind = str(rng.choice(LAYOUTS))
+    if kind in LAYOUTS[:2]:
+        return lying(values.astype(dtype), is_last=kind == "last")
+    return strided(rng, values.shape, dtype, kind, values)
+
+
+def test_a_pool_in_c_of_rows_longer_than_a_block_finds_infinities_and_none(native):
+    rng, kernels = np.random.default_rng(0), catalogue.binders()
+    x = rng.choice([-np.inf, np.nan, 1.0, -0.0], (2, 3, 5, 700)).astype("f4")
+    ways = {"strides": (2, 1), "low": (1, 2), "high": (4, 3), "dilation": (1, 2)}
+    attrs = ways | {"kernel": (3, 3), "groups": 1, "spatial": x.shape[2:]}
+    y = np.zeros((2, 3, 4, 701), np.float32)
+    for op, own, inputs in calls_of(attrs, x, x[:3, :1, :3, :3], y):
+        if op in POOLS:
+            right = wanted(op, own, inputs)
+            outputs = [np.zeros(r.shape, "f4" if r.dtype.kind == "f" else r.dtype) for r in right]
+            for got, want in zip(
+                call_kernel(kernels[f"c.{op}"], own, inputs, outputs), right, strict=True
+            ):
+                close(got, want, x.dtype)
 
 
 @pytest.mark.parametrize("chunk_bytes", [256, 1 << 28])
