@@ -2,7 +2,8 @@
 
 A step's launches are bound once, in the frame of the body. Entries of the xs are copied into it
 before a step, and those of the ys out of it after; a carry lies in the launch's own output, where
-each step writes over it. Where all launches of a step are native, the whole loop is one call of C.
+each step writes over it. Where all launches of a step are native, the whole loop is one call of C,
+which copies no entry whose launches can be moved: these work on it where it lies.
 """
 
 from __future__ import annotations
@@ -36,9 +37,23 @@ _COPY_NS_PER_BYTE = 0.1
 class _EntryCopy(NamedTuple):
     """An entry that each step copies: the one outside has the steps as its first axis."""
 
-    target: Array
-    source: Array
+    name: str
+    outside: Array
+    inside: Array
     is_out: bool
+
+    @property
+    def ends(self) -> tuple[Array, Array]:
+        """What is written, and what it is read from."""
+        return (self.outside, self.inside) if self.is_out else (self.inside, self.outside)
+
+
+class _MovedWord(NamedTuple):
+    """The word of a launch that says where an operand is: in entry 0, and bytes to the next."""
+
+    word: int
+    first: int
+    step_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +90,12 @@ class ScanKernel:
         firsts = list(zip(outputs[: body.carries], inputs[: body.carries], strict=True))
         firsts = [(new, old) for new, old in firsts if address(new) != address(old)]
         moves = [
-            _EntryCopy(step.field(str(i)), inputs[i], False)
+            _EntryCopy(str(i), inputs[i], step.field(str(i)), False)
             for i in range(body.carries, body.carries + body.xs)
             if str(i) in step.fields
         ]
         moves += [
-            _EntryCopy(outputs[i], step.field(f"out{i}"), True)
+            _EntryCopy(f"out{i}", outputs[i], step.field(f"out{i}"), True)
             for i in range(body.carries, len(body.results))
         ]
         order = range(steps_of(attrs))[:: -1 if attrs["reverse"] else 1]
@@ -147,11 +162,37 @@ class BoundStep:
                 used += size
             else:
                 made.append(self._bound(launch))
+        self._launches = tuple(zip(body.launches, made, strict=True))
         self.chain: Chain = join(tuple(made))
 
     def field(self, name: str) -> Array:
         """Return an entry of the xs or ys, in the frame."""
         return self._view(self.fields[name])
+
+    def windows(self, move: _EntryCopy) -> list[_MovedWord] | None:
+        """Return the words that move all launches to where an entry lies; None if one stays.
+
+        An entry that came may not be written over, in place of a value that a step has read.
+        """
+        views, entry = self._plan.views, self._plan.views[self.fields[move.name]]
+        begin, end = _extent(entry)
+        others = [v for name, v in self.fields.items() if name != move.name]
+        if any([_overlap(views[v], entry) for v in others]):
+            return None
+        found: list[_MovedWord] = []
+        for planned, launch in self._launches:
+            places = launch.places if isinstance(launch, NativeLaunch) else ()
+            for number, index in enumerate((*planned.inputs, *planned.outputs)):
+                view = views[index]
+                if not _overlap(view, entry):
+                    continue
+                first, last = _extent(view)
+                is_inside = begin <= first and last <= end
+                if not (places and is_inside and (move.is_out or number < len(planned.inputs))):
+                    return None
+                where = address(move.outside) + view.offset_bytes - entry.offset_bytes
+                found.append(_MovedWord(places[number], where, move.inside.nbytes))
+        return found
 
     def _with_held(self, product: HeldProduct, launch: PlannedLaunch, kept: Array) -> Launch:
         a, b = [self._view(view) for view in launch.inputs]
@@ -182,6 +223,19 @@ class BoundStep:
         return view_on(self._block, offset + view.offset_bytes, view.type, view.strides_bytes)
 
 
+def _extent(view: View) -> tuple[int, int]:
+    """Return the bytes of a register that a view may touch, half-open."""
+    ways = [(n - 1) * step for n, step in zip(view.type.shape, view.strides_bytes, strict=True)]
+    last = view.offset_bytes + sum([way for way in ways if way > 0])
+    first = view.offset_bytes + sum([way for way in ways if way < 0])
+    return first, last + view.type.dtype.itemsize
+
+
+def _overlap(one: View, other: View) -> bool:
+    (first, last), (begin, end) = _extent(one), _extent(other)
+    return one.register == other.register and first < end and begin < last
+
+
 def _block(frame: BodyFrame, workspace: Workspace) -> Array:
     if workspace is None:
         if frame.size_bytes:
@@ -200,8 +254,8 @@ def _loop(
     chain, nothing = step.chain, list[tuple[Array, Array]]()
     steps = [
         (
-            [(m.target[None], m.source[t : t + 1]) for m in moves if not m.is_out],
-            [(m.target[t : t + 1], m.source) for m in moves if m.is_out],
+            [(m.inside[None], m.outside[t : t + 1]) for m in moves if not m.is_out],
+            [(m.outside[t : t + 1], m.inside) for m in moves if m.is_out],
         )
         for t in (order if moves else ())
     ]
@@ -244,17 +298,17 @@ def _native_loop(
     except CompilerError:
         return None
     words = [w for new, old in firsts for w in (address(new), address(old), 0, 0, new.nbytes)]
-    for is_out in (False, True):
-        for move in moves:
-            if move.is_out is is_out:
-                entry = move.source if is_out else move.target
-                steps = (entry.nbytes, 0) if is_out else (0, entry.nbytes)
-                words += [address(move.target), address(move.source), *steps, entry.nbytes]
-    block = argument_block(words)
-    outs = sum([move.is_out for move in moves])
+    moving = [step.windows(move) for move in moves]
+    copied = [move for move, windows in zip(moves, moving, strict=True) if windows is None]
+    for move in sorted(copied, key=lambda move: move.is_out):
+        (target, source), size = move.ends, move.inside.nbytes
+        steps = (size, 0) if move.is_out else (0, size)
+        words += [address(target), address(source), *steps, size]
+    block, outs = argument_block(words), sum([move.is_out for move in copied])
+    moved = argument_block([w for own in moving for window in own or () for w in window])
     first, last = (order[0], order.step) if len(order) else (0, 1)
     begin = JoinedLaunches(tuple(step.before))
-    keep = (step, begin, block, [array for pair in firsts for array in pair], list(moves))
+    keep = (step, begin, block, moved, [array for pair in firsts for array in pair], list(moves))
 
     def explain(status: int) -> str:
         at = whole.launches[whole.running] if isinstance(whole, JoinedLaunches) else whole
@@ -265,7 +319,8 @@ def _native_loop(
         (
             *(function, argument, runtime.chain_runner(), begin.address),
             *(len(order), first, last),
-            *(len(firsts), len(moves) - outs, outs, ctypes.addressof(block)),
+            *(len(firsts), len(copied) - outs, outs, ctypes.addressof(block)),
+            *(sum([len(own or ()) for own in moving]), ctypes.addressof(moved)),
         ),
         keep,
         explain,

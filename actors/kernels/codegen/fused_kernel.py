@@ -35,6 +35,7 @@ from compiler.fusion.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, FusedProg
 from compiler.types import DType
 
 _REFERENCE_NS_PER_BYTE = 0.025
+_WORD_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,14 @@ class FusedKernel:
         if space is None:
             raise ValueError(f"operands of shapes {[x.shape for x in arrays]} are not in rows")
         block, keep = argument_words(made, space, integer(attrs, "rows"), arrays, workspace)
-        block[words.SKIP] = address(skip)
+        block[words.SKIP], where = address(skip), ctypes.addressof(block)
+        first = [words.operand(i) for i in range(len(arrays) if skip is None else 0)]
         return NativeLaunch(
             runtime.address_of(function),
-            ctypes.addressof(block),
+            where,
             (block, arrays, keep, skip),
             functools.partial(explain_index, made.program, inputs),
+            tuple([where + _WORD_BYTES * word for word in first]),
         )
 
 

@@ -29,9 +29,11 @@ class NativeLaunch:
     """A C function `int32_t f(void *)` with its argument block, made once at load.
 
     `keep` is what must live as long as the launch: arrays, handles, blocks that this one points to.
+    `places` are the addresses of the words that say where each operand is, outputs after inputs, of
+    a launch that asks nothing else where they are: a loop moves it by these from entry to entry.
     """
 
-    __slots__ = ("_call", "_explain", "arguments", "function", "keep")
+    __slots__ = ("_call", "_explain", "arguments", "function", "keep", "places")
 
     def __init__(
         self,
@@ -39,10 +41,11 @@ class NativeLaunch:
         arguments: int,
         keep: tuple[object, ...] = (),
         explain: Explain | None = None,
+        places: tuple[int, ...] = (),
     ) -> None:
         self.function = function
         self.arguments = arguments
-        self.keep = keep
+        self.keep, self.places = keep, places
         self._explain = explain
         self._call = _CALLER(function)
 

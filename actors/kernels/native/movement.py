@@ -17,7 +17,7 @@ from actors.kernels.axes import MAX_OUTER, Axis, columns_of, walk_arrays
 from actors.kernels.interpret.shape import SHAPE_KERNELS, CopiesOf, Copy, can_copy, written_over
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
 from actors.kernels.native import chunks, runtime
-from actors.kernels.native.launch import Word, address, argument_block, native_launch
+from actors.kernels.native.launch import NativeLaunch, Word, address, argument_block, native_launch
 from actors.kernels.work import NATIVE_CALLS, BytePass, CWork, Work
 from actors.protocol import Array, Arrays, Launch
 
@@ -50,7 +50,7 @@ class MoveKernel:
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
-        return moving_launch(self.copies(inputs, outputs, attrs))
+        return moving_launch(self.copies(inputs, outputs, attrs), (*inputs, *outputs))
 
 
 def _moved_in_c(moved_bytes: float, is_dense: bool) -> CWork:
@@ -62,9 +62,13 @@ def _is_movable(operand: Operand) -> bool:
     return len(operand.shape) <= _MAX_RANK and operand.dtype.itemsize in (1, 2, 4, 8)
 
 
-def moving_launch(phases: Sequence[Sequence[Copy]]) -> Launch:
-    """Return the launch that makes all copies of a phase, in any order, then those of the next."""
+def moving_launch(phases: Sequence[Sequence[Copy]], operands: Arrays = ()) -> NativeLaunch:
+    """Return the launch that makes all copies of a phase, in any order, then those of the next.
+
+    One copy alone, of what begins where the `operands` do, can be moved with them.
+    """
     header: list[Word] = []
+    known: list[dict[int, int]] = []
     keep: list[object] = [phases]
     for copies in phases:
         parts = [_part(target, source) for target, source in copies if target.size]
@@ -75,9 +79,14 @@ def moving_launch(phases: Sequence[Sequence[Copy]]) -> Launch:
             block = argument_block(words)
             keep.append(block)
             where = ctypes.addressof(block)
+            known += [{block[1]: where + 8, block[0]: where}] * len(parts)
             header += [len(parts), where, blocks, chunks.units_per_chunk(blocks, size)]
     first = [runtime.num_threads(), len(header) // 4]
-    return native_launch(runtime.address_in("copy.c", "af_move"), [*first, *header], tuple(keep))
+    launch = native_launch(runtime.address_in("copy.c", "af_move"), [*first, *header], tuple(keep))
+    places = [known[0].get(address(x), 0) for x in operands] if len(known) == 1 else []
+    if places and all(places) and len(known[0]) == 2:  # not of a copy onto itself
+        launch.places = tuple(places)
+    return launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 /* The pool of threads, and the runner of chains.
  *
  * The pool is made for a machine that is shared: a call is cut into more chunks than threads, chunks
- * are taken from a counter, and a helper that the system does not run takes none, so that nobody
+ * are taken from counters, and a helper that the system does not run takes none, so that nobody
  * waits for it. Helpers spin for SPIN_NS after their last chunk, because the next launch is usually
  * nanoseconds away, and then sleep on a futex. The caller waits the same way for chunks in flight.
  *
@@ -45,7 +45,7 @@ static struct {
     _Alignas(64) _Atomic int32_t is_open;
     _Alignas(64) _Atomic uint32_t inside;
     _Atomic int32_t caller_sleeps;
-    _Alignas(64) _Atomic int64_t next;
+    _Alignas(64) _Atomic uint64_t taken; /* from the front, and in the upper half from the back */
     _Atomic int32_t next_worker;
     af_body body;
     void *arguments;
@@ -85,12 +85,20 @@ static void wake(_Atomic uint32_t *word, int count) {
 #endif
 }
 
+/* Every other worker takes chunks from the back. So of two threads each has nearly the same chunks in
+ * every launch that is cut alike, and finds in its own cache what it had there: a recurrent step
+ * reads the same weights again and again. */
 static void take_chunks(int32_t worker) {
     af_body body = pool.body;
     void *arguments = pool.arguments;
-    int64_t num_chunks = pool.num_chunks, chunk;
-    while ((chunk = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < num_chunks)
-        body(arguments, chunk, worker);
+    const int is_back = worker & 1;
+    const uint64_t num_chunks = (uint64_t)pool.num_chunks, one = is_back ? 1ULL << 32 : 1;
+    for (;;) {
+        uint64_t taken = atomic_fetch_add_explicit(&pool.taken, one, memory_order_relaxed);
+        uint64_t front = taken & UINT32_MAX, back = taken >> 32;
+        if (front + back >= num_chunks) return;
+        body(arguments, (int64_t)(is_back ? num_chunks - 1 - back : front), worker);
+    }
 }
 
 static void help(void) {
@@ -154,7 +162,7 @@ static void parallel(af_body body, void *arguments, int64_t num_chunks, int32_t 
     pool.arguments = arguments;
     pool.num_chunks = num_chunks;
     pool.max_workers = max_workers;
-    atomic_store(&pool.next, 0);
+    atomic_store(&pool.taken, 0);
     atomic_store(&pool.next_worker, 1);
     atomic_store(&pool.is_open, 1);
     atomic_fetch_add(&pool.generation, 1);

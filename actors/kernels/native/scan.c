@@ -1,5 +1,5 @@
-/* A loop over the launches of a step: entries are copied in, the launches made, entries copied out.
- */
+/* A loop over the launches of a step. Launches that can be moved are told where the entries of a step
+ * lie; for others entries are copied in before them, and out after them. */
 #include "runtime.h"
 
 typedef struct {
@@ -9,6 +9,12 @@ typedef struct {
 } Move;
 
 typedef struct {
+    const char **word; /* of a launch's block: where an operand is */
+    const char *first; /* in entry 0 */
+    int64_t step;
+} Window;
+
+typedef struct {
     af_launch step;
     void *arguments;
     af_launch begin; /* what is done once, before the first step */
@@ -16,6 +22,8 @@ typedef struct {
     int64_t num_steps, first, direction;
     int64_t num_firsts, num_in, num_out;
     const Move *moves;
+    int64_t num_windows;
+    const Window *windows;
 } Loop;
 
 static void move(const Move *moves, int64_t count, int64_t at) {
@@ -35,6 +43,8 @@ AF_EXPORT int32_t af_scan(void *arguments) {
     move(loop->moves, loop->num_firsts, 0);
     for (int64_t i = 0; i < loop->num_steps; i++) {
         int64_t at = loop->first + i * loop->direction;
+        for (int64_t w = 0; w < loop->num_windows; w++)
+            *loop->windows[w].word = loop->windows[w].first + at * loop->windows[w].step;
         move(in, loop->num_in, at);
         int32_t status = loop->step(loop->arguments);
         if (status) return status;
