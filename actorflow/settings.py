@@ -63,9 +63,7 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
         "",
         "emulated runs plans for cuda on the host, slowly, as 8 GPUs; emulated:2 as two",
     ),
-    EnvVar(
-        "ACTORFLOW_CUDNN", "where it is installed", "1 plans cuDNN's attention for cuda, 0 none"
-    ),
+    EnvVar("ACTORFLOW_CUDNN", "where it is installed", "1 plans cuDNN's kernels for cuda, 0 none"),
     EnvVar(
         "ACTORFLOW_SYNC", "0", "1 waits on cuda after each launch, so that a fault names its op"
     ),

@@ -23,7 +23,7 @@ _BUSY_CORES = 0.25  # less than this is the background of any desktop
 _LOW_MEMORY_BYTES = 1 << 30
 _COST_WITHOUT_COMPILER = "a step of a small GPT takes about 1.3 times as long, one of tiny ops 7"
 _COST_WITHOUT_ONEDNN = "reach about 3/4 of its speed; those of bfloat16 are computed in float32"
-_USES = {"cuda": "a GPU", "cudnn": "fused attention of 16 bits on a GPU"}
+_USES = {"cuda": "a GPU", "cudnn": "cuDNN on a GPU"}
 """What needs the packages of an extra."""
 
 

@@ -38,7 +38,7 @@ _NO_MORE: Mapping[str, CudaKernel] = MappingProxyType({})
 COUNTED = (
     "allocate", "free", "allocate_pinned", "free_pinned", "load", "make_product", "make_event",
     "make_stream", "copy", "synchronize", "synchronize_event", "graph_later", "launch_later",
-    "product_later", "make_attention", "attention_later", "copy_later", "fill_later", "record",
+    "product_later", "make_cudnn", "cudnn_later", "copy_later", "fill_later", "record",
     "wait",
 )  # fmt: skip
 

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.device.cuda.status import argument_block
-from actors.device.emulated import attention, kernels, products
+from actors.device.emulated import cudnn_calls, kernels, products
 from actors.kernels.cuda.calls import (
     CopyBytes,
     FillBytes,
     OneOf,
-    RunAttention,
+    RunCudnn,
     RunKernel,
     RunProduct,
 )
 from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
+from compiler.bfloat16 import from_bits, to_bits
 from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
 
 GUARD = 0x5A
@@ -37,6 +38,20 @@ class Emulated:
     error: Exception | None
     calls: tuple
     needs: object
+
+
+def stored(x, dtype):
+    """Return numbers in a type, by its name; those of bfloat16 as their bits."""
+    if dtype != "bfloat16":
+        return x.astype(dtype)
+    bits = np.empty_like(x, np.uint16)
+    bits[...] = to_bits(x.astype(np.float32))
+    return bits
+
+
+def loaded(x):
+    """Return what `stored` stored in float64."""
+    return (from_bits(x) if x.dtype == np.uint16 else x).astype(np.float64)
 
 
 class Place:
@@ -92,8 +107,8 @@ def execute(calls, seed, cell):
                 products.run(call.product, call.a, call.b, call.c, call.d)
                 if call.workspace:
                     ctypes.memset(call.workspace, 0xFF, call.workspace_bytes)
-            case RunAttention():
-                attention.run(call.sdpa, call.addresses)
+            case RunCudnn():
+                cudnn_calls.run(call.record, call.addresses)
                 ctypes.memset(call.workspace, 0xFF, call.workspace_bytes)
 
 

@@ -159,12 +159,12 @@ class RecordingDriver:
     def product_later(self, choice, a, b, c, d, workspace, stream):
         self._note("product_later", stream)
 
-    def make_attention(self, sdpa, workspace_bytes):
-        self._note("make_attention", is_allowed=False)
+    def make_cudnn(self, sdpa, workspace_bytes):
+        self._note("make_cudnn", is_allowed=False)
         return self._handle()
 
-    def attention_later(self, choice, addresses, workspace, stream):
-        self._note("attention_later", stream)
+    def cudnn_later(self, choice, addresses, workspace, stream):
+        self._note("cudnn_later", stream)
 
     def begin_capture(self, stream):
         self._note("begin_capture", stream, is_allowed=False)

@@ -39,11 +39,26 @@ def make_model(width=16):
     return model
 
 
+class Convolutions(af.nn.Module):
+    """Says the next token by two convolutions over those before and after it."""
+
+    def __init__(self):
+        self.tokens = af.nn.Embedding(11, 8)
+        self.convs = [af.nn.Conv1d(n, m, 3, padding=1) for n, m in ((8, 16), (16, 11))]
+        rng = np.random.default_rng(2)
+        for _, parameter in self.named_parameters():
+            parameter.load(rng.normal(0, 0.3, parameter.type.shape).astype(np.float32))
+
+    def __call__(self, ids):
+        first, second = self.convs
+        return second(af.relu(first(self.tokens(ids).swapaxes(1, 2)))).swapaxes(1, 2)
+
+
 @pytest.fixture
 def compiled(monkeypatch):
     """Return a function that compiles a job with or without cuDNN."""
 
-    def compile_(uses, width=16, precision="bf16", **options):
+    def compile_(uses, width=16, precision="bf16", model=None, **options):
         @af.job(
             optimizer=af.optim.AdamW(3e-3),
             device="cuda",
@@ -55,7 +70,7 @@ def compiled(monkeypatch):
             return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
         monkeypatch.setenv("ACTORFLOW_CUDNN", uses)
-        return train.compile(make_model(width), tokens(), every=3)
+        return train.compile(model or make_model(width), tokens(), every=3)
 
     return compile_
 
@@ -87,6 +102,19 @@ def test_losses_are_those_of_composed_attention_and_the_same_however_late(compil
     np.testing.assert_allclose(losses, fit(without, settings)[0], rtol=2e-2)
     assert fit(with_it, settings, seed=3) == (losses, bits)
     assert fit(with_it, replace(settings, sync=True), seed=4) == (losses, bits)
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("bf16", 2e-2), ("fp32", 1e-5)])
+def test_convolutions_give_the_losses_of_products(compiled, settings, precision, limit):
+    plans = [compiled(u, precision=precision, model=Convolutions()) for u in ("1", "0")]
+    ways = {"conv", "conv_input_grad", "conv_weight_grad"}
+    for plan, kind in zip(plans, ("cudnn", "cuda"), strict=True):
+        assert {k for k in kernels_of(plan) if ".conv" in k} == {f"{kind}.{op}" for op in ways}
+    losses, bits = fit(plans[0], settings)
+    np.testing.assert_allclose(losses, fit(plans[1], settings)[0], rtol=limit)
+    assert fit(plans[0], settings, seed=3) == (losses, bits)
+    exact = compiled("1", precision=precision, model=Convolutions(), deterministic=True)
+    np.testing.assert_allclose(fit(exact, settings)[0], losses, rtol=limit)
 
 
 def test_a_resumed_run_has_the_same_bits(compiled, settings, tmp_path):

@@ -1,8 +1,6 @@
-"""Fused attention by the graphs of cuDNN's frontend: a graph is made of a record, and read back.
+"""Attention and convolutions by the graphs of cuDNN's frontend, which `cudnn_graphs` makes.
 
-A graph is made and checked without a GPU; plans and runs need one. The frontend takes keywords that
-it does not know without a word, so a graph is believed only where what it holds is, by a list of
-ours, the record that it was made of.
+A graph is made and checked without a GPU; plans and runs need one.
 
 The package is imported when the first graph is made, and nowhere else.
 
@@ -15,17 +13,17 @@ import ctypes
 import functools
 import importlib
 import importlib.util
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from actors.device.cuda.cudnn_graphs import UnknownGraph, graph_of
 from actors.device.cuda.driver import CudaError
 from actors.kernels.cuda import nvrtc
+from actors.kernels.cuda.cudnn_records import ConvCall, CudnnCall, SdpaCall
 from actors.kernels.cuda.libraries import find_library
-from actors.kernels.cuda.sdpa import BACKWARD, FORWARD, Extents, SdpaCall, SdpaTensor
 from compiler.errors import DeviceError
 from compiler.types import DType
 
@@ -40,48 +38,33 @@ OLDEST_CUDNN = (9, 25)
 
 INSTALL = (
     "python -m pip install 'actorflow[cudnn]', or compile the job again with ACTORFLOW_CUDNN=0,"
-    " which composes attention of products"
+    " which takes kernels of ours"
 )
+
+_BARRED = (
+    "NONDETERMINISTIC",
+    "DOWN_CONVERT_INPUTS",
+    "REDUCED_PRECISION_REDUCTION",
+    "FFT",
+    "WINOGRAD",
+    "WINOGRAD_TILE_4x4",
+    "WINOGRAD_TILE_6x6",
+    "WINOGRAD_TILE_13x13",
+)
+"""A run can be repeated bit by bit, and sums are those of a product in float32: a transform loses
+digits of them."""
 
 _NOT_SUPPORTED = 3000
 """CUDNN_STATUS_NOT_SUPPORTED."""
 
 _EXECUTION_FAILED = 5000
-_TYPES = {
-    DType.BFLOAT16: "data_type.BFLOAT16",
-    DType.FLOAT16: "data_type.HALF",
-    DType.FLOAT32: "data_type.FLOAT",
-}
-_DTYPES = {name: dtype for dtype, name in _TYPES.items()}
-
-_PORTS = {
-    FORWARD: ("SDPA", {"q": "q", "k": "k", "v": "v"}, {"y": "O", "lse": "Stats"}),
-    BACKWARD: (
-        "SDPA_BWD",
-        {"q": "q", "k": "k", "v": "v", "y": "o", "dy": "dO", "lse": "stats"},
-        {"dq": "dQ", "dk": "dK", "dv": "dV"},
-    ),
-}
-"""Of each form: the type of the node, and the names of its inputs and outputs there."""
-
-_BOTTOM_RIGHT = "diagonal_alignment.BOTTOM_RIGHT"
-_ALWAYS: Mapping[tuple[str, ...], Mapping[str, object]] = {
-    FORWARD: {"generate_stats": True},
-    BACKWARD: {"use_deterministic_algorithm": True},
-}
-_SCALE, _ALIGNMENT, _BOUND = "attn_scale", "diagonal_alignment", "diagonal_band_right_bound"
-
 _SCORES_LIMIT = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT"
 """Bytes of scores that a gradient may keep in scratch. At 0 the frontend adds up dq in order on
 Hopper; else it would keep all scores, which no workspace of ours has room for."""
 
 
-class UnknownGraph(Exception):
-    """A graph says something that no record of ours means."""
-
-
 @dataclass(frozen=True, slots=True)
-class SdpaChoice:
+class CudnnChoice:
     """A graph whose plan is built, and what it wants."""
 
     graph: Any
@@ -114,76 +97,57 @@ class Cudnn:
         if handle is not None:
             self._cudnn.destroy_handle(handle)
 
-    def describe(self, sdpa: SdpaCall) -> Any:
-        """Return the library's graph of a call, validated. Needs no GPU.
+    def describe(self, call: CudnnCall) -> Any:
+        """Return the library's graph of a call, validated as far as that needs no GPU.
 
         Raises CudaError where the library refuses it, UnknownGraph where it holds something else.
         """
-        cudnn = self._cudnn
-        kinds = {dtype: getattr(cudnn.data_type, name[10:]) for dtype, name in _TYPES.items()}
-        kind, inputs, outputs = _PORTS[sdpa.names]
-        options: dict[str, object] = {**_ALWAYS[sdpa.names], _SCALE: sdpa.scale}
-        if sdpa.causal:
-            options |= {_ALIGNMENT: cudnn.diagonal_alignment.BOTTOM_RIGHT, _BOUND: 0}
-        with _told("cudnnGraphValidate", _NOT_SUPPORTED, f"cuDNN refuses {sdpa.about}"):
-            graph = cudnn.pygraph(
-                handle=self._handle,
-                io_data_type=kinds[sdpa.tensors[0].dtype],
-                intermediate_data_type=cudnn.data_type.FLOAT,
-                compute_data_type=cudnn.data_type.FLOAT,
-            )
-            given, made = {}, {}
-            for uid, tensor in enumerate(sdpa.tensors, 1):
-                lies = {"dim": list(tensor.shape), "stride": list(tensor.strides)}
-                if tensor.name in inputs:
-                    given[inputs[tensor.name]] = graph.tensor(
-                        name=tensor.name, data_type=kinds[tensor.dtype], uid=uid, **lies
-                    )
-                else:
-                    made[outputs[tensor.name]] = uid, tensor
-            call = graph.sdpa_backward if sdpa.is_backward else graph.sdpa
-            results = call(name=kind, **given, **options)
-            for result, port in zip(results, outputs.values(), strict=True):
-                uid, tensor = made[port]
-                result.set_output(True).set_uid(uid).set_data_type(kinds[tensor.dtype])
-                result.set_dim(list(tensor.shape)).set_stride(list(tensor.strides))
-            graph.validate()
-        said = read_back(str(graph))
-        if said != sdpa:
-            raise UnknownGraph(f"a graph of {sdpa} says that it is of {said}")
+        with _told("cudnnGraphValidate", _NOT_SUPPORTED, f"cuDNN refuses {call.about}"):
+            graph = graph_of(self._cudnn, self._handle, call)
+            # Of convolutions the library itself decides, for the GPU of a handle.
+            if self._handle is not None or isinstance(call, SdpaCall):
+                graph.validate()
         return graph
 
-    def choose(self, sdpa: SdpaCall, workspace_bytes: int) -> SdpaChoice:
+    def choose(self, call: CudnnCall, workspace_bytes: int) -> CudnnChoice:
         """Return how to compute a call in so much workspace. Raises CudaError where nothing fits.
 
-        It is the first plan of the library's own that fits: nothing is timed.
+        It is the first plan of the library's own that fits and adds up in order: nothing is timed.
         """
-        cudnn, graph = self._cudnn, self.describe(sdpa)
+        cudnn, graph = self._cudnn, self.describe(call)
         what = (
-            f"cuDNN has no way to compute {sdpa.about} within {workspace_bytes:,} bytes of"
-            " workspace; compile the job with ACTORFLOW_CUDNN=0, which composes attention of"
-            " products"
+            f"cuDNN has no way to compute {call.about} within {workspace_bytes:,} bytes of"
+            " workspace; compile the job with ACTORFLOW_CUDNN=0, which takes kernels of ours"
         )
         with _told("cudnnGraphBuild", _NOT_SUPPORTED, what), _no_scores_kept():
             graph.build_operation_graph()
             graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
             graph.deselect_engines(self._compiled_here(graph))
+            if isinstance(call, ConvCall):
+                graph.deselect_numeric_notes(self._barred(call))
             graph.deselect_workspace_greater_than(workspace_bytes)
             graph.check_support()
             graph.build_plans()
             needed = int(graph.get_workspace_size())
             if needed > workspace_bytes:
                 raise RuntimeError(f"it needs {needed:,}")
-        return SdpaChoice(graph, needed)
+        return CudnnChoice(graph, needed)
 
     def run(
-        self, choice: SdpaChoice, addresses: tuple[int, ...], workspace: int, stream: int
+        self, choice: CudnnChoice, addresses: tuple[int, ...], workspace: int, stream: int
     ) -> None:
         """Put a call on a stream. Raises CudaError."""
-        with _told("cudnnBackendExecute", _EXECUTION_FAILED, "cuDNN's attention failed"):
+        with _told("cudnnBackendExecute", _EXECUTION_FAILED, "a call of cuDNN failed"):
             self._cudnn.set_stream(handle=self._handle, stream=stream)
             places = dict(enumerate(addresses, 1))
             choice.graph.execute(places, workspace, handle=self._handle)
+
+    def _barred(self, call: ConvCall) -> list[Any]:
+        """Return notes of plans that round or order sums otherwise than products of ours do."""
+        notes = self._cudnn.numerical_note
+        # On float32 tensor cores compute in TF32.
+        of_type = ("TENSOR_CORE",) if call.tensors[0].dtype is DType.FLOAT32 else ()
+        return [getattr(notes, name) for name in (*_BARRED, *of_type)]
 
     def _compiled_here(self, graph: Any) -> list[str]:
         """Return the names of plans that a compiler in Python would make, which none of ours is."""
@@ -236,70 +200,12 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def read_back(said: str) -> SdpaCall:
-    """Return what a graph says, which is JSON, as a record. Raises UnknownGraph."""
-    graph = json.loads(said)
-    if len(graph["nodes"]) != 1:
-        raise UnknownGraph(f"a graph has {len(graph['nodes'])} nodes, and one is attention")
-    (node,) = graph["nodes"]
-    names = next((names for names, ports in _PORTS.items() if ports[0] == node["type"]), None)
-    if names is None:
-        raise UnknownGraph(f"a graph has a node {node['type']!r}, which is no attention")
-    _, inputs, outputs = _PORTS[names]
-    tensors = []
-    for names_of, ports in ((inputs, node["inputs"]), (outputs, node["outputs"])):
-        if {*ports} != {*names_of.values()}:
-            raise UnknownGraph(f"a node {node['type']} has the tensors {', '.join(ports)}")
-        for name, port in names_of.items():
-            tensors.append(_tensor(name, graph["tensors"][ports[port]]))
-    if [uid for uid, _ in sorted(tensors, key=lambda t: t[0])] != [*range(1, len(names) + 1)]:
-        raise UnknownGraph("the tensors of a graph are not numbered from 1 up")
-    ordered = tuple([tensor for _, tensor in sorted(tensors, key=lambda t: t[0])])
-    if tuple([tensor.name for tensor in ordered]) != names:
-        raise UnknownGraph("the tensors of a graph are not in their order")
-    scale, causal = _options(names, node["params"])
-    return SdpaCall(ordered, scale, causal)
-
-
-def _tensor(name: str, said: Mapping[str, Any]) -> tuple[int, SdpaTensor]:
-    """Return a tensor with its number."""
-    if said["dtype"] not in _DTYPES or said["is_virtual"]:
-        raise UnknownGraph(f"{name} of a graph is {said['dtype']}, or is nowhere")
-    shape, strides = [_extents(name, said[key]) for key in ("dim", "stride")]
-    return int(said["uid"]), SdpaTensor(name, _DTYPES[said["dtype"]], shape, strides)
-
-
-def _extents(name: str, said: list[int]) -> Extents:
-    if len(said) != 4:
-        raise UnknownGraph(f"{name} of a graph has {len(said)} axes")
-    first, second, third, fourth = said
-    return first, second, third, fourth
-
-
-def _options(names: tuple[str, ...], params: Mapping[str, object]) -> tuple[float, bool]:
-    """Return scale and whether it is causal; every parameter must be one of ours."""
-    always = _ALWAYS[names]
-    unknown = sorted({*params} - {*always, _SCALE, _ALIGNMENT, _BOUND})
-    if unknown:
-        raise UnknownGraph(f"a graph has parameters that are not ours: {', '.join(unknown)}")
-    other = [name for name, value in always.items() if params.get(name) != value]
-    if other:
-        raise UnknownGraph(f"a graph has {other[0]} = {params.get(other[0])}")
-    scale = params.get(_SCALE)
-    if not isinstance(scale, int | float):
-        raise UnknownGraph(f"a graph has no {_SCALE}")
-    mask = params.get(_ALIGNMENT), params.get(_BOUND)
-    if mask not in ((None, None), (_BOTTOM_RIGHT, 0)):
-        raise UnknownGraph(f"a graph has the mask {mask[0]}, right of it {mask[1]}")
-    return float(scale), mask[0] is not None
-
-
 @contextmanager
 def _told(call: str, code: int, what: str) -> Iterator[None]:
     """Turn what the frontend raises, which is of many types, into CudaError."""
     try:
         yield
-    except CudaError:
+    except (CudaError, UnknownGraph):
         raise
     except Exception as error:
         raise CudaError(f"{what}: {type(error).__name__}: {error}", code=code, call=call) from error

@@ -15,16 +15,16 @@ from pathlib import Path
 
 from actors.device.cuda.choices import ProductChoices
 from actors.device.cuda.cublaslt import LIBRARY, CublasLt, LtChoice
-from actors.device.cuda.cudnn import Cudnn, SdpaChoice
+from actors.device.cuda.cudnn import Cudnn, CudnnChoice
 from actors.device.cuda.cupy_calls import INSTALL, CupyCalls
 from actors.device.cuda.driver import CudaError, GpuSeen, TriedWays
 from actors.device.cuda.faults import is_out_of_memory
 from actors.device.cuda.library_trial import LibraryTrial
 from actors.kernels.cuda.calls import KernelText
+from actors.kernels.cuda.cudnn_records import CudnnCall
 from actors.kernels.cuda.libraries import find_library
 from actors.kernels.cuda.nvrtc import cubins
 from actors.kernels.cuda.product import LtProduct
-from actors.kernels.cuda.sdpa import SdpaCall
 from compiler.errors import DeviceError
 
 _ANY_KIND = 4
@@ -63,7 +63,7 @@ class CupyDriver:
         self._warm: set[tuple[str, int]] = set()
         self._choices: list[LtChoice] = []
         self._cudnn: Cudnn | None = None
-        self._attention: list[SdpaChoice] = []
+        self._cudnn_choices: list[CudnnChoice] = []
         said = self._ask("getDeviceProperties", index)
         self._seen = GpuSeen(
             said["name"].decode(),
@@ -264,35 +264,35 @@ class CupyDriver:
             self._library = library
         return self._library
 
-    # -- attention -------------------------------------------------------------------------------
+    # -- cuDNN -----------------------------------------------------------------------------------
 
-    def make_attention(self, sdpa: SdpaCall, workspace_bytes: int) -> int:
-        """Choose how to compute fused attention in so much workspace, and return the choice.
+    def make_cudnn(self, call: CudnnCall, workspace_bytes: int) -> int:
+        """Choose how cuDNN computes a call in so much workspace, and return the choice.
 
         It runs once, on scratch: what the library loads then it need not load in a capture.
         """
         self._calls.here()  # plans are made for the GPU of their thread, as the handle is
-        library = self._sdpa_library()
-        choice = library.choose(sdpa, workspace_bytes)
+        library = self._cudnn_library()
+        choice = library.choose(call, workspace_bytes)
         with LibraryTrial(self, self._ask) as trial:
             try:
-                sizes = [tensor.span_bytes for tensor in sdpa.tensors]
+                sizes = [tensor.span_bytes for tensor in call.tensors]
                 *places, workspace = trial.scratch((*sizes, workspace_bytes))
                 trial.duration_ns(partial(library.run, choice, tuple(places), workspace))
             except CudaError as error:
                 if not is_out_of_memory(error):  # then it is loaded when it runs
                     raise
-        self._attention.append(choice)
-        return len(self._attention) - 1
+        self._cudnn_choices.append(choice)
+        return len(self._cudnn_choices) - 1
 
-    def attention_later(
+    def cudnn_later(
         self, choice: int, addresses: tuple[int, ...], workspace: int, stream: int
     ) -> None:
-        """Run fused attention."""
+        """Run a call of cuDNN."""
         self._calls.here()
-        self._sdpa_library().run(self._attention[choice], addresses, workspace, stream)
+        self._cudnn_library().run(self._cudnn_choices[choice], addresses, workspace, stream)
 
-    def _sdpa_library(self) -> Cudnn:
+    def _cudnn_library(self) -> Cudnn:
         """Return the library, opened for the GPU that is current in this thread."""
         if self._cudnn is None:
             library = Cudnn()
@@ -334,7 +334,7 @@ class CupyDriver:
         if self._library is not None:
             self._library.close()
         if self._cudnn is not None:
-            self._attention.clear()
+            self._cudnn_choices.clear()
             self._cudnn.close()
         while self._modules:
             self._calls.ask_driver("moduleUnload", self._modules.popitem()[1])

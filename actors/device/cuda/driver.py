@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.kernels.cuda.calls import KernelText
+from actors.kernels.cuda.cudnn_records import CudnnCall
 from actors.kernels.cuda.product import LtProduct
-from actors.kernels.cuda.sdpa import SdpaCall
 
 OLDEST_CUDA = (13, 0)
 """What a driver must serve: what the packages of the extra [cuda] are made for."""
@@ -163,16 +163,16 @@ class CudaDriver(Protocol):
         one where there is no room to try.
         """
 
-    def make_attention(self, sdpa: SdpaCall, workspace_bytes: int) -> int:
-        """Choose how to compute fused attention in so much workspace, and return the choice.
+    def make_cudnn(self, call: CudnnCall, workspace_bytes: int) -> int:
+        """Choose how cuDNN computes a call in so much workspace, and return the choice.
 
         Raises CudaError where nothing fits.
         """
 
-    def attention_later(
+    def cudnn_later(
         self, choice: int, addresses: tuple[int, ...], workspace: int, stream: int
     ) -> None:
-        """Run fused attention on tensors in the order of its record."""
+        """Run a call of cuDNN on tensors in the order of its record."""
 
     # Graphs.
 

@@ -37,9 +37,14 @@ _LIBRARIES = ("cublas", "cudnn", "nvrtc")
 """How names of calls begin whose codes are not CUDA's."""
 
 
+def is_of_library(error: CudaError) -> bool:
+    """Whether a library above CUDA gave it: what it refuses, another way may compute."""
+    return error.call.lower().startswith(_LIBRARIES)
+
+
 def is_out_of_memory(error: CudaError) -> bool:
     """Whether the GPU had not the bytes."""
-    return _is_cudas(error) and error.code == OUT_OF_MEMORY
+    return not is_of_library(error) and error.code == OUT_OF_MEMORY
 
 
 def forked(device: str) -> DeviceError:
@@ -62,9 +67,9 @@ def explained(error: CudaError, device: Device) -> ActorflowError:
             f"{device} has no memory left for what CUDA itself needs ({error.call}): kernels and"
             " graphs lie beside the plan's arenas; set a smaller memory budget or batch"
         )
-    if _is_cudas(error) and error.code in _CAPTURE:
+    if not is_of_library(error) and error.code in _CAPTURE:
         return InternalError(f"a chain cannot be captured on {device}: {_words(error)}")
-    if _is_cudas(error) and error.code in STICKY:
+    if not is_of_library(error) and error.code in STICKY:
         return fault_of(error, device)
     return DeviceError(f"{device} refuses a call: {_words(error)}")
 
@@ -80,7 +85,7 @@ def fault_of(
 
     Its cause is the error; `launch` is by its number on the stream, None where it can be any.
     """
-    if _is_cudas(error) and error.code in STICKY:
+    if not is_of_library(error) and error.code in STICKY:
         text = (
             f"{device} failed: {STICKY[error.code]} ({_words(error)}). CUDA takes no further call"
             " of this process, which must be started again, from its newest checkpoint"
@@ -92,10 +97,6 @@ def fault_of(
     fault = DeviceFault(text, stream=stream, launch=launch)
     fault.__cause__ = error
     return fault
-
-
-def _is_cudas(error: CudaError) -> bool:
-    return not error.call.lower().startswith(_LIBRARIES)
 
 
 def _words(error: CudaError) -> str:

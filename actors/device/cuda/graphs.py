@@ -21,7 +21,7 @@ from actors.kernels.cuda.calls import (
     DeviceCall,
     DeviceCalls,
     FillBytes,
-    RunAttention,
+    RunCudnn,
     RunKernel,
     RunProduct,
 )
@@ -102,8 +102,8 @@ def prepared(context: CudaContext, call: DeviceCall) -> ArgumentBlock | int:
     """Return a kernel's argument block, or how a library computes."""
     if isinstance(call, RunProduct):
         return context.choose(call.product, call.workspace_bytes)
-    if isinstance(call, RunAttention):
-        return context.choose(call.sdpa, call.workspace_bytes)
+    if isinstance(call, RunCudnn):
+        return context.choose(call.record, call.workspace_bytes)
     return argument_block([*call.words]) if isinstance(call, RunKernel) else 0
 
 
@@ -118,8 +118,8 @@ def put_on(driver: CudaDriver, stream: int, call: DeviceCall, made: ArgumentBloc
             return partial(driver.fill_later, target, value, size, stream)
         case RunProduct(_, a, b, c, d, workspace), int():
             return partial(driver.product_later, made, a, b, c, d, workspace, stream)
-        case RunAttention(_, addresses, workspace), int():
-            return partial(driver.attention_later, made, addresses, workspace, stream)
+        case RunCudnn(_, addresses, workspace), int():
+            return partial(driver.cudnn_later, made, addresses, workspace, stream)
     raise InternalError(f"a launch asks for {call!r}, which no CUDA device can do")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from actors.device.cuda.cublaslt import TRIALS, first_of_fastest
 from actors.device.cuda.driver import SCRATCH_BYTE, CudaDriver, CudaError, TriedWays
+from actors.device.cuda.faults import is_of_library
 
 _NON_BLOCKING = 1
 
@@ -63,7 +64,7 @@ class LibraryTrial:
                 self.duration_ns(run)  # the first run loads what the library needs
                 took = median([self.duration_ns(run) for _ in range(TRIALS)])
             except CudaError as error:
-                if not error.call.startswith("cublasLt"):
+                if not is_of_library(error):
                     raise
                 failed = error
             else:

@@ -7,13 +7,20 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from actors.device.cuda.driver import CudaError, TriedWays
-from actors.device.cuda.faults import fault_of
+from actors.device.cuda.faults import fault_of, is_of_library
 from actors.device.cuda.memory import KeptDriver
 from actors.device.cuda.status import Known, Reports, StatusMemory, counting
 from actors.device.protocol import DeviceEvent
-from actors.kernels.cuda.calls import DeviceCall, DeviceCalls, LaunchCalls, OneOf, RunProduct
+from actors.kernels.cuda.calls import (
+    DeviceCall,
+    DeviceCalls,
+    LaunchCalls,
+    OneOf,
+    RunCudnn,
+    RunProduct,
+)
+from actors.kernels.cuda.cudnn_records import CudnnCall
 from actors.kernels.cuda.product import LtProduct
-from actors.kernels.cuda.sdpa import SdpaCall
 from compiler.errors import InternalError
 from compiler.placement import Device
 
@@ -37,10 +44,10 @@ class CudaContext:
         self.kept = kept
         self.device = device
         self.status = StatusMemory(kept, reports)
-        self._choices: dict[tuple[LtProduct | SdpaCall, int], int] = {}
+        self._choices: dict[tuple[LtProduct | CudnnCall, int], int] = {}
         self._ways: dict[str, int] = {}
 
-    def choose(self, call: LtProduct | SdpaCall, workspace_bytes: int) -> int:
+    def choose(self, call: LtProduct | CudnnCall, workspace_bytes: int) -> int:
         """Return how a call of a library is computed; equal ones are chosen once."""
         if isinstance(call, LtProduct) and self._is_deterministic:
             call = replace(call, is_deterministic=True)
@@ -50,7 +57,7 @@ class CudaContext:
             self._choices[key] = (
                 driver.make_product(call, workspace_bytes)
                 if isinstance(call, LtProduct)
-                else driver.make_attention(call, workspace_bytes)
+                else driver.make_cudnn(call, workspace_bytes)
             )
         return self._choices[key]
 
@@ -64,7 +71,7 @@ class CudaContext:
         return self._ways[key]
 
     def supported(self, calls: LaunchCalls) -> LaunchCalls:
-        """Return calls without ways whose products the library does not compute.
+        """Return calls without ways of which a library does not compute a call.
 
         A deterministic device takes the first of those that are left. Raises CudaError for none.
         """
@@ -85,10 +92,11 @@ class CudaContext:
         for way in call.ways:
             try:
                 for step in way:
-                    if isinstance(step, RunProduct):
-                        self.choose(step.product, step.workspace_bytes)
+                    if isinstance(step, RunProduct | RunCudnn):
+                        wanted = step.product if isinstance(step, RunProduct) else step.record
+                        self.choose(wanted, step.workspace_bytes)
             except CudaError as error:
-                if not error.call.startswith("cublasLt"):
+                if not is_of_library(error):
                     raise
                 failed = error
             else:

@@ -123,4 +123,4 @@ def _texts(way: DeviceCalls) -> Iterator[str]:
             case CopyBytes() | FillBytes():
                 yield f"{type(call).__name__} of {call.size_bytes}"
             case _:
-                yield f"{call.sdpa}; in {call.workspace_bytes}"
+                yield f"{call.record}; in {call.workspace_bytes}"

@@ -2,7 +2,7 @@
 
 Streams and events are those of `LateSchedule`. Memory lies at real addresses with known bounds, and
 what a call says of its operands is checked before it is done: ranges, kinds of memory, alignments.
-Kernels run as fibers, products and attention by numpy. What fails on a stream is a fault that
+Kernels run as fibers, products and calls of cuDNN by numpy. What fails on a stream is a fault that
 stays: every later call fails with its code, as after an error that CUDA calls sticky.
 
 Stricter than CUDA: a copy on a stream from or to memory that is not pinned is an error, where CUDA
@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from actors.device.cuda.driver import CudaError, GpuSeen, TriedWays
 from actors.device.cuda.faults import absent, forked
-from actors.device.emulated import attention, kernels, products
+from actors.device.emulated import cudnn_calls, kernels, products
 from actors.device.emulated.captures import Captures
 from actors.device.emulated.library_call import library_call
 from actors.device.emulated.memory import INVALID_VALUE, OUT_OF_MEMORY, EmulatedMemory
@@ -30,9 +30,9 @@ from actors.device.emulated.ways import tried
 from actors.device.protocol import DeviceFault
 from actors.device.schedule import LateSchedule, OperationKind, SimulatedEvent, SimulatedStream
 from actors.kernels.cuda.calls import KernelText
+from actors.kernels.cuda.cudnn_records import CudnnCall
 from actors.kernels.cuda.gpu import Gpu
 from actors.kernels.cuda.product import LtProduct
-from actors.kernels.cuda.sdpa import SdpaCall
 from actors.kernels.native.toolchain import CompilerError, Toolchain
 from actors.protocol import Launch
 from compiler.placement import Device, DeviceKind, Memory
@@ -312,29 +312,29 @@ class EmulatedDriver:
         with library_call(self._cuda.memory, "cublasLtMatmul", operands, scratch, is_over=over):
             products.run(chosen.product, *places)
 
-    def make_attention(self, sdpa: SdpaCall, workspace_bytes: int) -> int:
-        """Return fused attention that was checked."""
-        with self._outside_capture("make_attention"):
-            chosen = attention.ChosenAttention(attention.described(sdpa), workspace_bytes)
+    def make_cudnn(self, call: CudnnCall, workspace_bytes: int) -> int:
+        """Return a call of cuDNN that was checked."""
+        with self._outside_capture("make_cudnn"):
+            chosen = cudnn_calls.ChosenCall(cudnn_calls.described(call), workspace_bytes)
             return self._cuda.keep(chosen)
 
-    def attention_later(
+    def cudnn_later(
         self, choice: int, addresses: tuple[int, ...], workspace: int, stream: int
     ) -> None:
-        """Put fused attention on a stream."""
-        chosen = self._cuda.found(choice, attention.ChosenAttention)
-        run = partial(self._attend, chosen, addresses, workspace)
-        self._put(stream, "attention_later", run)
+        """Put a call of cuDNN on a stream."""
+        chosen = self._cuda.found(choice, cudnn_calls.ChosenCall)
+        run = partial(self._compute, chosen, addresses, workspace)
+        self._put(stream, "cudnn_later", run)
 
-    def _attend(
-        self, chosen: attention.ChosenAttention, places: tuple[int, ...], workspace: int
+    def _compute(
+        self, chosen: cudnn_calls.ChosenCall, places: tuple[int, ...], workspace: int
     ) -> None:
         over, operands = chosen.lies_over_itself(places), chosen.operands(places)
         scratch = workspace, chosen.workspace_bytes
         with library_call(
             self._cuda.memory, "cudnnBackendExecute", operands, scratch, is_over=over
         ):
-            attention.run(chosen.sdpa, places)
+            cudnn_calls.run(chosen.call, places)
 
     # -- graphs ----------------------------------------------------------------------------------
 

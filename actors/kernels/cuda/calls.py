@@ -21,8 +21,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from actors.kernels.cuda.cudnn_records import CudnnCall
 from actors.kernels.cuda.product import LtProduct
-from actors.kernels.cuda.sdpa import SdpaCall
 
 Word = int | float
 """An entry of an argument block: an integer or an address, or a double by its bits."""
@@ -115,16 +115,16 @@ class RunProduct:
 
 
 @dataclass(frozen=True, slots=True)
-class RunAttention:
-    """Fused attention of the library; `addresses` are its tensors', in the order of the record."""
+class RunCudnn:
+    """A call of cuDNN; `addresses` are its tensors', in the order of the record."""
 
-    sdpa: SdpaCall
+    record: CudnnCall
     addresses: tuple[int, ...]
     workspace: int
     workspace_bytes: int
 
 
-DeviceCall = RunKernel | CopyBytes | FillBytes | RunProduct | RunAttention
+DeviceCall = RunKernel | CopyBytes | FillBytes | RunProduct | RunCudnn
 DeviceCalls = tuple[DeviceCall, ...]
 
 
@@ -132,8 +132,8 @@ DeviceCalls = tuple[DeviceCall, ...]
 class OneOf:
     """Several ways to do the same, of which the device takes one: the fastest, measured at load.
 
-    The first is the one to take where nothing is measured. A way whose products the library does
-    not compute is left out; all write the same memory, and none of them reports bad indices.
+    The first is the one to take where nothing is measured. A way of which a library does not
+    compute a call is left out; all write the same memory, and none of them reports bad indices.
     """
 
     ways: tuple[DeviceCalls, ...]

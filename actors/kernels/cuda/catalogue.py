@@ -11,6 +11,7 @@ from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
 from actors.kernels.cuda.branch import CudaCond
 from actors.kernels.cuda.convolution import convolution_kernels
 from actors.kernels.cuda.cudnn_attention import CUDNN, CudnnAttention, CudnnAttentionGrad
+from actors.kernels.cuda.cudnn_convolution import cudnn_convolutions
 from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad, CudaLastPlace
 from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
 from actors.kernels.cuda.fused import CudaFused
@@ -25,7 +26,7 @@ from actors.kernels.cuda.region import CudaRegion
 from actors.kernels.cuda.scan import CudaScan
 from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 
-GENERATION = 2
+GENERATION = 3
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 _WITH_CUDNN = "with-cudnn"
@@ -61,6 +62,7 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaAttentionGrad(gpu),
         CudaScan(gpu),
         CudaCond(gpu),
+        *cudnn_convolutions(gpu),
         *convolution_kernels(gpu),
         *pooling_kernels(gpu),
         *movement_kernels(gpu),

@@ -19,9 +19,9 @@ import numpy as np
 
 from actors.kernels.attributes import flag, number
 from actors.kernels.axes import Axis, walk
-from actors.kernels.cuda.calls import DeviceCalls, RunAttention
+from actors.kernels.cuda.calls import DeviceCalls, RunCudnn
+from actors.kernels.cuda.cudnn_records import BACKWARD, FORWARD, CudnnTensor, Extents, SdpaCall
 from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.sdpa import BACKWARD, FORWARD, Extents, SdpaCall, SdpaTensor
 from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
 from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands
 from actors.kernels.scratch import Piece, size_bytes
@@ -159,17 +159,17 @@ def _heads(matrices: Sequence[Operand | DeviceView]) -> tuple[Axis, Axis] | None
     return first, second
 
 
-def _tensor(name: str, dtype: DType, shape: Extents, steps: tuple[int, ...]) -> SdpaTensor:
+def _tensor(name: str, dtype: DType, shape: Extents, steps: tuple[int, ...]) -> CudnnTensor:
     """Return a tensor; an axis of extent 1 gets the stride of a packed one."""
     packed, strides = 1, []
     for extent, step in zip(reversed(shape), reversed(steps), strict=True):
         strides.append(packed if extent == 1 else step)
         packed = max(packed, extent * strides[-1])
     width, row, head, batch = strides
-    return SdpaTensor(name, dtype, shape, (batch, head, row, width))
+    return CudnnTensor(name, dtype, shape, (batch, head, row, width))
 
 
-def _is_taken(tensor: SdpaTensor) -> bool:
+def _is_taken(tensor: CudnnTensor) -> bool:
     """Whether rows are dense and begin where the library can load 16 bytes at once."""
     *outer, inner = tensor.strides
     step = 1 if tensor.name == "lse" else _WIDTH_STEP
@@ -214,4 +214,4 @@ def _call(
     pieces = _pieces(sdpa)
     (scratch,) = carve(workspace, pieces)
     places = tuple([named[name].address for name in wanted])
-    return (RunAttention(sdpa, places, scratch, pieces[0].size_bytes),)
+    return (RunCudnn(sdpa, places, scratch, pieces[0].size_bytes),)

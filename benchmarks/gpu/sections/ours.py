@@ -27,7 +27,7 @@ TURN_S, TURNS = 1.0, 3
 _WIDTH, _ROWS = 4096, 4096
 _NEVER = (
     "allocate", "free", "allocate_pinned", "free_pinned", "load", "make_product", "make_event",
-    "make_stream", "make_attention", "copy", "synchronize",
+    "make_stream", "make_cudnn", "copy", "synchronize",
 )  # fmt: skip
 """Calls that no step makes."""
 

@@ -60,12 +60,9 @@ def test_a_sound_machine_has_no_warning():
         "ok   nvidia-cuda-nvrtc is not installed: a GPU would need it (extra [cuda])",
         "ok   nvidia-cuda-runtime is not installed: a GPU would need it (extra [cuda])",
         "ok   nvidia-cublas is not installed: a GPU would need it (extra [cuda])",
-        "ok   nvidia-cudnn-frontend is not installed: fused attention of 16 bits on a GPU would"
-        " need it (extra [cudnn])",
-        "ok   nvidia-cudnn-cu13 is not installed: fused attention of 16 bits on a GPU would need it"
-        " (extra [cudnn])",
-        "ok   cuda-bindings is not installed: fused attention of 16 bits on a GPU would need it"
-        " (extra [cudnn])",
+        "ok   nvidia-cudnn-frontend is not installed: cuDNN on a GPU would need it (extra [cudnn])",
+        "ok   nvidia-cudnn-cu13 is not installed: cuDNN on a GPU would need it (extra [cudnn])",
+        "ok   cuda-bindings is not installed: cuDNN on a GPU would need it (extra [cudnn])",
         "ok   cache       /home/ann/.cache/actorflow, writable",
     ]
 

@@ -9,9 +9,19 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from actors.device.cuda import cudnn
-from actors.device.cuda.cudnn import Cudnn, UnknownGraph, read_back
+from actors.device.cuda.cudnn import Cudnn
+from actors.device.cuda.cudnn_graphs import UnknownGraph, read_back
 from actors.device.cuda.driver import CudaError
-from actors.kernels.cuda.sdpa import BACKWARD, FORWARD, SdpaCall, SdpaTensor
+from actors.kernels.cuda.cudnn_records import (
+    BACKWARD,
+    CONV,
+    CONV_INPUT_GRAD,
+    CONV_WEIGHT_GRAD,
+    FORWARD,
+    ConvCall,
+    CudnnTensor,
+    SdpaCall,
+)
 from compiler.errors import DeviceError
 from compiler.types import DType
 
@@ -21,12 +31,24 @@ PACKED = (3 * H * S * D, D, 3 * H * D, 1)
 
 def tensor(name, dtype=DType.BFLOAT16):
     if name == "lse":
-        return SdpaTensor(name, DType.FLOAT32, (B, H, S, 1), (H * S, S, 1, 1))
-    return SdpaTensor(name, dtype, (B, H, S, D), PACKED)
+        return CudnnTensor(name, DType.FLOAT32, (B, H, S, 1), (H * S, S, 1, 1))
+    return CudnnTensor(name, dtype, (B, H, S, D), PACKED)
 
 
 def record(names, dtype=DType.BFLOAT16, *, causal=True):
     return SdpaCall(tuple([tensor(name, dtype) for name in names]), 0.125, causal)
+
+
+LIES = {
+    "image": ((2, 6, 9, 8), (432, 1, 48, 6)), "weight": ((4, 3, 3, 2), (18, 6, 2, 1)),
+    "result": ((2, 4, 4, 8), (128, 1, 32, 4)),
+}  # fmt: skip
+IS = {"x": "image", "dx": "image", "dweight": "weight", "y": "result", "dy": "result"}
+
+
+def conv(names, dtype=DType.BFLOAT16):
+    tensors = [CudnnTensor(name, dtype, *LIES[IS.get(name, name)]) for name in names]
+    return ConvCall(tuple(tensors), (0, 1), (2, 1), (1, 2))
 
 
 RECORDS = {
@@ -36,6 +58,11 @@ RECORDS = {
     for names in (FORWARD, BACKWARD)
     for dtype in (DType.BFLOAT16, DType.FLOAT16)
     for causal in (False, True)
+}
+RECORDS |= {
+    f"{names[-1]} {dtype.value}": conv(names, dtype)
+    for names in (CONV, CONV_INPUT_GRAD, CONV_WEIGHT_GRAD)
+    for dtype in (DType.BFLOAT16, DType.FLOAT32)
 }
 CAUSAL = {
     "diagonal_alignment": "diagonal_alignment.BOTTOM_RIGHT",
@@ -48,17 +75,35 @@ PORTS = {
 TYPES = {DType.BFLOAT16: "BFLOAT16", DType.FLOAT16: "HALF", DType.FLOAT32: "FLOAT"}
 
 
+CONVS = {
+    CONV: ("CONV_FPROP", ("image", "weight", "Y")),
+    CONV_INPUT_GRAD: ("CONV_DGRAD", ("loss", "filter", "DX")),
+    CONV_WEIGHT_GRAD: ("CONV_WGRAD", ("image", "loss", "DW")),
+}
+
+
+def node_of(sdpa):
+    """Return the type, the names of tensors and the parameters of a node."""
+    if isinstance(sdpa, ConvCall):
+        kind, ports = CONVS[sdpa.names]
+        ways = {"stride": [2, 1], "dilation": [1, 2], "pre_padding": [0, 1], "post_padding": [0, 1]}
+        return kind, dict(zip(sdpa.names, ports, strict=True)), ways
+    ports = {t.name: PORTS.get(t.name, (t.name, t.name))[sdpa.is_backward] for t in sdpa.tensors}
+    always = "use_deterministic_algorithm" if sdpa.is_backward else "generate_stats"
+    params = {always: True, "attn_scale": sdpa.scale} | (CAUSAL if sdpa.causal else {})
+    return "SDPA_BWD" if sdpa.is_backward else "SDPA", ports, params
+
+
 def graph_of(sdpa):
     """Return what the frontend says of a call, as its version 1.32 says it."""
-    ports = {t.name: PORTS.get(t.name, (t.name, t.name))[sdpa.is_backward] for t in sdpa.tensors}
+    kind, ports, params = node_of(sdpa)
     sides = sdpa.names[: -sdpa.num_results], sdpa.names[-sdpa.num_results :]
-    always = "use_deterministic_algorithm" if sdpa.is_backward else "generate_stats"
     node = {
         "name": "one",
-        "type": "SDPA_BWD" if sdpa.is_backward else "SDPA",
+        "type": kind,
         "inputs": {ports[name]: f"the {name}" for name in sides[0]},
         "outputs": {ports[name]: f"the {name}" for name in sides[1]},
-        "params": {always: True, "attn_scale": sdpa.scale} | (CAUSAL if sdpa.causal else {}),
+        "params": params,
     }
     tensors = {
         f"the {t.name}": {
@@ -70,7 +115,11 @@ def graph_of(sdpa):
         }
         for uid, t in enumerate(sdpa.tensors, 1)
     }
-    return {"context": {}, "nodes": [node], "tensors": tensors}
+    return {
+        "context": {"compute_data_type": "data_type.FLOAT"},
+        "nodes": [node],
+        "tensors": tensors,
+    }
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -80,6 +129,12 @@ def test_a_graph_reads_back_as_the_record_it_was_made_of(name):
 
 def with_params(**params):
     graph = graph_of(record(FORWARD))
+    graph["nodes"][0]["params"] |= params
+    return graph
+
+
+def with_ways(**params):
+    graph = graph_of(conv(CONV))
     graph["nodes"][0]["params"] |= params
     return graph
 
@@ -111,6 +166,10 @@ def with_tensor(**said):
         (with_tensor(is_virtual=True), "or is nowhere"),
         (with_tensor(dim=[1, 2, 3]), "dk of a graph has 3 axes"),
         (with_tensor(uid=20), "not numbered"),
+        (with_ways(convolution_mode="convolution_mode.CONVOLUTION"), "not ours: convolution_mode"),
+        (with_ways(post_padding=[1, 1]), r"\(0, 1\) before and \(1, 1\) behind"),
+        (with_ways(stride=[2]), r"stride = \[2\]"),
+        (with_ways() | {"context": {}}, "computes in None"),
     ],
     ids=str,
 )
@@ -124,7 +183,7 @@ def test_other_nodes_and_other_tensors_are_refused():
     node = graph["nodes"][0]
     for wrong, words in (
         ([node, node], "2 nodes"),
-        ([node | {"type": "MATMUL"}], "'MATMUL', which is no attention"),
+        ([node | {"type": "MATMUL"}], "'MATMUL', which is none of ours"),
         ([node | {"inputs": node["inputs"] | {"bias": "the q"}}], "has the tensors q, k, v, bias"),
     ):
         with pytest.raises(UnknownGraph, match=words):
@@ -169,7 +228,8 @@ class Graph:
 
     def __init__(self, module, **options):
         self.module, self.options, self.done = module, options, []
-        self.said = {"nodes": [], "tensors": {}}
+        kind = f"data_type.{options.get('compute_data_type')}"
+        self.said = {"context": {"compute_data_type": kind}, "nodes": [], "tensors": {}}
         self.plans = [SimpleNamespace(engine_id=n) for n in (900, 1)]
 
     def tensor(self, name, data_type, uid, dim, stride):
@@ -181,7 +241,7 @@ class Graph:
     def _node(self, kind, ports, name, given, params):
         made = [Port(self, f"made {port}") for port in ports]
         params = {
-            key: value if isinstance(value, bool | int | float) else f"diagonal_alignment.{value}"
+            key: value if not isinstance(value, str) else f"diagonal_alignment.{value}"
             for key, value in params.items()
         }
         node = {"name": name, "type": kind, "params": params | self.module.more}
@@ -197,6 +257,18 @@ class Graph:
     def sdpa_backward(self, name, q, k, v, o, dO, stats, **params):
         given = {"q": q, "k": k, "v": v, "o": o, "dO": dO, "stats": stats}
         return self._node("SDPA_BWD", ("dQ", "dK", "dV"), name, given, params)
+
+    def conv_fprop(self, name, image, weight, **params):
+        return self._node("CONV_FPROP", "Y", name, {"image": image, "weight": weight}, params)[0]
+
+    def conv_dgrad(self, name, loss, filter, **params):  # noqa: A002  # the frontend's name
+        return self._node("CONV_DGRAD", ("DX",), name, {"loss": loss, "filter": filter}, params)[0]
+
+    def conv_wgrad(self, name, image, loss, **params):
+        return self._node("CONV_WGRAD", ("DW",), name, {"image": image, "loss": loss}, params)[0]
+
+    def deselect_numeric_notes(self, notes):
+        self.done.append(("notes", {*notes}))
 
     def validate(self):
         if self.module.refuses:
@@ -235,6 +307,13 @@ class Graph:
         self.done.append(("ran", places, workspace, handle))
 
 
+class Notes:
+    """Every note is its name."""
+
+    def __getattr__(self, name):
+        return name
+
+
 @pytest.fixture
 def frontend(monkeypatch):
     """The module that the package would be; `more` is what its nodes hold besides."""
@@ -242,6 +321,7 @@ def frontend(monkeypatch):
     module.more, module.refuses, module.workspace_bytes, module.streams = {}, "", 64, []
     module.data_type = SimpleNamespace(BFLOAT16="BFLOAT16", HALF="HALF", FLOAT="FLOAT")
     module.diagonal_alignment = SimpleNamespace(BOTTOM_RIGHT="BOTTOM_RIGHT")
+    module.numerical_note = Notes()
     module.heur_mode = SimpleNamespace(A="a", FALLBACK="fallback")
     module.pygraph = lambda **options: Graph(module, **options)
     module.create_handle = lambda: "handle"
@@ -299,6 +379,14 @@ def test_a_plan_is_the_librarys_own_within_the_workspace_and_keeps_no_scores(fro
     assert os.environ["CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT"] == "77"
 
 
+def test_sums_of_a_convolution_are_in_order_and_in_float32(frontend):
+    barred = {}
+    for dtype in (DType.FLOAT32, DType.BFLOAT16):
+        barred[dtype] = dict(Cudnn().choose(conv(CONV, dtype), 4096).graph.done[1:4])["notes"]
+    assert {"NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION"} < barred[DType.BFLOAT16]
+    assert barred[DType.FLOAT32] - barred[DType.BFLOAT16] == {"TENSOR_CORE"}
+
+
 def test_a_plan_over_the_workspace_is_an_error_that_says_what_and_how_to_mend_it(frontend):
     frontend.workspace_bytes = 4097
     with pytest.raises(CudaError) as caught:
@@ -306,7 +394,7 @@ def test_a_plan_over_the_workspace_is_an_error_that_says_what_and_how_to_mend_it
     assert str(caught.value) == (
         "cuDNN has no way to compute the gradient of attention of bfloat16 [2, 3, 64, 16] by 64"
         " keys, 16, causal within 4,096 bytes of workspace; compile the job with ACTORFLOW_CUDNN=0,"
-        " which composes attention of products: RuntimeError: it needs 4,097"
+        " which takes kernels of ours: RuntimeError: it needs 4,097"
     )
     assert caught.value.call.startswith("cudnn")
     assert "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT" not in os.environ
@@ -322,7 +410,7 @@ def test_a_call_runs_on_its_stream_with_addresses_by_number(frontend):
     places = {1: 10, 2: 20, 3: 30, 4: 40, 5: 50}
     assert choice.graph.done[-1] == ("ran", places, 60, "handle")
     frontend.refuses = "no"
-    with pytest.raises(CudaError, match="cuDNN's attention failed: RuntimeError: no"):
+    with pytest.raises(CudaError, match="a call of cuDNN failed: RuntimeError: no"):
         library.run(choice, (10, 20, 30, 40, 50), 60, 7)
     library.close()
     library.close()

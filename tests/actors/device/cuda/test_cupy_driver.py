@@ -14,8 +14,8 @@ from actors.device.cuda import cupy_calls, cupy_driver
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.driver import CudaError
 from actors.kernels.cuda.calls import KernelText
+from actors.kernels.cuda.cudnn_records import FORWARD, CudnnTensor, SdpaCall
 from actors.kernels.cuda.product import LtLayout, LtProduct
-from actors.kernels.cuda.sdpa import FORWARD, SdpaCall, SdpaTensor
 from compiler.errors import DeviceError
 from compiler.types import DType
 
@@ -260,12 +260,12 @@ def test_a_thread_says_once_which_gpu_it_is_for_and_two_drivers_do_in_turn(drive
     assert devices(lambda: driver.record(1, 2), lambda: driver.wait(1, 2)) == [[1]]
     assert devices(lambda: other.record(1, 2), lambda: driver.record(1, 2)) == [[0], [1]]
     driver._library, driver._choices = Library(""), [None]
-    driver._cudnn, driver._attention = Attention(), [None]
+    driver._cudnn, driver._cudnn_choices = Attention(), [None]
     calls = [
         lambda: driver.synchronize_event(1),
         lambda: driver.launch_later(1, 1, 32, 0, 8, 1, 2),
         lambda: driver.product_later(0, 1, 2, 3, 4, 5, 6),
-        lambda: driver.attention_later(0, (1, 2), 3, 4),
+        lambda: driver.cudnn_later(0, (1, 2), 3, 4),
     ]
     for call in calls:
         found = []
@@ -455,9 +455,9 @@ class Attention:
 SDPA = SdpaCall(
     tuple(
         [
-            SdpaTensor(name, DType.FLOAT32, (1, 1, 8, 1), (8, 8, 1, 1))
+            CudnnTensor(name, DType.FLOAT32, (1, 1, 8, 1), (8, 8, 1, 1))
             if name == "lse"
-            else SdpaTensor(name, DType.FLOAT16, (1, 1, 8, 8), (64, 64, 8, 1))
+            else CudnnTensor(name, DType.FLOAT16, (1, 1, 8, 8), (64, 64, 8, 1))
             for name in FORWARD
         ]
     ),
@@ -471,14 +471,14 @@ def test_attention_is_tried_on_scratch_that_goes_and_run_with_its_choice(
 ):
     library = Attention()
     monkeypatch.setattr(cupy_driver, "Cudnn", lambda: library)
-    choice, calls = asked(modules, lambda: driver.make_attention(SDPA, 1024))
+    choice, calls = asked(modules, lambda: driver.make_cudnn(SDPA, 1024))
     assert [c[1] for c in calls if c[0] == "malloc"] == [128, 128, 128, 128, 32, 1024]
     assert [name for name, *_ in calls].count("free") == 6
     tried = library.done.pop()
     assert len(tried[1]) == 5
-    driver.attention_later(choice, (1, 2, 3, 4, 5), 6, 7)
+    driver.cudnn_later(choice, (1, 2, 3, 4, 5), 6, 7)
     assert library.done == ["open", (tried[0], (1, 2, 3, 4, 5), 6, 7)]
-    assert driver.make_attention(SDPA, 1024) == 1
+    assert driver.make_cudnn(SDPA, 1024) == 1
     driver.close()
     assert (library.done[0], library.done[-1]) == ("open", "close")
 
@@ -488,10 +488,10 @@ def test_attention_that_cannot_run_on_scratch_is_told_at_load(driver, monkeypatc
     library.code = 5000
     monkeypatch.setattr(cupy_driver, "Cudnn", lambda: library)
     with pytest.raises(CudaError, match="no"):
-        driver.make_attention(SDPA, 1024)
+        driver.make_cudnn(SDPA, 1024)
 
 
 def test_attention_that_there_is_no_room_to_try_is_used_cold(driver, modules, monkeypatch):
     monkeypatch.setattr(cupy_driver, "Cudnn", Attention)
     modules.runtime.failing["malloc"] = 2
-    assert driver.make_attention(SDPA, 1024) == 0
+    assert driver.make_cudnn(SDPA, 1024) == 0

@@ -10,9 +10,9 @@ import pytest
 from actors.device.cuda.driver import CudaError
 from actors.device.cuda.graphs import WholeChain
 from actors.device.protocol import DeviceFault
-from actors.kernels.cuda.calls import CopyBytes, FillBytes, OneOf, RunAttention, RunProduct
+from actors.kernels.cuda.calls import CopyBytes, FillBytes, OneOf, RunCudnn, RunProduct
+from actors.kernels.cuda.cudnn_records import SdpaCall
 from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
-from actors.kernels.cuda.sdpa import SdpaCall
 from compiler.errors import DeviceError, InternalError, OutOfMemory
 from compiler.types import DType
 from tests.shared.recording_driver import kernel_call
@@ -113,11 +113,11 @@ def test_a_product_is_chosen_once_for_all_of_its_kind(make_device, driver):
 
 def test_attention_is_chosen_once_for_all_of_its_kind(make_device, driver):
     sdpa = SdpaCall((), 0.5, causal=True)
-    device = make_device({"a": (RunAttention(sdpa, (256, 512), 1024, 64),)})
+    device = make_device({"a": (RunCudnn(sdpa, (256, 512), 1024, 64),)})
     launches = tuple([device.bind("a", {}, (), (), None) for _ in range(3)])
-    assert driver.counts()["make_attention"] == 1
+    assert driver.counts()["make_cudnn"] == 1
     (chain,) = device.bind_chain(device.make_stream("compute"), launches)
-    assert driver.counts()["attention_later"] == 3
+    assert driver.counts()["cudnn_later"] == 3
     chain()
     assert driver.names()[-1] == "graph_later"
 

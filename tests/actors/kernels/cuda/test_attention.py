@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from emulated_run import loaded, stored
 
 import compiler.ops.attention  # noqa: F401  # registers the ops
 from actors.kernels.cuda import attention_chunks, nvrtc
@@ -12,7 +13,6 @@ from actors.kernels.cuda.gpu import gpu_named
 from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
 from compiler.attrs import Attrs
-from compiler.bfloat16 import from_bits, to_bits
 from compiler.registry import find_op, reference
 from compiler.types import DType, TensorType, contiguous_strides
 
@@ -43,18 +43,6 @@ def chunks(request, monkeypatch):
     if request.param != "usual chunks":
         monkeypatch.setattr(attention_chunks, "CHUNK_BYTES", 700)
         monkeypatch.setattr(attention_chunks, "_LEAST_ROWS", 3)
-
-
-def stored(x, dtype):
-    if dtype != "bfloat16":
-        return x.astype(dtype)
-    bits = np.empty_like(x, np.uint16)  # keeps the layout
-    bits[...] = to_bits(x.astype(np.float32))
-    return bits
-
-
-def loaded(x):
-    return (from_bits(x) if x.dtype == np.uint16 else x).astype(np.float64)
 
 
 def laid_out(x, kind):

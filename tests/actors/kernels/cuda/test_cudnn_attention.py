@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from emulated_run import loaded, stored
 
 import compiler.ops.attention  # noqa: F401  # registers the ops
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
-from actors.kernels.cuda.calls import RunAttention
+from actors.kernels.cuda.calls import RunCudnn
 from actors.kernels.cuda.cudnn_attention import CudnnAttention, CudnnAttentionGrad
 from actors.kernels.cuda.gpu import gpu_named, known_gpus
 from actors.kernels.kernel import Operand
 from compiler.attrs import Attrs
-from compiler.bfloat16 import from_bits, to_bits
 from compiler.registry import find_op, reference
 from compiler.types import DType, TensorType, contiguous_strides
 
@@ -31,18 +31,6 @@ SHAPES = [
 ]
 both_masks = pytest.mark.parametrize("causal", [False, True])
 both_types = pytest.mark.parametrize("dtype", LIMITS)
-
-
-def stored(x, dtype):
-    if dtype == "float16":
-        return x.astype(dtype)
-    bits = np.empty_like(x, np.uint16)
-    bits[...] = to_bits(x.astype(np.float32))
-    return bits
-
-
-def loaded(x):
-    return (from_bits(x) if x.dtype == np.uint16 else x).astype(np.float64)
 
 
 def packed(arrays):
@@ -131,8 +119,8 @@ def test_heads_of_a_projection_are_read_and_written_where_they_lie(emulated_run,
     q, k, v, dy = operands(((2, 3), 20, 20, 8, 8), dtype)
     there = forward(emulated_run, dtype, *packed([q, k, v]), attrs)
     agree(there.outputs, expected("attention", attrs, q, k, v), LIMITS[dtype])
-    (call,) = [call for call in there.calls if isinstance(call, RunAttention)]
-    assert {tensor.strides for tensor in call.sdpa.tensors[:3]} == {(24, 8, 144, 1)}
+    (call,) = [call for call in there.calls if isinstance(call, RunCudnn)]
+    assert {tensor.strides for tensor in call.record.tensors[:3]} == {(24, 8, 144, 1)}
     y, lse = there.outputs
     strides = [x.strides for x in packed([q, k, v])]
     back = emulated_run(
@@ -153,7 +141,7 @@ def test_the_call_of_the_library_stands_alone(emulated_run):
     for dtype in LIMITS:
         q, k, v, _ = operands(((2,), 4, 4, 8, 8), dtype)
         calls[dtype] = [type(c) for c in forward(emulated_run, dtype, q, k, v, attrs).calls]
-    assert calls == {"bfloat16": [RunAttention], "float16": [RunAttention]}
+    assert calls == {"bfloat16": [RunCudnn], "float16": [RunCudnn]}
 
 
 @pytest.mark.parametrize(

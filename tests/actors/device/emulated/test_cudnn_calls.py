@@ -1,17 +1,27 @@
-"""Fused attention as its records say, and as the driver checks it."""
+"""Calls of cuDNN as their records say, and as the driver checks it."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 
 from actors.device.cuda.driver import CudaError
-from actors.device.emulated import attention
+from actors.device.emulated import cudnn_calls
 from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.device.schedule import LateSchedule
+from actors.kernels.cuda.cudnn_records import (
+    BACKWARD,
+    CONV,
+    CONV_INPUT_GRAD,
+    CONV_WEIGHT_GRAD,
+    FORWARD,
+    ConvCall,
+    CudnnTensor,
+    SdpaCall,
+)
 from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.sdpa import BACKWARD, FORWARD, SdpaCall, SdpaTensor
-from compiler.types import DType
+from compiler.types import DType, contiguous_strides
 
 SHAPE, LSE = (1, 2, 8, 8), (1, 2, 8, 1)
 SIZE = 1 * 2 * 8 * 8 * 2
@@ -19,9 +29,9 @@ SIZE = 1 * 2 * 8 * 8 * 2
 
 def record(names, *, causal=True):
     tensors = [
-        SdpaTensor(name, DType.FLOAT32, LSE, (16, 8, 1, 1))
+        CudnnTensor(name, DType.FLOAT32, LSE, (16, 8, 1, 1))
         if name == "lse"
-        else SdpaTensor(name, DType.FLOAT16, SHAPE, (128, 64, 8, 1))
+        else CudnnTensor(name, DType.FLOAT16, SHAPE, (128, 64, 8, 1))
         for name in names
     ]
     return SdpaCall(tuple(tensors), 0.5, causal)
@@ -52,8 +62,8 @@ def test_it_runs_on_its_stream_and_spoils_its_workspace(driver, places):
     for place, array in zip((q, k, v), given, strict=True):
         driver.copy(place, array.ctypes.data, SIZE)
     driver.copy(scratch, np.zeros(64, np.uint8).ctypes.data, 64)
-    choice = driver.make_attention(record(FORWARD), 64)
-    driver.attention_later(choice, (q, k, v, y, lse), scratch, driver.make_stream("s"))
+    choice = driver.make_cudnn(record(FORWARD), 64)
+    driver.cudnn_later(choice, (q, k, v, y, lse), scratch, driver.make_stream("s"))
     driver.synchronize()
     exact = [array.astype(np.float64) for array in given]
     scores = 0.5 * exact[0] @ exact[1].swapaxes(-1, -2)
@@ -80,16 +90,16 @@ def fails(code, call):
 def test_operands_lie_where_they_may(driver, names, moved):
     blocks = [driver.allocate(SIZE) for _ in names]
     addresses = tuple([place + moved.get(index, 0) for index, place in enumerate(blocks)])
-    choice = driver.make_attention(record(names), 0)
-    driver.attention_later(choice, addresses, 0, driver.make_stream("s"))
+    choice = driver.make_cudnn(record(names), 0)
+    driver.cudnn_later(choice, addresses, 0, driver.make_stream("s"))
     assert "are nobody's" in fails(700, driver.synchronize)
 
 
 def test_an_operand_that_begins_between_loads_is_found(driver):
     blocks = [driver.allocate(2 * SIZE) for _ in FORWARD]
-    choice = driver.make_attention(record(FORWARD), 0)
+    choice = driver.make_cudnn(record(FORWARD), 0)
     addresses = (blocks[0] + 8, *blocks[1:])
-    driver.attention_later(choice, addresses, 0, driver.make_stream("s"))
+    driver.cudnn_later(choice, addresses, 0, driver.make_stream("s"))
     assert "q of a library's call, which should lie at" in fails(716, driver.synchronize)
 
 
@@ -97,8 +107,8 @@ def test_an_operand_that_begins_between_loads_is_found(driver):
 def test_a_result_over_an_operand_is_found(driver, places, result, operand):
     addresses, _ = places
     addresses[result] = addresses[operand]
-    choice = driver.make_attention(record(BACKWARD), 0)
-    driver.attention_later(choice, tuple(addresses), 0, driver.make_stream("s"))
+    choice = driver.make_cudnn(record(BACKWARD), 0)
+    driver.cudnn_later(choice, tuple(addresses), 0, driver.make_stream("s"))
     assert "lies over an operand" in fails(1, driver.synchronize)
 
 
@@ -108,13 +118,27 @@ def test_a_result_over_an_operand_is_found(driver, places, result, operand):
 def test_the_librarys_graph_gives_the_bits_of_our_record(names, causal):
     pytest.importorskip("cudnn", reason="needs the extra [cudnn]")
     sdpa = record(names, causal=causal)
-    said = attention.described(sdpa)
+    said = cudnn_calls.described(sdpa)
     assert said is not sdpa
     found = []
     for call in (sdpa, said):
         rng = np.random.default_rng(4)
         arrays = [rng.standard_normal(SHAPE).astype(np.float16) for _ in names]
         arrays[names.index("lse")] = rng.standard_normal(LSE).astype(np.float32)
-        attention.run(call, tuple([array.ctypes.data for array in arrays]))
+        cudnn_calls.run(call, tuple([array.ctypes.data for array in arrays]))
         found.append([array.tobytes() for array in arrays])
     assert found[0] == found[1]
+
+
+@pytest.mark.cuda
+def test_the_librarys_graph_of_a_convolution_is_our_record():
+    pytest.importorskip("cudnn", reason="needs the extra [cudnn]")
+    lies = ("x", (2, 4, 7, 6)), ("weight", (6, 2, 3, 3)), ("y", (2, 6, 4, 6))
+    tensors = [CudnnTensor(n, DType.FLOAT16, s, contiguous_strides(s, 1)) for n, s in lies]
+    for names in (CONV, CONV_INPUT_GRAD, CONV_WEIGHT_GRAD):
+        held = {t.name: t for t in tensors} | {f"d{t.name}": t for t in tensors}
+        own = tuple([replace(held[name], name=name) for name in names])
+        call = ConvCall(own, (1, 1), (2, 1), (1, 1))
+        said = cudnn_calls.described(call)
+        assert said == call
+        assert said is not call
