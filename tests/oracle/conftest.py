@@ -25,6 +25,7 @@ def agrees(request):
     name = request.module.__name__.rpartition("test_")[2]
 
     def run(case, dtype):
+        assert case.num_sets >= oracle.FEWEST, f"{case.name} has {case.num_sets} argument sets"
         known = oracle.stored(name)
         assert case.name in known, f"nothing is stored of {case.name!r}: make oracle-store"
         if request.config.getoption("--torch"):

@@ -63,7 +63,7 @@ IMAGES = [
 ]
 LINES = [(2, 3, 5 + i) for i in range(10)] + [(3, 6 + i) for i in range(10)]
 BOXES = [(1 + i % 2, 2, 4 + i % 3, 5, 4 + i % 2) for i in range(20)]
-FULL = [shape for shape in IMAGES if shape[0]]
+FULL = [*[shape for shape in IMAGES if shape[0]], (1, 4, 3, 9)]
 WINDOWS = (
     {"kernel_size": 2},
     {"kernel_size": 3, "stride": 2, "padding": 1},

@@ -7,9 +7,12 @@ from oracle import Case, floats, seeded
 import actorflow as af
 from actorflow import nn
 
-SHAPES = [(1, 1, 2, 1), (8, 3, 5, 3), (9, 2, 3, 0), (12, 1, 4, 5), (2, 2, 2, 4)]
-SIZES = [(*shape, key) for shape in SHAPES for key in range(4)]
-"""Inputs, sequences, classes, labels, and a seed: few shapes, for each is a loop to compile."""
+SHAPES = [
+    *((1, 1, 2, 1), (8, 3, 5, 3), (9, 2, 3, 0), (12, 1, 4, 5), (2, 2, 2, 4), (5, 4, 2, 1)),
+    *((3, 1, 7, 2), (16, 2, 3, 7), (7, 5, 4, 2), (4, 1, 3, 0)),
+]
+SIZES = [(*shape, key) for shape in SHAPES for key in range(2)]
+"""Inputs, sequences, classes, labels, and a seed."""
 
 
 def drawn(steps, batch, classes, length, key=0):

@@ -6,7 +6,7 @@ from oracle import SHAPES, Case, floats, seeded, unary
 import actorflow as af
 
 CUBES = [floats((2 + i % 3, 1 + i % 4, 1 + i % 5), key=i) for i in range(20)]
-FULL = [shape for shape in SHAPES if 0 not in shape]
+FULL = [*[shape for shape in SHAPES if 0 not in shape], (2,), (6, 1, 2), (9, 9)]
 COUNTS = [(seeded(i).integers(-3, 3, (2 + i % 3, i % 5, 4)),) for i in range(20)]
 HOLES = [(np.where(seeded(i).random(x.shape) < 0.3, np.nan, x),) for i, (x,) in enumerate(CUBES)]
 TIES = [(np.round(x),) for (x,) in CUBES]

@@ -25,6 +25,10 @@ class ScheduleCase:
     tolerance: float = 1e-6
     gradient_tolerance: float = 0.0
 
+    @property
+    def num_sets(self):
+        return self.steps
+
     def ours(self, dtype):
         return {"rate": values(dtype)[self.name][: self.steps]}
 

@@ -1,7 +1,9 @@
 """Attention of several heads, and the layers and stacks that are made of it, from given weights."""
 
+from itertools import product
+
 import numpy as np
-from oracle import Case, floats, seeded
+from oracle import FEWEST, Case, floats, seeded
 
 import actorflow as af
 from actorflow import nn
@@ -60,12 +62,14 @@ def layer_case(name, ours, torchs, names, inputs, masks=None, every=1):
 
     `ours` and `torchs` get the sizes and return a layer; `inputs` and `masks` give shapes and
     arrays by the sizes. Keyword arguments are what `masks` calls its arrays. What is made of
-    layers with cases of their own takes `every` third size, stacks fewer: compiling takes its time.
+    layers with cases of their own takes `every` third size, stacks fewer, and each several times,
+    with other numbers: compiling takes its time.
     """
     sets, sizes = [], {}
-    for size in SIZES[::every]:
-        given = floats(*inputs(*size), low=-1, high=1, key=(name, size))
-        own = floats(*shapes_of(names, size[3]), low=-1, high=1, key=(name, "own", size))
+    chosen = SIZES[::every]
+    for turn, size in product(range(-(-FEWEST // len(chosen))), chosen):
+        given = floats(*inputs(*size), low=-1, high=1, key=(name, size, turn))
+        own = floats(*shapes_of(names, size[3]), low=-1, high=1, key=(name, "own", size, turn))
         extra = masks(*size) if masks else {}
         sets.append((*given, *own, *[x for x in extra.values() if isinstance(x, np.ndarray)]))
         sizes[tuple(x.shape for x in given)] = (size, extra, len(given))
@@ -194,7 +198,6 @@ CASES = [
         *multihead(),
         ATTENTION,
         lambda b, t, s, e, h: ((t, e), (s, e), (s, e)),
-        every=3,
     ),
     layer_case(
         "TransformerEncoderLayer",

@@ -1,10 +1,10 @@
 """Functions and layers of jobs against torch: values and gradients, as a user's job computes them.
 
-A `Case` says a function once for us and once for torch, with argument sets for both. One job
-computes the outputs of all its argument sets and, by `af.grad`, the gradients of a weighted sum of
-them. Torch computes the same in float64. What it computed is stored, two numbers a tensor, so that
-tests need no torch: the sum of its elements times some fixed weights, and the sum of the absolute
-terms, which is what an error is held against. One wrong element shows in it.
+A `Case` says a function once for us and once for torch, with argument sets for both. One job, in a
+few steps, computes the outputs of all its argument sets and, by `af.grad`, the gradients of a
+weighted sum of them. Torch computes the same in float64. What it computed is stored, two numbers a
+tensor, so that tests need no torch: the sum of its elements times some fixed weights, and the sum
+of the absolute terms, which is what an error is held against. One wrong element shows in it.
 
 `--torch` computes anew, compares element by element, and stores what came; see `make oracle`.
 """
@@ -49,6 +49,9 @@ PAIRS = (
 )
 """Twenty pairs of shapes that broadcast."""
 
+FEWEST = 20
+"""Argument sets of a case; of an optimizer each setting with each shape is one."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -66,6 +69,11 @@ class Case:
     no_gpu: str = ""
     tolerance: float = 1e-5
     gradient_tolerance: float = 1e-4
+
+    @property
+    def num_sets(self) -> int:
+        """Argument sets that are compared."""
+        return len(self.sets)
 
 
 def seeded(*what: object) -> np.random.Generator:
@@ -130,21 +138,25 @@ def ours(case: Case, dtype: str) -> dict[str, np.ndarray]:
     """
     if not isinstance(case, Case):
         return case.ours(dtype)
+    steps = rounds(case.sets)
     ways: dict[str, str] = {}
-    fed: dict[str, np.ndarray] = {}
-    for number, arrays in enumerate(case.sets):
-        for place, array in enumerate(arrays):
-            typed = array.astype(dtype) if array.dtype.kind == "f" else array
-            key = f"{number}.{place}"
-            fed[key], ways[key] = turned(np.asarray(typed), number + place)
+
+    def fed(numbers: Sequence[int]) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {}
+        for form, number in enumerate(numbers):
+            for place, array in enumerate(case.sets[number]):
+                typed = array.astype(dtype) if array.dtype.kind == "f" else array
+                key = f"{form}.{place}"
+                found[key], ways[key] = turned(np.asarray(typed), form + place)
+        return found
 
     def compute(model: nn.Module, batch: Any) -> dict[str, Any]:
         found = {}
-        for number, arrays in enumerate(case.sets):
-            given = [batch[f"{number}.{place}"] for place in range(len(arrays))]
-            args = [seen(t, ways[f"{number}.{place}"]) for place, t in enumerate(given)]
+        for form, number in enumerate(steps[0]):
+            keys = [f"{form}.{place}" for place in range(len(case.sets[number]))]
+            args = [seen(batch[key], ways[key]) for key in keys]
             made = listed(case.ours(*args))
-            found |= {f"{number}.out{i}": tensor for i, tensor in enumerate(made)}
+            found |= {f"{form}.out{i}": tensor for i, tensor in enumerate(made)}
             wanted = [i for i, t in enumerate(args) if t.dtype.is_float]
             flows = [t for t in made if t.dtype.is_float]
             if not (case.has_gradient and wanted and flows):
@@ -156,7 +168,7 @@ def ours(case: Case, dtype: str) -> dict[str, np.ndarray]:
                 total = term if total is None else total + term
             grads = af.grad(total, [args[i] for i in wanted], allow_unused=True)
             found |= {
-                f"{number}.grad{i}": grad
+                f"{form}.grad{i}": grad
                 for i, grad in zip(wanted, grads, strict=True)
                 if grad is not None
             }
@@ -164,10 +176,28 @@ def ours(case: Case, dtype: str) -> dict[str, np.ndarray]:
 
     job = af.job(train=False)(compute)
     model = nn.Module()
+    results = {}
     try:
-        return {name: np.asarray(made) for name, made in job.step(model, fed).items()}
+        for numbers in steps:
+            for name, made in job.step(model, fed(numbers)).items():
+                form, _, what = name.partition(".")
+                results[f"{numbers[int(form)]}.{what}"] = np.asarray(made)
     finally:
         job.close(model)
+    return results
+
+
+def rounds(sets: Sequence[Arrays]) -> list[list[int]]:
+    """Return numbers of argument sets, in each step of a job one of each form.
+
+    Sets of the same shapes and dtypes are one form: its plan is made once, however many there are.
+    A form of fewer sets than others comes again with its last.
+    """
+    forms: dict[Any, list[int]] = {}
+    for number, arrays in enumerate(sets):
+        forms.setdefault(tuple([(a.shape, a.dtype.str) for a in arrays]), []).append(number)
+    most = max(map(len, forms.values()))
+    return [[of[min(step, len(of) - 1)] for of in forms.values()] for step in range(most)]
 
 
 def torchs(case: Case, torch: Any) -> dict[str, np.ndarray]:
