@@ -73,6 +73,7 @@ CURVES = [
         torch_losses,
         batch,
         (adam("generator", "g_loss"), adam("discriminator", "d_loss")),
+        ("float32", "bfloat16"),
     )
 ]
 

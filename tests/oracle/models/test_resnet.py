@@ -59,7 +59,7 @@ def torch_resnet(torch, *, is_bottleneck, layers, width, stem):
     return Net()
 
 
-def curve(name, block, layers, width, stem, size, precisions):
+def curve(name, block, layers, width, stem, rows, size):
     return Curve(
         name,
         lambda: ResNet(block, layers, 10, channels=1, width=width, stem=stem),
@@ -68,15 +68,17 @@ def curve(name, block, layers, width, stem, size, precisions):
         ),
         classifies,
         torch_classifies,
-        lambda step: datasets.digits(8 if size == 16 else 4, size=size, seed=step % 4),
+        lambda step: datasets.digits(rows, size=size, seed=step % 4),
         sgd(0.001),
-        precisions,
+        ("float32", "bfloat16"),
     )
 
 
 CURVES = [
-    curve("resnet18", BasicBlock, (2, 2, 2, 2), 4, "cifar", 16, ("float32", "bfloat16")),
-    curve("resnet50 in short", Bottleneck, (1, 1, 1, 1), 4, "imagenet", 64, ("float32",)),
+    curve("resnet18", BasicBlock, (2, 2, 2, 2), 4, "cifar", 8, 16),
+    # Of 4 images torch's own autocast to bfloat16 is 0.3 off: the last statistics are of 4 numbers
+    # an image.
+    curve("resnet50 in short", Bottleneck, (1, 1, 1, 1), 4, "imagenet", 16, 64),
 ]
 
 

@@ -36,21 +36,24 @@ def torch_vgg(torch, batch_norm):
     return Net()
 
 
-def curve(name, model, batch_norm):
+def curve(name, model, batch_norm, rows, rate):
     return Curve(
         name,
         lambda: model(10, **SMALL),
         lambda torch: torch_vgg(torch, batch_norm),
         classifies,
         torch_classifies,
-        lambda step: datasets.digits(4, size=32, seed=step % 4),
-        sgd(0.005),
+        lambda step: datasets.digits(rows, size=32, seed=step % 4),
+        sgd(rate),
+        ("float32", "bfloat16"),
     )
 
 
 CURVES = [
-    curve("vgg16", vgg16, batch_norm=False),
-    curve("vgg16 with batch norm", vgg16_bn, batch_norm=True),
+    curve("vgg16", vgg16, False, 4, 0.005),
+    # The last statistics are of 4 numbers an image: of 4 images and in larger steps torch's own
+    # autocast to bfloat16 is 0.3 off by the end.
+    curve("vgg16 with batch norm", vgg16_bn, True, 32, 0.001),
 ]
 
 
