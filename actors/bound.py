@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
+import numpy as np
+
 from actors.arena import Views
 from actors.device.executor import Executor
 from actors.device.protocol import DeviceFailure, DeviceFault
@@ -23,12 +25,14 @@ class VariableMemory:
     Nothing may write a variable meanwhile: ask between steps.
     """
 
-    __slots__ = ("_executor", "_numbers", "_rounded", "_views")
+    __slots__ = ("_executor", "_numbers", "_packed", "_rounded", "_views")
 
     def __init__(self, plan: Plan, views: Views, executor: Executor) -> None:
         self._numbers = {v.name: v.view for v in plan.variables}
         rounded = [v for v in plan.variables if v.role == "rounded"]
         self._rounded = {dict(v.init)["of"]: v.view for v in rounded}
+        packed = [v for v in plan.variables if v.role == "packed"]
+        self._packed = [(dict(v.init)["of"], v.view) for v in packed]
         self._views = views
         self._executor = executor
 
@@ -46,12 +50,16 @@ class VariableMemory:
     def write(self, name: str, array: Array) -> None:
         """Give a variable new values: an array of its type, or one that broadcasts to it.
 
-        What is that variable in bfloat16 gets them, too. Waits and raises as `read` does.
+        What is that variable in bfloat16 gets them, too, and what launches keep of it is made anew.
+        Waits and raises as `read` does.
         """
         self._executor.synchronize()
         self._views.write(self._numbers[name], array)
         if name in self._rounded:
             self._views.write(self._rounded[name], to_bits(array))
+        for of, view in self._packed:
+            if of == name:
+                self._views.write(view, np.zeros((), np.uint8))
 
     @property
     def lost_with(self) -> str:

@@ -42,6 +42,7 @@ from compiler.passes import (
     clip,
     collectives,
     fuse_attention,
+    hold_weights,
     insert_copies,
     loss_scale,
     narrow_bodies,
@@ -182,10 +183,16 @@ PASSES: tuple[AnyPass, ...] = (
         ("copies between devices",),
         lambda options: len(options.devices) > 1,
     ),
+    JobPass(
+        "hold_weights",
+        hold_weights.run,
+        ("minimal", "copies between devices"),
+        ("weights held",),
+    ),
     DevicePass(
         "channels_last",
         channels_last.run,
-        ("minimal", "copies between devices", "updates by programs"),
+        ("minimal", "copies between devices", "updates by programs", "weights held"),
         ("layouts of images",),
     ),
     Pass(

@@ -356,7 +356,7 @@ class Plan:
     @property
     def state(self) -> tuple[Variable, ...]:
         """The variables that mean something of their own between two steps."""
-        return tuple([v for v in self.variables if v.role not in ("scratch", "rounded")])
+        return tuple([v for v in self.variables if v.role not in ("scratch", "rounded", "packed")])
 
     def option(self, name: str, default: PlainValue = None) -> PlainValue:
         """Return a compile option recorded in the plan."""

@@ -41,13 +41,16 @@ class KernelInfo:
 
     `in_place` lists pairs (output, input) that may share bytes when both are dense, equal in size
     and the input dies here; of a value that is read at several positions, all must be listed.
-    `workspace_bytes` is scratch, planned like any tensor and live during the launch only.
+    `workspace_bytes` is scratch, planned like any tensor and live during the launch only. Where it
+    `keeps` the input at a place, a variable that no step writes, it is the launch's own as long as
+    the plan: zeros at first, and whenever that variable is given other values.
     """
 
     kernel: str
     workspace_bytes: int = 0
     in_place: tuple[tuple[int, int], ...] = ()
     duration_ns: float = 0.0
+    keeps: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

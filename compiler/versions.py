@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from compiler.errors import InternalError
 from compiler.lowering.carried import Carried, CarriedRead, When
 from compiler.lowering.version_makers import NOTHING, Maker, VersionMakers
+from compiler.ops.sources import PACKED
 from compiler.places import NO_BYTES, NOWHERE, Extent, Places, form_of
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind
 from compiler.types import RegisterId
@@ -385,7 +386,10 @@ class _Play:
     def _own_workspace(self, actor: Actor, index: int, view: int) -> None:
         """Check that this launch may leave anything in its workspace; let it hold nothing."""
         register = self._plan.registers[self._plan.views[view].register]
+        is_kept = register.kind is RegisterKind.VARIABLE and register.id not in self._owner
         owner = self._owner.setdefault(register.id, actor.id)
+        if is_kept and self._plan.variables[self._variable_of(view)].role == PACKED:
+            return  # of this launch alone, from firing to firing
         if register.kind is not RegisterKind.TEMPORARY or owner != actor.id:
             raise self._error(
                 actor, index, f"has its workspace in {self._named(view)}, which is not its own"

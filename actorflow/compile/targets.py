@@ -52,7 +52,8 @@ class HostTarget:
         """Choose the first kernel that takes the call. Raises LookupError when there is none."""
         family = runs_as.get(Op(call.op))
         name, needs = catalogue.choose(call.op, call.attrs, *operands_of_call(call), family)
-        return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
+        made = (needs.workspace_bytes, needs.in_place, needs.duration_ns, needs.keeps)
+        return KernelInfo(name, *made)
 
     def joined_updates(self, num_full: int) -> int:
         """Return 1: a call costs the host little, and an update has its gradient still in cache."""

@@ -14,7 +14,7 @@ from typing import Any
 from actorflow.initialise import INITIALISERS
 from actorflow.run.plan_facts import losses_of
 from compiler.errors import PlanFormatError
-from compiler.ops.sources import MOST_AT_FIRST, ROLES, ROUNDED, SCRATCH
+from compiler.ops.sources import MOST_AT_FIRST, PACKED, ROLES, ROUNDED, SCRATCH
 from compiler.placement import DeviceKind
 from compiler.plan import (
     PORTED,
@@ -211,6 +211,9 @@ def _check_variable(plan: Plan, variable: Variable) -> None:
     if variable.role == ROUNDED:
         _check_rounded(plan, variable)
         return
+    if variable.role == PACKED:
+        _check_packed(plan, variable)
+        return
     if variable.role not in ROLES or type_.dtype is DType.BFLOAT16:
         raise PlanFormatError(f"variable {variable.name!r} is {type_} with role {variable.role!r}")
     if variable.name in ("step", "batches") and type_ != _COUNTER:
@@ -249,6 +252,13 @@ def _check_rounded(plan: Plan, variable: Variable) -> None:
     is_right = types == [replace(type_, dtype=DType.FLOAT32)] and type_.dtype is DType.BFLOAT16
     if not is_right or len(others) != 1 or variable.slice_of is not None:
         raise PlanFormatError(f"variable {variable.name!r} is {type_}, and rounds {name!a:.40}")
+
+
+def _check_packed(plan: Plan, variable: Variable) -> None:
+    """Check that what a launch keeps is bytes: what they are of, its own proof asks."""
+    type_ = plan.views[variable.view].type
+    if type_.dtype is not DType.UINT8 or type_.rank != 1 or variable.slice_of is not None:
+        raise PlanFormatError(f"variable {variable.name!r} is {type_}, and no bytes of a launch")
 
 
 def _fields_of(plan: Plan, ports: tuple[Port, ...]) -> list[Field]:

@@ -26,6 +26,7 @@ from compiler.attrs import Attrs, AttrValue
 from compiler.errors import ActorflowError, PlanFormatError
 from compiler.ops.copies import COPY_TO
 from compiler.ops.shape import COPY
+from compiler.ops.sources import PACKED
 from compiler.placement import Device
 from compiler.places import extent_of
 from compiler.plan import Actor, ActorKind, Launch, Plan, RegisterKind, View
@@ -65,7 +66,7 @@ def check_launches(plan: Plan) -> None:
 
     O(launches), with one question to op and kernel per distinct launch.
     """
-    prover = _Prover(plan, _kernels_by_device(plan))
+    prover = _Prover(plan, _kernels_by_device(plan), _packed(plan))
     for actor in plan.actors:
         if actor.launches and actor.kind not in _RUNNING:
             raise PlanFormatError(f"actor {actor.name!r} ({actor.kind.value}) cannot run here")
@@ -86,6 +87,14 @@ def _kernels_by_device(plan: Plan) -> dict[Device, Mapping[str, Asked]]:
     return {d: cuda_catalogue.binders(gpu) if is_cuda(d) else host for d in devices}
 
 
+def _packed(plan: Plan) -> dict[RegisterId, RegisterId]:
+    """Return what is kept of variables that no step writes, by the register where that is."""
+    found = {v.name: v for v in plan.state if v.before == v.after and v.slice_of is None}
+    of = {v.view: found.get(str(dict(v.init).get("of"))) for v in plan.variables}
+    views, kept = plan.views, [v.view for v in plan.variables if v.role == PACKED]
+    return {views[k].register: views[v.view].register for k in kept if (v := of[k]) is not None}
+
+
 def _where(plan: Plan, actor: Actor, index: int, launch: Launch) -> str:
     types = ", ".join([str(plan.views[view].type) for view in launch.inputs])
     line = plan.sources[launch.source]
@@ -94,11 +103,15 @@ def _where(plan: Plan, actor: Actor, index: int, launch: Launch) -> str:
 
 @dataclass(slots=True)
 class _Prover:
-    """The answers so far: the pairs (output, input) that may share bytes, by distinct launch."""
+    """The answers so far, by distinct launch: what may share bytes, and which input is kept.
+
+    `packed` has the register of the variable that is kept, by the register where a launch keeps it.
+    """
 
     plan: Plan
     kernels: Mapping[Device, Mapping[str, Asked]]
-    answers: dict[object, Pairs] = field(default_factory=dict)
+    packed: Mapping[RegisterId, RegisterId]
+    answers: dict[object, tuple[Pairs, int | None]] = field(default_factory=dict)
 
     def check(
         self, launch: Launch, device: Device, made: set[RegisterId], taken: set[RegisterId]
@@ -115,11 +128,12 @@ class _Prover:
             tuple([(view.type, view.strides_bytes) for view in outputs]),
             block,
         )
-        pairs = self.answers.get(key)
-        if pairs is None:
+        if key not in self.answers:
             kernel = self.kernels[device].get(launch.kernel)
-            pairs = self.answers[key] = self._asked(kernel, launch, inputs, outputs, scratch)
+            self.answers[key] = self._asked(kernel, launch, inputs, outputs, scratch)
+        pairs, keeps = self.answers[key]
         self._check_homes(launch, inputs, outputs, made, taken)
+        self._check_workspace(scratch, None if keeps is None else inputs[keeps].register)
         _check_bytes(inputs, outputs, scratch, pairs)
 
     def _asked(
@@ -129,8 +143,8 @@ class _Prover:
         inputs: Views,
         outputs: Views,
         scratch: View | None,
-    ) -> Pairs:
-        """Ask op and kernel; return the pairs that may share bytes."""
+    ) -> tuple[Pairs, int | None]:
+        """Ask op and kernel; return the pairs that may share bytes, and which input is kept."""
         op = _op_of(launch)
         attrs = dict(launch.attrs)
         if len(attrs) != len(launch.attrs):
@@ -142,7 +156,8 @@ class _Prover:
         needs = _needs(kernel, launch, op, attrs, inputs, outputs)
         _check_scratch(scratch, needs.workspace_bytes)
         # A program comes with the plan, so what may lie over what is its kernel's word alone.
-        return needs.in_place if runs_as.get(op) else (*needs.in_place, *writes.get(op))
+        pairs = needs.in_place if runs_as.get(op) else (*needs.in_place, *writes.get(op))
+        return pairs, needs.keeps
 
     def _check_homes(
         self,
@@ -174,10 +189,15 @@ class _Prover:
                     f"writes to register {register.name!r} ({register.kind.value}), which is none"
                     " of its outputs"
                 )
-        if launch.workspace is not None:
-            scratch = self.plan.registers[self.plan.views[launch.workspace].register]
-            if scratch.kind is not RegisterKind.TEMPORARY:
-                raise PlanFormatError(f"works in register {scratch.name!r}, no temporary")
+
+    def _check_workspace(self, scratch: View | None, kept: RegisterId | None) -> None:
+        """Check that scratch is a temporary, or what the launch keeps of that very input."""
+        if scratch is None:
+            return
+        register = self.plan.registers[scratch.register]
+        is_temporary = register.kind is RegisterKind.TEMPORARY
+        if is_temporary != (kept is None) or self.packed.get(register.id) != kept:
+            raise PlanFormatError(f"works in register {register.name!r}, no temporary of its own")
 
 
 def _needs(

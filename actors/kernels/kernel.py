@@ -65,12 +65,17 @@ class KernelNeeds:
     needs its pair. `workspace_bytes` is scratch that the launch overwrites before it reads;
     `duration_ns` is an estimate, the same on every machine. `work` is what the estimate was made
     from; with it the launch can be priced for another machine (`cost`).
+
+    Where it `keeps` the input at a place, a variable that no step writes, in a form of its own, the
+    workspace is the launch's from step to step: zeros at first, and whenever that variable is given
+    other values.
     """
 
     workspace_bytes: int = 0
     in_place: tuple[tuple[int, int], ...] = ()
     duration_ns: float = 0.0
     work: Work | None = None
+    keeps: int | None = None
 
 
 class Asked(Protocol):

@@ -287,9 +287,13 @@ class ChainActors:
             interval = (position, position + 1)
             name = f"{launch_label(node.op.name, node.attrs, node.scope)}, workspace"
             device = self.program.chains[chain].stream.device
-            register = self._temporary(name, info.workspace_bytes, chain, interval, device)
             block = TensorType(DType.UINT8, (info.workspace_bytes,))
-            workspace = self.plan.view(register, block)
+            if info.keeps is None:
+                register = self._temporary(name, info.workspace_bytes, chain, interval, device)
+                workspace = self.plan.view(register, block)
+            else:
+                kept = self.home[self.program.storage.root[node.inputs[info.keeps]]][0]
+                workspace = self.plan.packed(kept, block, device)
         return Launch(
             kernel=info.kernel,
             op=node.op.name,

@@ -10,6 +10,7 @@ from compiler.errors import InternalError
 from compiler.graph import SourceLocation
 from compiler.lowering.chains import COMPUTE, StreamKey
 from compiler.lowering.packing import Item, Packing, pack
+from compiler.ops.sources import PACKED
 from compiler.placement import HOST, Device, StreamRole
 from compiler.plan import (
     Actor,
@@ -127,6 +128,17 @@ class PlanBuilder:
         self._arenas.setdefault(place, len(self._arenas))
         self._registers.append(_RegisterDraft(name, kind, item, reason, place))
         return RegisterId(len(self._registers) - 1)
+
+    def packed(self, register: RegisterId, type_: TensorType, place: int) -> int:
+        """Add what a launch keeps of a variable's register; return the view on it."""
+        of = self._registers[register].name
+        name = f"{PACKED}/{len(self.variables)}/{of}"
+        kind, reason = RegisterKind.VARIABLE, "kept from step to step: one slot"
+        own = self.register(name, kind, type_.size_bytes, reason=reason, place=place)
+        view, version = self.view(own, type_), self.version()
+        init = (("kind", PACKED), ("of", of))
+        self.variables.append(Variable(name, PACKED, view, init, version, version, version))
+        return view
 
     def num_slots(self, register: RegisterId) -> int:
         """Return how many slots a register has."""

@@ -31,7 +31,7 @@ CONV = define("conv")
 y[n, o, t] is the sum over c, k of weight[o, c, k] x[n, c, t * strides - low + k * dilation], zero
 outside of x: a cross-correlation, as everywhere. Attrs: strides, low, high (what is put before and
 behind each axis; negative: cut off), dilation: one per axis; groups, of which each has C / groups
-channels and O / groups results.
+channels and O / groups results; perhaps held: no step writes the weight.
 """
 
 CONV_INPUT_GRAD = define("conv_input_grad")

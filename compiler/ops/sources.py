@@ -36,13 +36,16 @@ SCRATCH = "scratch"
 ROUNDED = "rounded"
 """The role of a variable that is another one, `of` its init, in bfloat16: it is never saved."""
 
+PACKED = "packed"
+"""The role of what a launch keeps of a variable, `of` its init, from step to step."""
+
 OF_MODEL = ("parameter", "buffer")
 """Roles of what a model keeps itself: what is trained, and what is not."""
 
-ROLES = (*OF_MODEL, "optimizer", "counter", SCRATCH, ROUNDED)
+ROLES = (*OF_MODEL, "optimizer", "counter", SCRATCH, ROUNDED, PACKED)
 """What a variable is for: the model's, state of an optimizer, a count, scratch, or a copy."""
 
-UNSAVED = (SCRATCH, ROUNDED)
+UNSAVED = (SCRATCH, ROUNDED, PACKED)
 """Roles of what is no state: it means nothing between two steps, or follows from another one."""
 
 MOST_AT_FIRST = 1e30

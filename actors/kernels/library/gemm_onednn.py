@@ -174,14 +174,17 @@ class CallTable:
         self.rows.append((primitive.handle, address(given), len(given), scratch))
 
     def words(
-        self, chunks: Sequence[Chunk], place: PackedPlace, before: int
+        self, chunks: Sequence[Chunk], place: PackedPlace, before: int, is_done: int = 0
     ) -> tuple[list[Word], tuple[object, ...]]:
-        """Return the block's words, and what keeps alive what they point to."""
+        """Return the block's words, and what keeps alive what they point to.
+
+        `before` is a block that is run first, while there is a 0 at `is_done`, or always.
+        """
         words, held = head_words(chunks, place)
         calls = np.array(self.rows, np.int64)
         words += [before, address(calls), onednn.address_of("dnnl_primitive_execute")]
         words += [onednn.stream(), onednn.address_of("omp_get_max_threads")]
-        words += [onednn.address_of("omp_set_num_threads")]
+        words += [onednn.address_of("omp_set_num_threads"), is_done]
         return words, (*held, calls, *self.kept, *self.scratch.values())
 
     def _scratch(self, primitive: onednn.Primitive) -> Array | None:

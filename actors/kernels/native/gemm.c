@@ -46,6 +46,7 @@ typedef struct library_block {
     void *stream;
     int32_t (*threads)(void);
     void (*set_threads)(int32_t);
+    int64_t *is_done; /* where it is noted that `before` was, and need not be again; or NULL */
 } library_block;
 
 static void library_chunk(void *arguments, int64_t chunk, int32_t worker) {
@@ -75,7 +76,9 @@ static int32_t library_run(library_block *b) {
 AF_EXPORT int32_t af_gemm_onednn(void *arguments) {
     library_block *b = arguments;
     int32_t threads = b->threads();
-    int32_t status = b->before ? library_run(b->before) : 0;
+    int32_t is_done = b->is_done && *b->is_done;
+    int32_t status = b->before && !is_done ? library_run(b->before) : 0;
+    if (!status && b->is_done) *b->is_done = 1;
     if (!status) status = library_run(b);
     b->set_threads(threads);
     return status;

@@ -245,3 +245,30 @@ def test_scratch_of_columns_is_no_more_than_a_chunk_and_what_is_padded():
         most = on_numpy.CHUNK_BYTES + padded + 2 * weight.nbytes + 64 * 112 * 112 * 4
         assert 0 < needs.workspace_bytes <= most
     assert {*OPS} == {"conv", "conv_input_grad", "conv_weight_grad"}
+
+
+@pytest.mark.skipif(not onednn.is_there(), reason="oneDNN is not installed")
+def test_weights_that_are_held_give_the_same_rows_until_they_are_others(native):
+    """A picture is cut into rows: strides, dilations and paddings at both ends of each run."""
+    rng, kernel = np.random.default_rng(4), catalogue.binders()["onednn.conv"]
+    ways = itertools.product((15, 30), (1, 2), ((0, 0), (1, 3), (2, 0)), (1, 2), (1, 2), (1, 3))
+    for rows, stride, (low, high), dilation, groups, images in ways:
+        x = rng.standard_normal((images, 16 * groups, rows, 5)).astype(np.float32)
+        weight = rng.standard_normal((32 * groups, 16, 3, 2)).astype(np.float32)
+        attrs = {"strides": (stride, 1), "dilation": (dilation, 1), "groups": groups}
+        attrs |= {"low": (low, 0), "high": (high, 1)}
+        right = reference.get(find_op("conv"))(Attrs(attrs), x, weight)[0]
+        given = attrs | {"held": True}
+        out = np.empty_like(right)
+        needs = kernel.query(given, *[tuple(map(operand, a)) for a in ((x, weight), (out,))])
+        assert needs.keeps == 1
+        raw = np.zeros(needs.workspace_bytes + 64, np.uint8)
+        kept = raw[-raw.ctypes.data % 64 :][: needs.workspace_bytes]
+        launch = kernel.bind(given, (x, weight), (out,), kept)
+        for factor in (1, 1, 2):
+            if factor > 1:
+                weight *= factor
+                kept[...] = 0
+            out[...] = 0
+            launch()
+            np.testing.assert_allclose(out, factor * right, rtol=1e-4, atol=2e-4)

@@ -1,0 +1,300 @@
+"""How convolutions by oneDNN are cut: into slices of channels, and runs of images, or of rows.
+
+The cut follows from shapes alone, so that bits do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from actors.kernels.attributes import integer, integers
+from actors.kernels.kernel import Attrs
+from actors.kernels.library import onednn
+from actors.kernels.library.convolution_onednn import (
+    BlockedTensor,
+    ConvolutionCalls,
+    ConvolutionForm,
+    PlainTensor,
+    calls_of,
+)
+from actors.kernels.library.onednn import Primitive
+from actors.kernels.native.gemm_launch import ProductScratch, aligned
+from actors.protocol import Array, Arrays
+
+_CALL_BYTES = 2 << 20
+"""x and y of the images of a call, about: they stay in a core's cache."""
+
+_CHUNKS = 8
+"""A cut has about so many chunks, where there are so many images or channels."""
+
+_SLICE = 16
+"""Slices have multiples of so many channels, the library's blocks."""
+
+_ITEM = 4
+
+_ROWS = 14
+"""Runs of rows of one image: 56, 28 and 14 rows make as many alike. On one thread they take 1.03 of
+the time of all rows at once, 8 slices of channels 1.25, and 7 runs have one core wait for others.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SomeImages:
+    """Some images of a call: the first of them, and their primitives."""
+
+    first: int
+    calls: ConvolutionCalls
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRun:
+    """A run of images of a slice, or of rows: its x, weight and y, and which of its runs it is."""
+
+    roles: Arrays
+    images: tuple[SomeImages, ...]
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionCut:
+    """All chunks, slice by slice, and where things lie in the scratch that they have, in bytes.
+
+    First the weight of each slice, or the sums of all runs but the first; then of each chunk x, y,
+    and the weight or its gradient. Weights that are `held` stay there.
+    """
+
+    op: str
+    chunks: tuple[SliceRun, ...]
+    num_runs: int
+    is_held: bool
+
+    @property
+    def shares_weight(self) -> bool:
+        """Whether the chunks of a slice read one weight, brought to the library's layout before."""
+        is_one = self.is_held or self.num_runs == len(self.chunks)
+        return self.op != "conv_weight_grad" and is_one
+
+    @property
+    def first(self) -> ConvolutionCalls:
+        """The primitives of the first images."""
+        return self.chunks[0].images[0].calls
+
+    @property
+    def sum_bytes(self) -> int:
+        """The bytes of the sum of a run."""
+        return aligned(self.chunks[0].roles[1].size * _ITEM)
+
+    @property
+    def shared_bytes(self) -> int:
+        """What lies before the scratch of chunks."""
+        if self.op == "conv_weight_grad":
+            return self.sum_bytes * len([chunk for chunk in self.chunks if chunk.run])
+        slices = len(self.chunks) // self.num_runs
+        return slices * kept_bytes(self.first.weight) if self.shares_weight else 0
+
+    @property
+    def x_bytes(self) -> int:
+        """What x of a chunk takes; rows within an image have neighbours, those at its end none."""
+        return max([kept_bytes(chunk.images[0].calls.x) for chunk in self.chunks])
+
+    @property
+    def ends_bytes(self) -> int:
+        """What x and y of a chunk take."""
+        return self.x_bytes + max([kept_bytes(chunk.images[0].calls.y) for chunk in self.chunks])
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The scratch of one chunk."""
+        return self.ends_bytes + (0 if self.shares_weight else kept_bytes(self.first.weight))
+
+    @property
+    def moved_bytes(self) -> int:
+        """What is brought to the library or back, weights aside."""
+        each = [one.calls for chunk in self.chunks for one in chunk.images]
+        return sum([kept_bytes(calls.x) + kept_bytes(calls.y) for calls in each])
+
+    @property
+    def scratch(self) -> ProductScratch:
+        """The scratch of all."""
+        each = [one.calls for chunk in self.chunks for one in chunk.images]
+        used = {p for calls in each for p in _primitives(calls)}
+        return ProductScratch(
+            max([p.scratch_bytes for p in used]),
+            self.shared_bytes + self.chunk_bytes * len(self.chunks),
+        )
+
+
+def kept_bytes(tensor: BlockedTensor) -> int:
+    """Return what the library's own form of an operand takes; 0 where it lies so already."""
+    return 0 if tensor.there is None else aligned(tensor.size_bytes)
+
+
+def _primitives(calls: ConvolutionCalls) -> list[Primitive]:
+    sides = [(t.there, t.back, t.adds) for t in (calls.x, calls.weight, calls.y)]
+    return [calls.main, *[p for side in sides for p in side if p is not None]]
+
+
+def cut_of(op: str, attrs: Attrs, roles: Arrays) -> ConvolutionCut | None:
+    """Return how a call is cut; None for one that is not taken."""
+    x, weight = roles[:2]
+    is_known = onednn.is_there() and {a.dtype.name for a in roles} == {"float32"} and x.ndim <= 5
+    if not is_known or 0 in [a.size for a in roles]:
+        return None
+    if min(*integers(attrs, "low"), *integers(attrs, "high")) < 0:
+        return None
+    if any([step % _ITEM for a in roles for step in a.strides]) or not weight.flags.c_contiguous:
+        return None
+    is_held = op == "conv" and attrs.get("held") is True
+    cuts = _held_cuts(roles, integer(attrs, "groups")) if is_held else []
+    for cut in (*cuts, _best_cut(op, roles, integer(attrs, "groups"))):
+        found = _cut_so(op, attrs, roles, cut, is_held=is_held)
+        if found is not None:
+            return found
+    return None
+
+
+def _cut_so(
+    op: str, attrs: Attrs, roles: Arrays, cut: tuple[int, int], *, is_held: bool
+) -> ConvolutionCut | None:
+    """Return a cut into slices and runs; None where the library refuses calls of it."""
+    num_slices, num_runs = cut
+    x = roles[0]
+    per_run = -(-len(x) // num_runs)
+    chunks: list[SliceRun] = []
+    for part in _slices(op, roles, num_slices):
+        if is_held and len(x) == 1:
+            runs = _row_runs(attrs, part, num_runs)
+        else:
+            runs = [(attrs, part, begin) for begin in range(0, len(x), per_run)]
+        for run, (own_attrs, own_part, begin) in enumerate(runs):
+            end, step = min(begin + per_run, len(x)), _at_once(op, own_part, per_run)
+            made = [
+                (first, calls_of(_form(op, own_attrs, own_part, min(step, end - first))))
+                for first in range(begin, end, step)
+            ]
+            own = tuple([SomeImages(first, calls) for first, calls in made if calls is not None])
+            if len(own) < len(made):
+                return None
+            chunks.append(SliceRun(own_part, own, run))
+    count = max([chunk.run for chunk in chunks]) + 1
+    found = ConvolutionCut(op, tuple(chunks), count, is_held)
+    return found if op == "conv_weight_grad" or _reads_alike(found) else None
+
+
+def _row_runs(attrs: Attrs, part: Arrays, count: int) -> list[tuple[Attrs, Arrays, int]]:
+    """Return a convolution of one image as several, each of some rows of y; or as it is."""
+    x, weight, y = part
+    step, apart = [integers(attrs, name)[0] for name in ("strides", "dilation")]
+    low, high = [integers(attrs, name) for name in ("low", "high")]
+    span, rows = (weight.shape[2] - 1) * apart + 1, -(-y.shape[2] // count)
+    found: list[tuple[Attrs, Arrays, int]] = []
+    for begin in range(0, y.shape[2], rows):
+        end = min(begin + rows, y.shape[2])
+        first, last = begin * step - low[0], (end - 1) * step - low[0] + span
+        above, below = max(0, -first), max(0, last - x.shape[2])
+        if first + above >= last - below:  # nothing but padding
+            return [(attrs, part, 0)]
+        own = {**attrs, "low": (above, *low[1:]), "high": (below, *high[1:])}
+        seen = x[:, :, first + above : last - below]
+        found.append((own, (seen, weight, y[:, :, begin:end]), 0))
+    return found
+
+
+def _reads_alike(found: ConvolutionCut) -> bool:
+    """Whether all calls that share a weight read it in one layout."""
+    lead = found.first
+    for chunk in found.chunks:
+        if not (chunk.run and found.shares_weight):
+            lead = chunk.images[0].calls
+        if not all([onednn.pack_alike(lead.main, one.calls.main) for one in chunk.images]):
+            return False
+    return True
+
+
+def _at_once(op: str, part: Arrays, most: int) -> int:
+    """Return how many images a call has.
+
+    They stay in a core's cache; but each call of a sum moves all of the sum, which is to be less.
+    """
+    x, weight, y = part
+    image_bytes = (x.size + y.size) * _ITEM // len(x)
+    wanted = _CALL_BYTES
+    if op == "conv_weight_grad":
+        wanted = max(4 * _CALL_BYTES, 4 * weight.size * _ITEM)
+    return max(1, min(most, wanted // image_bytes))
+
+
+def _best_cut(op: str, roles: Arrays, groups: int) -> tuple[int, int]:
+    """Return slices and runs so that the fewest bytes are brought to the library and back.
+
+    Each slice brings what has all channels, and each run its sum, or the weight of its slice; one
+    weight for all is brought by one thread.
+    """
+    x, weight, y = [a.size for a in roles]
+    channels = roles[1].shape[op == "conv_input_grad"]
+    moved_x, moved_y = [0 if plain_of(a).is_channels_last else a.size for a in roles[::2]]
+    whole = moved_y if op == "conv_input_grad" else moved_x
+    best, least = (1, 1), math.inf
+    for slices in (1, 2, 4, 8):
+        if slices > 1 and (groups > 1 or channels < slices * _SLICE):
+            break
+        runs = min(len(roles[0]), -(-_CHUNKS // slices))
+        if slices > 1:  # the other one is brought by the slice, however it lies
+            moved = float(slices * whole + (x if op == "conv_input_grad" else y))
+        else:
+            moved = float(moved_x + moved_y)
+        if op == "conv_weight_grad":
+            moved += 1.5 * runs * weight
+        else:
+            moved += weight * (runs if slices > 1 else 2)
+        if slices * runs < _CHUNKS:  # cores that have nothing to do
+            moved += 16.0 * (x + y + weight) * (_CHUNKS - slices * runs) / _CHUNKS
+        if moved < least:
+            best, least = (slices, runs), moved
+    return best
+
+
+def _held_cuts(roles: Arrays, groups: int) -> list[tuple[int, int]]:
+    """Return slices and runs to try for weights that are there, the best first.
+
+    Rows of one image, for slices of channels share none of what they read; but few rows are worse.
+    """
+    x, weight, y = roles
+    if len(x) > 1:
+        return []
+    few = (4, 1) if groups == 1 and len(weight) >= 4 * _SLICE else (1, 1)
+    return [few] if y.shape[2] < _ROWS // 2 else [(1, _ROWS), few]
+
+
+def _slices(op: str, roles: Arrays, count: int) -> list[Arrays]:
+    """Return x, weight and y of slices of the channels that a call makes, or of its results."""
+    x, weight, y = roles
+    if count == 1:
+        return [roles]
+    axis = int(op == "conv_input_grad")
+    width = -(-weight.shape[axis] // count // _SLICE) * _SLICE
+    parts: list[Arrays] = []
+    for begin in range(0, weight.shape[axis], width):
+        part = slice(begin, begin + width)
+        ends = (x[:, part], weight[:, part], y) if axis else (x, weight[part], y[:, part])
+        parts.append(ends)
+    return parts
+
+
+def _form(op: str, attrs: Attrs, roles: Arrays, count: int) -> ConvolutionForm:
+    x, weight, y = roles
+    groups = integer(attrs, "groups")
+    if groups > 1:
+        weight = weight.reshape(groups, len(weight) // groups, *weight.shape[1:])
+    ways = [integers(attrs, name) for name in ("strides", "dilation", "low", "high")]
+    x, y = x[:count], y[:count]
+    return ConvolutionForm(op, plain_of(x), plain_of(weight), plain_of(y), *ways)
+
+
+def plain_of(array: Array) -> PlainTensor:
+    """Return an array as the library describes it."""
+    steps = [step // _ITEM for step in array.strides]
+    if len(array) == 1:  # rows of an image lie as an image does: nothing steps to a next one
+        steps[0] = math.prod(array.shape[1:])
+    return PlainTensor(array.shape, tuple(steps))
