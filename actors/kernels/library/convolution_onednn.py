@@ -91,14 +91,16 @@ class ConvolutionCalls:
 
 def calls_of(form: ConvolutionForm) -> ConvolutionCalls | None:
     """Return the primitives of a form, made at the first call; None where one is refused."""
-    main = onednn.shared(form, lambda: _primitive(form))
+    # Kept whole: a net asks for the few forms that it has thousands of times.
+    return onednn.shared(form, lambda: _calls(form))
+
+
+def _calls(form: ConvolutionForm) -> ConvolutionCalls | None:
+    main = _primitive(form)
     if main is None:
         return None
-    arguments = ARGUMENTS[form.op]
-    found = [
-        _blocked(main, argument, plain)
-        for argument, plain in zip(arguments, (form.x, form.weight, form.y), strict=True)
-    ]
+    operands = zip(ARGUMENTS[form.op], (form.x, form.weight, form.y), strict=True)
+    found = [_blocked(main, argument, plain) for argument, plain in operands]
     blocked = [one for one in found if one is not None]
     return ConvolutionCalls(main, *blocked) if len(blocked) == len(found) else None
 
@@ -155,10 +157,9 @@ def _blocked(main: Primitive, argument: int, plain: PlainTensor) -> BlockedTenso
     with _described(library, plain) as here:
         if calls.dnnl_memory_desc_equal(own, here) and argument != WEIGHTS_GRAD:
             return BlockedTensor(size, None, None, None)
-        key = (main, argument, plain)
-        there = onednn.shared((key, "there"), lambda: _reorder(library, here, own))
-        back = onednn.shared((key, "back"), lambda: _reorder(library, own, here))
-        adds = onednn.shared((key, "adds"), lambda: _reorder(library, own, here, adds=True))
+        there = _reorder(library, here, own)
+        back = _reorder(library, own, here)
+        adds = _reorder(library, own, here, adds=True)
     return None if None in (there, back, adds) else BlockedTensor(size, there, back, adds)
 
 

@@ -19,12 +19,14 @@ import importlib.metadata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from actors.fork_lock import forkable_lock
 from actors.kernels.library.onednn_header import DECLARATIONS
 from compiler.errors import ActorflowError
 from compiler.types import DType
+
+T = TypeVar("T")
 
 PACKAGE = "onednn-cpu-gomp"
 
@@ -95,7 +97,7 @@ class Onednn:
 class _OnednnState:
     is_sought: bool = False
     library: Onednn | None = None
-    primitives: dict[object, Primitive | None] = field(default_factory=dict)
+    made: dict[object, object] = field(default_factory=dict)
 
 
 _state = _OnednnState()
@@ -153,15 +155,15 @@ def pack_alike(first: Primitive, second: Primitive) -> bool:
     return bool(library.calls.dnnl_memory_desc_equal(*weights))
 
 
-def shared(key: object, make: Callable[[], Primitive | None]) -> Primitive | None:
-    """Return the primitive of a key, made at the first call; None where it is refused."""
+def shared(key: object, make: Callable[[], T | None]) -> T | None:
+    """Return what is made for a key at its first call, of primitives; None where it is refused."""
     with _lock:
-        if key not in _state.primitives:
+        if key not in _state.made:
             try:
-                _state.primitives[key] = make()
+                _state.made[key] = make()
             except LibraryError:  # what it does not describe it does not compute either
-                _state.primitives[key] = None
-        return _state.primitives[key]
+                _state.made[key] = None
+        return cast("T | None", _state.made[key])
 
 
 def memory(primitive: Primitive, argument: int, address: int) -> Any:
