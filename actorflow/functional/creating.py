@@ -94,8 +94,19 @@ def linspace(start: float, end: float, steps: int, *, dtype: DTypeLike = None) -
     return _constants(numbers, _dtype(dtype, DType.FLOAT32))
 
 
-def full(size: Shape, fill_value: float | bool, *, dtype: DTypeLike = None) -> Tensor:
-    """Return a tensor of one number, which takes no memory until something is written over it."""
+def full(size: Shape, fill_value: Operand, *, dtype: DTypeLike = None) -> Tensor:
+    """Return a tensor of one number, which takes no memory until something is written over it.
+
+    The number may be a tensor without axes, through which, as in torch, no gradient flows.
+    """
+    if not isinstance(fill_value, (bool, int, float)):
+        number = as_tensor(fill_value)
+        if number.ndim:
+            raise CompileError(f"{find_source()}: full needs one number, got {number.type}")
+        default = DType.FLOAT32 if number.dtype.is_float else DType.INT64
+        default = DType.BOOL if number.dtype is DType.BOOL else default
+        number = number.detach().to(_dtype(dtype, default))
+        return number.broadcast_to(integers(size, what="an extent"))
     wanted = _dtype(dtype, _default(fill_value))
     return as_tensor(fill_value, wanted).broadcast_to(integers(size, what="an extent"))
 
@@ -110,7 +121,7 @@ def ones(*size: Shape, dtype: DTypeLike = None) -> Tensor:
     return full(integers(*size, what="an extent"), 1, dtype=_dtype(dtype, DType.FLOAT32))
 
 
-def full_like(x: Tensor, fill_value: float | bool, *, dtype: DTypeLike = None) -> Tensor:
+def full_like(x: Tensor, fill_value: Operand, *, dtype: DTypeLike = None) -> Tensor:
     """Return one number in the shape of x, and in its dtype unless another is given."""
     return full(as_tensor(x).shape, fill_value, dtype=_dtype(dtype, as_tensor(x).dtype))
 

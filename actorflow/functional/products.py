@@ -106,9 +106,14 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 
 
 @with_numpy_names
-def cross(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
-    """Return the cross product along an axis of extent 3; other axes broadcast."""
+def cross(a: Tensor, b: Tensor, dim: int | None = None) -> Tensor:
+    """Return the cross product along an axis of extent 3; other axes broadcast.
+
+    Without `dim` it is the first such axis of a, as in torch; numpy takes the last, -1.
+    """
     a, b = as_tensor(a), as_tensor(b)
+    if dim is None:
+        dim = next((i - a.ndim for i, n in enumerate(a.shape) if n == 3), -1)
     axis, other = checked_axis(a, dim), checked_axis(b, dim)
     if (a.shape[axis], b.shape[other]) != (3, 3):
         raise CompileError(

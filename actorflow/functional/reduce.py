@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 Dims = int | Sequence[int] | None
-"""An axis, several, or None for all."""
+"""An axis, several, or None for all; as in torch an empty sequence is all, too."""
 
 
 class ValuesAndIndices(NamedTuple):
@@ -162,14 +162,17 @@ def count_nonzero(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tens
 
 @with_numpy_names
 def any(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:  # noqa: A001  # torch's
-    """Return whether an element over `dim` is not 0; of none, not."""
-    return count_nonzero(x, dim, keepdim=keepdim) != 0
+    """Return whether an element over `dim` is not 0; of none, not.
+
+    As in torch, `all` and `any` over an empty sequence of axes reduce nothing.
+    """
+    return truth(x) if _is_empty(dim) else count_nonzero(x, dim, keepdim=keepdim) != 0
 
 
 @with_numpy_names
 def all(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:  # noqa: A001  # torch's
     """Return whether all elements over `dim` are not 0; of none, they are."""
-    return count_nonzero(logical_not(x), dim, keepdim=keepdim) == 0
+    return truth(x) if _is_empty(dim) else count_nonzero(logical_not(x), dim, keepdim=keepdim) == 0
 
 
 @with_numpy_names
@@ -254,5 +257,9 @@ def _over(op: Op, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
 
 
 def _axes(x: Tensor, dim: Dims) -> tuple[int, ...]:
-    given = range(x.ndim) if dim is None else integers(dim, what="an axis")
+    given = range(x.ndim) if dim is None or _is_empty(dim) else integers(dim, what="an axis")
     return tuple(sorted([checked_axis(x, axis) for axis in given]))
+
+
+def _is_empty(dim: Dims) -> bool:
+    return isinstance(dim, Sequence) and not dim

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from actorflow import functional
-from actorflow.literals import checked_number, checked_size
+from actorflow.literals import checked_number
 from actorflow.nn.buffer import Buffer
+from actorflow.nn.layers import checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
 from actorflow.tensor import Tensor
@@ -30,11 +31,7 @@ class BatchNormBase(Module):
         track: bool = True,
     ) -> None:
         name = type(self).__name__
-        shape = (checked_size(num_features, f"num_features of {name}"),)
-        if shape[0] < 1:
-            raise CompileError(
-                f"{find_source()}: num_features of {name} must be 1 or more, got {num_features}"
-            )
+        shape = (checked_extent(name, "num_features", num_features),)
         self.eps = checked_number(eps, f"eps of {name}")
         self.momentum = (
             None if momentum is None else checked_number(momentum, f"momentum of {name}")

@@ -64,9 +64,15 @@ CASES = [
     case("tensordot of axes", lambda t, a, b: t.tensordot(a, b, ([0, 2], [1, 0])), "bmk", "kbn"),
     Case(
         "cross",
-        lambda a, b: [af.cross(a, b), af.cross(a, b, 0)],
+        lambda a, b: [af.cross(a, b, -1), af.cross(a, b, 0)],
         lambda t, a, b: [t.linalg.cross(a, b), t.linalg.cross(a, b, dim=0)],
         [floats((3, n, 3), (3, n, 3), key=n) for n in range(20)],
+    ),
+    Case(
+        "cross along the first axis of extent 3",
+        af.cross,
+        lambda t, a, b: t.linalg.cross(a, b, dim=next(i for i in (0, 1, 2) if a.shape[i] == 3)),
+        [floats(*[(2 + n % 3, 3, 1 + n % 4)] * 2, key=n) for n in range(20)],
     ),
     *[
         Case(

@@ -38,6 +38,21 @@ CASES = [
         lambda t, x: [t.amin(x, 2), t.argmin(x + 7 * t.abs(x), 2)],
         COUNTS[1::5] * 5,
     ),
+    case(
+        "no axes are all, but of any and all none",
+        lambda t, x: [
+            *[call(x, ()) for call in (t.sum, t.mean, t.nansum, t.amax, t.amin)],
+            *[t.sum(x, (), keepdim=True), t.count_nonzero(x, ()), t.norm(x, 2, ())],
+            *[t.any(x, ()), t.all(x, (), keepdim=True)],
+        ],
+        MANY,
+    ),
+    case(  # torch's own gradient of these is infinite
+        "no axes are all of a variance",
+        lambda t, x: [t.std(x, ()), t.var(x, ())],
+        MANY,
+        has_gradient=False,
+    ),
     *[
         case(f"norm {p}", lambda t, x, p=p: [t.norm(x, p), t.norm(x, p, 1)], CUBES)
         for p in ("fro", 1, 2, 3, float("inf"), float("-inf"), 0)

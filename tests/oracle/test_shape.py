@@ -45,6 +45,10 @@ def constants(m, x):
         m.zeros_like(x),
         m.ones_like(x),
         m.full_like(x, 2),
+        m.full((2,), x.detach().sum()),
+        m.full_like(x, (x > 0).sum()),
+        m.full((1, n), (x > 0).any()),
+        m.full((n,), (x > 0).sum(), dtype=m.uint8 if hasattr(m, "uint8") else "uint8"),
         *m.meshgrid(m.arange(n), m.arange(3), indexing="ij"),
         *m.meshgrid(m.arange(n), m.arange(3), indexing="xy"),
     ]

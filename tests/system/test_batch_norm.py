@@ -150,6 +150,7 @@ def test_training_is_that_of_torch(options):
         (lambda: nn.BatchNorm1d(3), (4, 5), "needs one number for each of its 5 channels"),
         (lambda: nn.BatchNorm1d(3), (1, 3), "more than one value per channel in training"),
         (lambda: nn.BatchNorm1d(0), (4, 3), "num_features of BatchNorm1d must be 1 or more"),
+        (lambda: nn.InstanceNorm2d(10**30), (4, 3), "num_features of InstanceNorm2d must be 1 to"),
         (lambda: nn.BatchNorm1d("3"), (4, 3), "num_features of BatchNorm1d must be an integer"),
         (lambda: nn.BatchNorm1d(3, momentum="a"), (4, 3), "momentum of BatchNorm1d must be"),
     ],
