@@ -7,6 +7,7 @@ more than one block, with extents that no block divides.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,8 +52,22 @@ def large_rows() -> tuple[Row, ...]:
 
 
 def library_rows(*, is_tiny: bool) -> tuple[Row, ...]:
-    """Return calls of 16 bits that cuDNN takes: attention and its gradient, with either mask."""
+    """Return calls that cuDNN takes: of attention, with either mask, and of convolutions.
+
+    Those are a ResNet's: a square kernel, one that strides alone, the first one, and groups.
+    """
     found: list[Row] = []
+    for x, weight, stride, pad in (
+        [((2, 8, 6, 5), (8, 8, 3, 3), 1, 1)]
+        if is_tiny
+        else [
+            ((16, 256, 14, 14), (256, 256, 3, 3), 1, 1),
+            ((4, 64, 28, 28), (128, 64, 1, 1), 2, 0),
+            ((4, 3, 56, 56), (64, 3, 7, 7), 2, 3),
+            ((4, 32, 14, 14), (64, 8, 3, 3), 1, 1),
+        ]
+    ):
+        found += _convolutions(x, weight, stride, pad)
     for rows, columns in ((9, 16),) if is_tiny else ((257, 257), (200, 512), (1024, 1024)):
         q = normal(2, 3, rows, 64)
         k, v = (normal(2, 3, columns, 64, seed=s) for s in (1, 2))
@@ -63,6 +78,21 @@ def library_rows(*, is_tiny: bool) -> tuple[Row, ...]:
             given = normal(*y.shape, seed=3), q, k, v, y, lse.astype(np.float32)
             found.append(row("attention_grad", _attention_grad, *given, **attrs))
     return tuple(found)
+
+
+def _convolutions(
+    x: tuple[int, ...], weight: tuple[int, ...], stride: int, pad: int
+) -> Iterator[Row]:
+    """Yield a convolution and its gradients, of numbers whose sums are about 1."""
+    ways = {"strides": (stride,) * 2, "low": (pad,) * 2, "high": (pad,) * 2, "dilation": (1, 1)}
+    ways["groups"] = x[1] // weight[1]
+    ends = zip(x[2:], weight[2:], strict=True)
+    y = x[0], weight[0], *[(n + 2 * pad - k) // stride + 1 for n, k in ends]
+    yield row("conv", table.conv, normal(*x), normal(*weight, seed=1), **ways)
+    yield row("conv_input_grad", table.conv_input_grad, normal(*y), normal(*weight, seed=1),
+              spatial=x[2:], **ways)  # fmt: skip
+    yield row("conv_weight_grad", table.conv_weight_grad, normal(*x), normal(*y, seed=1),
+              kernel=weight[2:], **ways)  # fmt: skip
 
 
 def _attention_grad(dy, q, k, v, y, lse, scale, causal):

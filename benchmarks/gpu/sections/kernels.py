@@ -7,8 +7,9 @@ twice, with the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -16,9 +17,10 @@ import numpy as np
 import compiler.ops.standard  # noqa: F401  # registers the ops
 from actors.device.cuda import cudnn
 from actors.device.cuda.device import CudaDevice
+from actors.device.cuda.driver import CudaError
 from actors.device.protocol import DeviceFault
 from actors.kernels.cuda import catalogue
-from actors.kernels.cuda.calls import RunKernel, every_call
+from actors.kernels.cuda.calls import DeviceCall, RunCudnn, RunKernel, every_call
 from actors.kernels.cuda.cudnn_attention import CUDNN
 from actors.kernels.cuda.views import DeviceView
 from actors.kernels.kernel import Operand
@@ -27,10 +29,10 @@ from compiler.fusion import fuse
 from compiler.graph import Graph, GraphBuilder, Node, Output
 from compiler.ops.sources import INPUT
 from compiler.placement import Memory
-from compiler.registry import find_op, reference, runs_as, view
+from compiler.registry import cost, find_op, reference, runs_as, view
 from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
 from gpu.cases import Row, library_rows, rows
-from gpu.opened import GPU, open_device, open_driver
+from gpu.opened import GPU, device_seconds, open_device, open_driver
 from gpu.section import CUDNN_HOLDS, Findings, Place
 
 LIMITS = {DType.FLOAT32: 1e-5, DType.FLOAT64: 1e-5, DType.FLOAT16: 2e-3, DType.BFLOAT16: 1e-2}
@@ -54,10 +56,27 @@ class Called:
     graph: Graph
     inputs: tuple[np.ndarray, ...]
     uses_cudnn: bool = False
+    is_last: bool = False
+    clock: Callable[[Callable[[], object]], float] | None = None
+    seconds: list[float] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        return f"{self.row.op} in {self.dtype.value}{' by cuDNN' if self.uses_cudnn else ''}"
+        how = f"{' by cuDNN' * self.uses_cudnn}{', channels last' * self.is_last}"
+        return f"{self.row.op} in {self.dtype.value}{how}"
+
+    def axes(self, role: int, rank: int) -> tuple[int, ...]:
+        """Return the axes of an operand as they lie, inputs counted before outputs."""
+        is_weight = role == (2 if self.row.op == "conv_weight_grad" else 1)
+        if not self.is_last or is_weight or rank < 3:
+            return tuple(range(rank))
+        return (0, *range(2, rank), 1)
+
+    def strides(self, role: int, type_: TensorType) -> tuple[int, ...]:
+        """Return how an operand lies."""
+        axes = self.axes(role, type_.rank)
+        steps = contiguous_strides(tuple([type_.shape[a] for a in axes]), type_.dtype.itemsize)
+        return tuple([steps[axes.index(a)] for a in range(type_.rank)])
 
 
 def run(found: Findings, place: Place) -> None:
@@ -69,12 +88,27 @@ def run(found: Findings, place: Place) -> None:
     found.fact("cuDNN", "tried" if has_cudnn else cudnn.why_not())
     if has_cudnn:
         wide = library_rows(is_tiny=place.is_emulated)
-        by_cudnn = [_called(row, DType.BFLOAT16) for row in wide]
-        called += [replace(call, uses_cudnn=True) for call in by_cudnn]
+        clock = partial(device_seconds, driver, least_s=0.005, turns=3)
+        for row in wide:
+            by_cudnn = replace(_called(row, DType.BFLOAT16), uses_cudnn=True)
+            called.append(by_cudnn)
+            if row.op.startswith("conv"):
+                called.append(replace(by_cudnn, is_last=True, clock=clock, seconds=[]))
+                called.append(replace(_called(row, DType.FLOAT32), uses_cudnn=True))
     # Until it was found to be right, also where this process does not come to its end.
     place.tell(CUDNN_HOLDS, False)
+    calls: list[DeviceCall] = []
     with found.part("all texts are built"):
-        driver.load(list(_texts(called)))
+        calls += _calls(called)
+        driver.load([c.text for c in calls if isinstance(c, RunKernel)])
+    declined = []
+    asked = [(c.record, c.workspace_bytes) for c in calls if isinstance(c, RunCudnn)]
+    for record, size in dict.fromkeys(asked):
+        try:
+            driver.make_cudnn(record, size)
+        except CudaError as error:
+            declined.append(f"{record.about}: {error}")
+    found.check("cuDNN has plans in the planned scratch", not declined, "; ".join(declined[:3]))
     stream = device.make_stream("check")
     found.metric("calls", len(called))
     failed, has_failed = "", False
@@ -86,6 +120,8 @@ def run(found: Findings, place: Place) -> None:
         worst, wrong, is_fault = _tried(device, stream, own)
         found.check(name, not wrong, "; ".join(wrong[:3]) or f"{worst:.3g}", 1.0)
         failed = name if is_fault else ""
+        if own[0].seconds:  # of the first, which is the largest
+            found.metric(f"{own[0].row.op}_tflops", _flops(own[0]) / own[0].seconds[0] / 1e12)
         has_failed = has_failed or (bool(wrong) and own[0].uses_cudnn)
     place.tell(CUDNN_HOLDS, not (failed or has_failed))
 
@@ -144,13 +180,21 @@ def _is_launched(graph: Graph, node: Node) -> bool:
     return node.op is not INPUT and not view.has(node.op)
 
 
-def _operands(graph: Graph, values: tuple[int, ...]) -> tuple[Operand, ...]:
-    types = [graph.types[v] for v in values]
-    return tuple([Operand(t, 0, contiguous_strides(t.shape, t.dtype.itemsize)) for t in types])
+def _sides(call: Called, node: Node) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
+    """Return the inputs and outputs of a node."""
+    types = [call.graph.types[v] for v in (*node.inputs, *node.outputs)]
+    operands = tuple([Operand(t, 0, call.strides(n, t)) for n, t in enumerate(types)])
+    return operands[: len(node.inputs)], operands[len(node.inputs) :]
+
+
+def _flops(call: Called) -> float:
+    (node,) = [node for node in call.graph.nodes if _is_launched(call.graph, node)]
+    given, made = [[call.graph.types[v] for v in side] for side in (node.inputs, node.outputs)]
+    return cost.get(node.op)(tuple(given), tuple(made), node.attrs).flops
 
 
 def _chosen(call: Called, node: Node):
-    sides = _operands(call.graph, node.inputs), _operands(call.graph, node.outputs)
+    sides = _sides(call, node)
     given = GPU, node.op.name, dict(node.attrs), *sides, runs_as.get(node.op) or ""
     name, needs = catalogue.choose(*given, uses_cudnn=call.uses_cudnn)
     if call.uses_cudnn and not name.startswith(CUDNN):
@@ -158,8 +202,8 @@ def _chosen(call: Called, node: Node):
     return catalogue.binders(GPU)[name], needs
 
 
-def _texts(called: list[Called]) -> Iterator[object]:
-    """Yield the texts of all launches, so that they are built at once; nothing is addressed."""
+def _calls(called: list[Called]) -> Iterator[DeviceCall]:
+    """Yield the calls of all launches, so that texts are built at once; nothing is addressed."""
     for call in called:
         for node in call.graph.nodes:
             if not _is_launched(call.graph, node):
@@ -170,13 +214,10 @@ def _texts(called: list[Called]) -> Iterator[object]:
                 continue
             sides = [
                 tuple([DeviceView(1 << 30, x.type, x.strides_bytes) for x in operands])
-                for operands in (
-                    _operands(call.graph, node.inputs),
-                    _operands(call.graph, node.outputs),
-                )
+                for operands in _sides(call, node)
             ]
             calls = kernel.bind(dict(node.attrs), *sides, _scratch(1 << 31, needs.workspace_bytes))
-            yield from [c.text for c in every_call(calls) if isinstance(c, RunKernel)]
+            yield from every_call(calls)
 
 
 def _scratch(address: int, size: int) -> DeviceView | None:
@@ -213,8 +254,9 @@ def _launched(
         end += -(-size // _ALIGNMENT) * _ALIGNMENT
     image = np.full(end, _GUARD, np.uint8)
     spans = [slice(p, p + t.size_bytes) for p, t in zip(places, types, strict=True)]
-    for span, array in zip(spans, given, strict=False):
-        image[span] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for role, (span, array) in enumerate(zip(spans, given, strict=False)):
+        lies = np.ascontiguousarray(array.transpose(call.axes(role, array.ndim)))
+        image[span] = lies.reshape(-1).view(np.uint8)
     for span in spans[len(given) :]:
         image[span] = _POISON
     for output, index in node.writes:  # it may leave what does not change
@@ -222,8 +264,8 @@ def _launched(
     block = device.allocate(end, _ALIGNMENT, Memory.DEVICE)
     whole = device.view(block, 0, TensorType(DType.UINT8, (end,)), (1,))
     views = [
-        device.view(block, p, t, contiguous_strides(t.shape, t.dtype.itemsize))
-        for p, t in zip(places, types, strict=True)
+        device.view(block, p, t, call.strides(n, t))
+        for n, (p, t) in enumerate(zip(places, types, strict=True))
     ]
     workspace = views.pop() if needs.workspace_bytes else None
     sides = tuple(views[: len(given)]), tuple(views[len(given) : len(types) - 1])
@@ -235,31 +277,31 @@ def _launched(
         chain()
         device.synchronize()
         left.append(device.read(whole))
-    return _checked(image, left, spans, types, len(given), len(node.outputs))
+    if call.clock is not None:
+        call.seconds.append(call.clock(chain))
+    return _checked(image, left, sides[1], spans[len(given) : len(types) - 1], spans[-1])
 
 
 def _checked(
     image: np.ndarray,
     left: list[np.ndarray],
+    views: tuple[DeviceView, ...],
     spans: list[slice],
-    types: list[TensorType],
-    num_inputs: int,
-    num_outputs: int,
+    scratch: slice,
 ) -> list[np.ndarray]:
-    """Return the outputs. Raises Wrong where other bytes changed, or the second run differs."""
-    outputs = slice(num_inputs, num_inputs + num_outputs)
+    """Return outputs on their views. Raises Wrong where other bytes changed, or a run differs."""
     kept = np.ones(len(image), bool)
-    for span in spans[num_inputs:]:
+    for span in (*spans, scratch):
         kept[span] = False
     changed = np.flatnonzero(kept & (left[0] != image))
     if changed.size:
         raise Wrong(f"{changed.size} bytes changed that are no output's, the first at {changed[0]}")
-    for span in spans[outputs]:
+    for span in spans:
         if (left[0][span] != left[1][span]).any():
             raise Wrong("a second launch gives other bits")
     return [
-        left[0][span].view(numpy_dtype(t.dtype)).reshape(t.shape)
-        for span, t in zip(spans[outputs], types[outputs], strict=True)
+        np.ndarray(v.shape, numpy_dtype(v.dtype), left[0][span].tobytes(), 0, v.strides_bytes)
+        for span, v in zip(spans, views, strict=True)
     ]
 
 
