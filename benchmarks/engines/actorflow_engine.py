@@ -34,7 +34,7 @@ class Session(Running):
 
     def launches(self) -> list[dict[str, object]]:
         plan = self.plan()
-        return launch_table(plan, launch_times_ns(plan, self.model.state()))
+        return launch_table(plan, launch_times_ns(plan, self.model.state(), self.data.batch))
 
 
 class Actorflow:

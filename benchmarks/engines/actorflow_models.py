@@ -240,6 +240,11 @@ class OnDemand(Rounds):
         super().__init__(batches)
         self._allowed = threading.Semaphore(0)
 
+    @property
+    def batch(self) -> dict[str, np.ndarray]:
+        """The first one."""
+        return self._batches[0]
+
     def allow(self, steps: int) -> None:
         self._allowed.release(steps)
 

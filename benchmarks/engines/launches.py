@@ -58,29 +58,40 @@ def _flops(plan: Plan, launch: PlannedLaunch, price: CostOf) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _IdlePort:
-    """A port that fills its tokens once with zeros, and reads nothing."""
+    """A port that fills its tokens once, and reads nothing.
+
+    What is not in `batch` is 0. How long a kernel takes may hang on values: with zeros alone, those
+    that follow a mask guessed every branch right, and half of a step was missing.
+    """
+
+    batch: Mapping[str, Array]
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         for token in tokens:
-            for array in token.values():
-                array[...] = 0
+            for name, array in token.items():
+                array[...] = self.batch.get(name, 0)
         return lambda: None
 
     def close(self) -> None:
         """Do nothing: no launch blocks."""
 
 
-def launch_times_ns(plan: Plan, values: Mapping[str, Array], rounds: int = 15) -> list[float]:
+def launch_times_ns(
+    plan: Plan,
+    values: Mapping[str, Array],
+    batch: Mapping[str, Array] | None = None,
+    rounds: int = 15,
+) -> list[float]:
     """Return the median nanoseconds of every launch, in the order of the plan.
 
     Args:
         plan: whose launches; its generated functions must have been built.
-        values: of its variables, as far as they are not to start from their initialisers. Batches
-            are zeros.
+        values: of its variables, as far as they are not to start from their initialisers.
+        batch: what every step is fed; zeros without it.
         rounds: times that every chain is run, after two to warm it.
     """
     openblas.use_one_thread()
-    ports = {actor.name: _IdlePort() for actor in plan.actors if actor.kind in PORTED}
+    ports = {actor.name: _IdlePort(batch or {}) for actor in plan.actors if actor.kind in PORTED}
     bound = load(plan, ports, (HostDevice(catalogue.binders(), joins=False),))
     try:
         for name, array in initial_values(plan, dict(values), 0).items():

@@ -18,8 +18,11 @@ from compiler.windows import Windows
 
 _MOST_AXES = 3
 _MOST_LANES = 128
-_WIDE = 16
-"""So many channels side by side fill registers; fewer are taken of several windows."""
+_WIDE = 64
+"""So many channels side by side are lanes enough; fewer are taken of several windows."""
+
+_PASSES = 3
+"""A byte takes as long here as in so many passes over dense tensors, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class NativePooling:
         windows = min([x.type.num_elements for x in operands])
         size = float(math.prod(kernel) * windows * inputs[0].dtype.itemsize)
         sort = (BytePass.PLAIN, size)
-        in_c = partial(CWork, (sort,), pieces=chunks.num_chunks(size))
+        in_c = partial(CWork, (sort,), pieces=chunks.num_chunks(_PASSES * size))
         return cost.needs(inputs, outputs, Work(NATIVE_CALLS, passes=(sort,), in_c=in_c))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
@@ -60,7 +63,7 @@ class NativePooling:
             kind = _SPREAD
         is_last, group, at_once = _block(x, y.shape[-1])
         units = len(x) * -(-x.shape[1] // group)
-        work = math.prod(ways.kernel) * y.nbytes + x.nbytes
+        work = _PASSES * (math.prod(ways.kernel) * y.nbytes + x.nbytes)
         words: list[Word] = [
             *(address(x), address(y), address(taps), units),
             *(chunks.units_per_chunk(max(units, 1), work), runtime.num_threads()),

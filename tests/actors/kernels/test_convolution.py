@@ -138,6 +138,22 @@ def test_slices_of_channels_agree_with_float64(
         assert alone.tobytes() == made.tobytes()
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_an_input_gradient_of_windows_that_reach_far_beyond_y_agrees_with_float64(groups, native):
+    rng, kernel = np.random.default_rng(groups), catalogue.binders()["onednn.conv_input_grad"]
+    y = lying(rng.standard_normal((9, 16, 3, 5)).astype("f4"), is_last=True)
+    weight = rng.standard_normal((16, 6 // groups, 5, 4)).astype("f4")
+    ways = {"strides": (1, 2), "low": (0, 0), "high": (0, 1), "dilation": (1, 1)}
+    attrs = ways | {"groups": groups, "spatial": (7, 11)}
+    (right,) = wanted("conv_input_grad", attrs, (y, weight))
+    x = lying(np.zeros((9, 6, 7, 11), "f4"), is_last=True)
+    if kernel.query(attrs, (operand(y), operand(weight)), (operand(x),)) is None:
+        assert not onednn.is_there()
+        return
+    (made,) = call_kernel(kernel, attrs, (y, weight), (x,))
+    close(made / 8, right / 8, np.float32)
+
+
 def lying(array, *, is_last):
     """Return an array as a dense one, with the second axis innermost."""
     if not is_last:
