@@ -41,7 +41,7 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.library.gemm_onednn import OneDnn
 from actors.kernels.native import runtime
 from actors.kernels.native.chain import JoinedLaunches
-from actors.kernels.native.gemm import Gemm, gemm_of, views_of
+from actors.kernels.native.gemm import Gemm, ThreadCut, gemm_of, views_of
 from actors.kernels.native.gemm_launch import Library, Matrices, gemm_launch, workspace_bytes
 from actors.kernels.native.gemm_products import OpenBlas
 from actors.kernels.native.launch import (
@@ -60,6 +60,10 @@ from compiler.fusion.region import PRODUCTS, Region, Step, StepKind
 LIBRARIES: tuple[Library, ...] = (OneDnn(), OpenBlas())
 """In tiles: with 256 rows of 50,257 columns the fastest, or within 5 % of it, for all three
 products (88, 84 and 92 GFLOP/s; in whole rows 75, 57 and 96; two cores, float32)."""
+
+WIDENING: tuple[Library, ...] = (OneDnn(ThreadCut.HALVES), *LIBRARIES)
+"""Where b lies across and is wider than deep: a call copies all of b that it reads, which a half
+does for all its rows at once (427 x 10,000 x 512: 290 GFLOP/s; in tiles 270)."""
 
 _SUMMED = ("float32", "float64")
 
@@ -255,7 +259,8 @@ def _function(step: Step) -> CFunction | None:
 
 
 def _library_for(gemm: Gemm) -> Library | None:
-    return next((x for x in LIBRARIES if workspace_bytes(x, gemm) is not None), None)
+    libraries = WIDENING if gemm.n > gemm.k and gemm.b.column != 1 else LIBRARIES
+    return next((x for x in libraries if workspace_bytes(x, gemm) is not None), None)
 
 
 def _workspace_bytes(gemm: Gemm) -> int | None:
