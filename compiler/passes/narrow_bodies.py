@@ -1,7 +1,8 @@
 """Leave out of scans what nobody reads: ys, carries, and operands that served those only.
 
 A gradient computes what might be asked for, and a user stacks what she may not use. A carry stays
-where it is read after the last step, or where another result that stays depends on it.
+where it is read after the last step, or where another result that stays depends on it. Of equal ys
+one is read for all: the gradient of a sum is that of each of its parts.
 
 Guarantees: every y of a scan is read, and every operand but carries by its body.
 """
@@ -14,6 +15,7 @@ from compiler.attrs import Attrs
 from compiler.body import narrowed, needed_operands
 from compiler.graph import Graph, Node
 from compiler.ops.scan import SCAN, ScanParts
+from compiler.passes import simplify
 from compiler.prune import prune
 from compiler.types import ValueId
 
@@ -22,6 +24,7 @@ def run(graph: Graph) -> Graph:
     """Return the graph with narrower scans. O(nodes), and those of the bodies per carry."""
     if not any([node.op is SCAN for node in graph.nodes]):
         return graph
+    graph = _reading_one(graph)
     needed: set[ValueId] = set(graph.roots())
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
@@ -32,6 +35,23 @@ def run(graph: Graph) -> Graph:
         nodes.append(node)
         needed.update(node.inputs)
     return prune(replace(graph, nodes=tuple(nodes[::-1])))
+
+
+def _reading_one(graph: Graph) -> Graph:
+    """Return the graph with the first of several equal ys read in place of the others."""
+    firsts: dict[ValueId, ValueId] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if any([v in firsts for v in node.inputs]):
+            node = replace(node, inputs=tuple([firsts.get(v, v) for v in node.inputs]))
+        nodes.append(node)
+        if node.op is SCAN:
+            cut, known = ScanParts.of(node.attrs), dict[ValueId, ValueId]()
+            made = simplify.run(cut.body.graph).outputs  # equal expressions are one value there
+            for output, value in list(zip(made, node.outputs, strict=True))[cut.carries :]:
+                if known.setdefault(output.value, value) != value:
+                    firsts[value] = known[output.value]
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _narrowed(node: Node, needed: set[ValueId]) -> Node:

@@ -150,6 +150,17 @@ def test_what_nobody_reads_is_left_out():
     np.testing.assert_array_equal(run_graph(narrow, fed(narrow))["0"], whole["0"])
 
 
+def test_of_ys_that_are_equal_one_is_made():
+    b, _, made = graph_with(["new", "other", "wide", "wide", "new"])
+    doubled = b.one(ADD, b.one(MUL, made[2], made[3]), made[4])
+    b.outputs = [Output("0", doubled)]
+    whole = run_graph(b.freeze(), fed(b.freeze()))
+    narrow = narrow_bodies.run(b.freeze())
+    (node,) = scan_of(narrow)
+    assert len(node.outputs) - node.attrs["carries"] == 2
+    np.testing.assert_array_equal(run_graph(narrow, fed(narrow))["0"], whole["0"])
+
+
 def test_a_carry_stays_that_another_result_depends_on():
     b, _, made = graph_with(["new", "wide", "wide"])
     b.outputs = [Output("0", made[2])]
