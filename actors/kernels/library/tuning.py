@@ -44,13 +44,16 @@ RULE_CHUNKS = 8
 
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 50
 _FAR, _EVEN = 1.15, 1.03
+_DISTURBED = 50
+"""The part of a launch for which its threads may have waited, all in all."""
+
 _MAX_ELEMENTS = 1 << 28
 """A product with a larger operand is not measured: the rule decides."""
 
 _RANDOM = 65_521
 """Random numbers of an operand, repeated; a prime, so that rows are unlike each other."""
 
-_FORMAT = "3"
+_FORMAT = "4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +181,18 @@ def _measured(gemm: Gemm, libraries: Sequence[Library]) -> str:
         gemm_launch(library, gemm, arrays, _workspace(workspace_bytes(library, gemm)))
         for library in libraries
     ]
-    first = [min(_duration_ns(launch), _duration_ns(launch)) for launch in launches]
+    workers = [
+        min(runtime.num_threads(), len(chunks_of(gemm, library.cut))) for library in libraries
+    ]
+    first = [
+        min(_duration_ns(launch, count), _duration_ns(launch, count))
+        for launch, count in zip(launches, workers, strict=True)
+    ]
     near = [index for index, time_ns in enumerate(first) if time_ns <= _FAR * min(first)]
     times = {index: first[index] for index in near}
     for _ in range(_rounds(min(first)) if len(near) > 1 else 0):
         for index in near:
-            times[index] = min(times[index], _duration_ns(launches[index]))
+            times[index] = min(times[index], _duration_ns(launches[index], workers[index]))
     best = min(times.values())
     return next(libraries[index].name for index in near if times[index] <= _EVEN * best)
 
@@ -192,10 +201,27 @@ def _rounds(duration_ns: int) -> int:
     return max(_MIN_ROUNDS, min(_MAX_ROUNDS, BUDGET_NS // max(1, duration_ns)))
 
 
-def _duration_ns(launch: NativeLaunch) -> int:
-    begin = time.perf_counter_ns()
+def _duration_ns(launch: NativeLaunch, workers: int) -> int:
+    """Return how long a launch takes; where threads had to wait for a core, how long it would.
+
+    That is their processor time, evenly shared. While another program runs, a product in two halves
+    ends with the slower one, and looks twice as slow as one in chunks of which a free thread takes
+    more: such a choice would stay for as long as the table.
+    """
+    waited, busy, begin = _waited_ns(), time.process_time_ns(), time.perf_counter_ns()
     launch()
-    return time.perf_counter_ns() - begin
+    duration, busy = time.perf_counter_ns() - begin, time.process_time_ns() - busy
+    was_disturbed = _waited_ns() - waited > duration // _DISTURBED
+    return min(duration, busy // workers) if was_disturbed else duration
+
+
+def _waited_ns() -> int:
+    """Return how long the threads of this process stood in line for a core; 0 if unknown."""
+    total = 0
+    for thread in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has just ended
+            total += int(thread.read_text(encoding="ascii").split()[1])
+    return total
 
 
 def _array(

@@ -33,6 +33,9 @@ LARGE_FLOPS = 200_000_000
 MIN_ROWS = 64
 """Rows of a chunk under `ThreadCut.ROWS`, at least: with 32 a library is some 10 % slower."""
 
+BLOCK_ROWS = 256
+"""The same under `ThreadCut.BLOCKS`."""
+
 TILE_ROWS, TILE_COLUMNS = 128, 128
 """Rows and columns of a tile, at least: with 64 columns a library is some 10 % slower."""
 
@@ -44,11 +47,13 @@ class ThreadCut(Enum):
     """How a matrix is cut into chunks.
 
     Rows leave the libraries the dense matrices that they like best, and an epilogue its whole rows;
-    halves are two chunks of them, for matrices with few rows; tiles make enough chunks of a matrix
+    blocks are many of them, which a library can go over in the order that its caches like; halves
+    are two chunks of them, for matrices with few rows; tiles make enough chunks of a matrix
     with few rows. Which is faster depends on the shape.
     """
 
     ROWS = "rows"
+    BLOCKS = "blocks"
     HALVES = "halves"
     TILES = "tiles"
 
@@ -289,7 +294,8 @@ def _num_wanted(gemm: Gemm) -> int:
 def _piece(gemm: Gemm, wanted: int, cut: ThreadCut) -> tuple[int, int]:
     """Return rows and columns of a piece, so that a matrix has about `wanted`."""
     if cut.has_whole_rows:
-        by_rows = min(wanted, -(-gemm.m // MIN_ROWS), wanted if cut is ThreadCut.ROWS else 2)
+        least = BLOCK_ROWS if cut is ThreadCut.BLOCKS else MIN_ROWS
+        by_rows = min(wanted, -(-gemm.m // least), 2 if cut is ThreadCut.HALVES else wanted)
         return _up_to(-(-gemm.m // by_rows), _ROW_STEP), gemm.n
     by_rows = min(wanted, -(-gemm.m // TILE_ROWS))
     by_columns = max(1, min(-(-wanted // by_rows), gemm.n // TILE_COLUMNS))

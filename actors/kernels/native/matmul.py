@@ -24,6 +24,7 @@ from compiler.errors import InternalError
 
 LIBRARIES: tuple[Library, ...] = (
     OneDnn(ThreadCut.ROWS, is_packed=True),
+    OneDnn(ThreadCut.BLOCKS, is_packed=True),
     OneDnn(ThreadCut.ROWS),
     OneDnn(ThreadCut.HALVES),
     OneDnn(ThreadCut.TILES),

@@ -82,6 +82,7 @@ TAKES = {
     "onednn": FULL + LOW,
     "onednn.rows": FULL + LOW,
     "onednn.packed": FULL + LOW,
+    "onednn.packed.blocks": FULL + LOW,
     "openblas": (*FULL, "float64"),
     "openblas.rows": (*FULL, "float64"),
     "c": FULL,
@@ -97,7 +98,7 @@ CASES = [
     for name in names
     for kinds in KINDS
     for out_kind in ("dense", "windowed")
-    if which != "onednn.packed" or (kinds[0], out_kind) == ("dense", "dense")
+    if "packed" not in which or (kinds[0], out_kind) == ("dense", "dense")
 ]
 
 
@@ -150,7 +151,9 @@ def test_infinities_and_nan_come_out_as_of_numpy(library):
         np.testing.assert_array_equal(out, a @ b)
 
 
-@pytest.mark.parametrize("which", ["onednn", "onednn.rows", "onednn.packed", "c"])
+@pytest.mark.parametrize(
+    "which", ["onednn", "onednn.rows", "onednn.packed", "onednn.packed.blocks", "c"]
+)
 def test_a_workspace_that_is_too_small_is_our_own_fault(native, which):
     a, b = np.ones((512, 32), np.float32), np.ones((32, 16), np.float32)
     out = np.empty((512, 16), np.float32)
