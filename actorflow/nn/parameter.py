@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from actorflow.literals import checked_size
-from actorflow.run.lease import Cell, change, newest
+from actorflow.run.lease import Cell, change, frozen, newest
 from actorflow.tensor import Tensor
 from actorflow.trace.tracer import InitSpec, Trace, current_trace, find_source
 from compiler.errors import CompileError
@@ -58,12 +58,16 @@ class Stored(Tensor):
     def load(self, array: Array) -> None:
         """Set the values to a copy; a run that trains the model has them in its next step.
 
+        An array of its own bytes that cannot be written into is taken as it is, without a copy.
         Callable from any thread. Raises CompileError when shape or dtype differ.
         """
         change({self.cell: self.checked(array)})
 
     def checked(self, array: Array) -> Array:
-        """Return a read-only copy. Raises CompileError when shape or dtype are not its own."""
+        """Return an array as it is if nobody can write into it, else a read-only copy.
+
+        Raises CompileError when shape or dtype are not its own.
+        """
         is_array = isinstance(array, (np.ndarray, np.generic))
         came = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
         if came != str(self._type):
@@ -71,9 +75,7 @@ class Stored(Tensor):
                 f"{find_source()}: a {self.kind} (made at {self.source}) expected {self._type},"
                 f" got {came}; give it a numpy array of that dtype and shape"
             )
-        copy = np.array(array)
-        copy.flags.writeable = False
-        return copy
+        return frozen(np.asarray(array))
 
     def _value_in(self, trace: Trace) -> ValueId:
         name = trace.name_of(self, self.kind, self.source)

@@ -242,6 +242,15 @@ def _cell_with(array: Array | None) -> Cell:
     return cell
 
 
+def frozen(array: Array) -> Array:
+    """Return an array that nobody can write into: itself, or a copy."""
+    if array.flags.owndata and not array.flags.writeable:
+        return array
+    copy = np.array(array)
+    copy.flags.writeable = False
+    return copy
+
+
 def lease(
     cells: Mapping[str, Cell],
     claim: Claim,

@@ -36,15 +36,6 @@ _COUNTERS = (COUNTER, "count")
 _KERNELS = (ActorKind.COMPUTE, ActorKind.COPY, ActorKind.COMM)
 
 
-def frozen(array: Array) -> Array:
-    """Return an array that nobody can write into: itself, or a copy."""
-    if array.flags.owndata and not array.flags.writeable:
-        return array
-    copy = np.array(array)
-    copy.flags.writeable = False
-    return copy
-
-
 class LiveVariables:
     """The state of one run. Its methods may be called from any thread but the dispatcher's.
 

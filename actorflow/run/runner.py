@@ -29,7 +29,8 @@ from actorflow.logs import logger
 from actorflow.run.broken_steps import check_policy
 from actorflow.run.fit_options import FitOptions
 from actorflow.run.fitting import FitResult, fit
-from actorflow.run.live_variables import LiveVariables, frozen
+from actorflow.run.lease import frozen
+from actorflow.run.live_variables import LiveVariables
 from actorflow.run.opening import make_ready
 from actorflow.run.plan_facts import batches_per_step
 from actorflow.run.ports import Metrics

@@ -293,10 +293,17 @@ R = TypeVar("R", bound=Running)
 def start(row: Row, precision: str, session: type[R], **options: object) -> R:
     """Make a row's job; it is compiled at its first step. `options` are more of the job's."""
     model, loss = FAMILIES[row.family](row)
-    model.load(row.weights())
+    model.load(read_only(row.weights()))
     job = job_of(row, precision, loss, **options)
     data = OnDemand(row.batches() if row.is_training else without(row.batches(), "y"))
     return session(job, model, data, job.stream(model, data))
+
+
+def read_only(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return arrays that a model takes without a copy: others have them in theirs, too."""
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays
 
 
 def job_of(row: Row, precision: str, loss: Loss, **options: object) -> af.Job:

@@ -103,6 +103,19 @@ def test_loading_is_strict_about_names_shapes_and_dtypes():
         model.load({**good, "weight": np.ones((3, 2))})
 
 
+def test_an_array_that_nobody_can_write_into_is_taken_and_any_other_copied():
+    layer, weight, bias = nn.Linear(2, 3), np.ones((3, 2), np.float32), np.zeros(3, np.float32)
+    weight.flags.writeable = False
+    layer.load({"weight": weight, "bias": bias})
+    bias[:] = 5
+    assert layer.weight.data is weight
+    np.testing.assert_array_equal(layer.bias.data, [0, 0, 0])
+    window = np.ones((2, 3, 2), np.float32)[1]
+    window.flags.writeable = False  # what it shows can be written all the same
+    layer.weight.data = window
+    assert not np.shares_memory(layer.weight.data, window)
+
+
 @pytest.mark.parametrize("came", ["abc", [1.0, 2.0], None])
 def test_what_is_no_array_is_no_value_of_a_parameter(came):
     layer = nn.Linear(2, 1)

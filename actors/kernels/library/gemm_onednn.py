@@ -2,8 +2,8 @@
 
 A product may be packed: b is first copied, in panels, to the layout that the library likes best, in
 the workspace of the launch, and then read by every chunk. That makes chunks of few rows nearly as
-fast as large ones, and pays with many rows: 3 to 5 % with 2048, nothing with 256. Blocks of 256 rows
-are another 3 to 7 % faster where two cores are all there is, and too few chunks for many.
+fast as large ones, and pays with many rows: 3 to 5 % with 2048, nothing with 256. Blocks of 256
+rows are another 3 to 7 % faster where two cores are all there is, and too few chunks for many.
 """
 
 from __future__ import annotations
