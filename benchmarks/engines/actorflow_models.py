@@ -59,31 +59,19 @@ class Chain(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, layers, width, heads, seq, vocab, **_):
+    """Without a head of its own the table of words is the head, too."""
+
+    def __init__(self, layers, width, heads, seq, vocab, has_head=True, **_):
         self.emb, self.pos = nn.Embedding(vocab, width), nn.Embedding(seq, width)
         self.blocks = [nn.TransformerBlock(width, heads=heads, causal=True) for _ in range(layers)]
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab) if has_head else None
 
     def __call__(self, x):
         h = self.emb(x) + self.pos.weight
         for block in self.blocks:
             h = block(h)
-        return self.head(self.norm(h))
-
-
-class GPT2(nn.Module):
-    """The same without a head of its own: the table of words is the head too."""
-
-    def __init__(self, layers, width, heads, seq, vocab, **_):
-        self.emb, self.pos = nn.Embedding(vocab, width), nn.Embedding(seq, width)
-        self.blocks = [nn.TransformerBlock(width, heads=heads, causal=True) for _ in range(layers)]
-        self.norm = nn.LayerNorm(width)
-
-    def __call__(self, x):
-        h = self.emb(x) + self.pos.weight
-        for block in self.blocks:
-            h = block(h)
-        return af.linear(self.norm(h), self.emb.weight)
+        h = self.norm(h)
+        return af.linear(h, self.emb.weight) if self.head is None else self.head(h)
 
 
 class BertBlock(nn.Module):
@@ -165,7 +153,8 @@ def gpt(row: Row) -> tuple[nn.Module, Loss]:
 
 
 def gpt2(row: Row) -> tuple[nn.Module, Loss]:
-    return GPT2(**row.sizes), lambda m, b: af.cross_entropy(m(b.x).flatten(0, -2), b.y.flatten())
+    model = GPT(**row.sizes, has_head=False)
+    return model, lambda m, b: af.cross_entropy(m(b.x).flatten(0, -2), b.y.flatten())
 
 
 def bert(row: Row) -> tuple[nn.Module, Loss]:
@@ -293,17 +282,13 @@ R = TypeVar("R", bound=Running)
 def start(row: Row, precision: str, session: type[R], **options: object) -> R:
     """Make a row's job; it is compiled at its first step. `options` are more of the job's."""
     model, loss = FAMILIES[row.family](row)
-    model.load(read_only(row.weights()))
+    weights = row.weights()
+    for array in weights.values():
+        array.flags.writeable = False  # so that the model takes it, as torch does, without a copy
+    model.load(weights)
     job = job_of(row, precision, loss, **options)
     data = OnDemand(row.batches() if row.is_training else without(row.batches(), "y"))
     return session(job, model, data, job.stream(model, data))
-
-
-def read_only(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return arrays that a model takes without a copy: others have them in theirs, too."""
-    for array in arrays.values():
-        array.flags.writeable = False
-    return arrays
 
 
 def job_of(row: Row, precision: str, loss: Loss, **options: object) -> af.Job:
