@@ -77,3 +77,16 @@ def test_a_single_image_needs_no_batch():
     assert traced(lambda x, w: af.conv2d(x, w), x=(4, 8, 8), w=(6, 4, 3, 3)).shape == (6, 6, 6)
     pooled = traced(lambda x, w: nn.MaxPool2d(2)(x), x=(4, 8, 8), w=(1,))
     assert pooled.shape == (4, 4, 4)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 4, 4), (0, 3, 4, 4), (0, 0, 4, 4)])
+def test_means_of_windows_take_images_of_no_channels_and_batches_of_no_images(shape):
+    assert traced(lambda x, w: af.avg_pool2d(x, 2), x=shape, w=(1,)).shape == (*shape[:2], 2, 2)
+
+
+def test_means_of_windows_too_large_for_a_kernel_per_channel_are_right(monkeypatch):
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype(np.float32)
+    monkeypatch.setattr("actorflow.functional.pooling.MOST_IN_WINDOW", 20)
+    job = af.job(train=False)(lambda model, batch: {"y": af.avg_pool2d(batch["x"], (5, 4))})
+    found = job.step(nn.Module(), {"x": x})["y"]
+    np.testing.assert_allclose(found, x.mean((2, 3), keepdims=True), 1e-5, 1e-6)
