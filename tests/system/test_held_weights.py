@@ -100,7 +100,7 @@ def test_the_plan_of_a_job_that_only_reads_its_weights_names_what_is_kept_of_the
     assert not {v.name for v in held} & {v.name for v in plan.state}
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, 3, 16])
 def test_every_step_has_the_values_of_a_convolution_in_float64(count):
     model = begun()
     for seed in range(3):

@@ -34,8 +34,8 @@ _SLICE = 16
 _ITEM = 4
 
 _ROWS = 14
-"""Runs of rows of one image: 56, 28 and 14 rows make as many alike. On one thread they take 1.03 of
-the time of all rows at once, 8 slices of channels 1.25, and 7 runs have one core wait for others.
+"""Runs of rows of few images: 56, 28 and 14 rows make as many alike. On one thread they take 1.03
+of the time of all rows at once, 8 slices of channels 1.25; with 7 runs one core waits for others.
 """
 
 
@@ -163,8 +163,8 @@ def _cut_so(
     per_run = -(-len(x) // num_runs)
     chunks: list[SliceRun] = []
     for part in _slices(op, roles, num_slices):
-        if is_held and len(x) == 1:
-            runs = _row_runs(attrs, part, num_runs)
+        if is_held and len(x) <= num_runs:
+            runs = _row_runs(attrs, part, num_runs // len(x))
         else:
             runs = [(attrs, part, begin) for begin in range(0, len(x), per_run)]
         for run, (own_attrs, own_part, begin) in enumerate(runs):
@@ -183,8 +183,11 @@ def _cut_so(
 
 
 def _row_runs(attrs: Attrs, part: Arrays, count: int) -> list[tuple[Attrs, Arrays, int]]:
-    """Return a convolution of one image as several, each of some rows of y; or as it is."""
+    """Return a convolution as several, each of some rows of an image of y, or of all of them."""
     x, weight, y = part
+    if len(x) > 1:
+        ones = [(x[i : i + 1], weight, y[i : i + 1]) for i in range(len(x))]
+        return [run for one in ones for run in _row_runs(attrs, one, count)]
     step, apart = [integers(attrs, name)[0] for name in ("strides", "dilation")]
     low, high = [integers(attrs, name) for name in ("low", "high")]
     span, rows = (weight.shape[2] - 1) * apart + 1, -(-y.shape[2] // count)
@@ -258,10 +261,10 @@ def _best_cut(op: str, roles: Arrays, groups: int) -> tuple[int, int]:
 def _held_cuts(roles: Arrays, groups: int) -> list[tuple[int, int]]:
     """Return slices and runs to try for weights that are there, the best first.
 
-    Rows of one image, for slices of channels share none of what they read; but few rows are worse.
+    Rows of an image, for slices of channels share none of what they read; but few rows are worse.
     """
     x, weight, y = roles
-    if len(x) > 1:
+    if len(x) > 1 and (len(x) > _ROWS or y.shape[2] < _ROWS // 2):
         return []
     few = (4, 1) if groups == 1 and len(weight) >= 4 * _SLICE else (1, 1)
     return [few] if y.shape[2] < _ROWS // 2 else [(1, _ROWS), few]
