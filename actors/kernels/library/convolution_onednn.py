@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.kernels.library import onednn
@@ -44,6 +44,7 @@ class PlainTensor:
 
     shape: Extents
     steps: Extents
+    dtype: DType = DType.FLOAT32
 
     @property
     def is_channels_last(self) -> bool:
@@ -55,7 +56,10 @@ class PlainTensor:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionForm:
-    """A call: x and y of some images, the weight [groups, O / groups, C / groups, *kernel]."""
+    """A call: x and y of some images, the weight [groups, O / groups, C / groups, *kernel].
+
+    All are of one type, but the gradient of a weight, a sum, is in float32.
+    """
 
     op: str
     x: PlainTensor
@@ -118,15 +122,15 @@ def _calls(form: ConvolutionForm) -> ConvolutionCalls | None:
     return ConvolutionCalls(main, *blocked) if len(blocked) == len(found) else None
 
 
-def sum_of(plain: PlainTensor) -> Primitive | None:
-    """Return the primitive that adds one tensor to another that lies alike."""
+def between(one: PlainTensor, other: PlainTensor, *, adds: bool) -> Primitive | None:
+    """Return the primitive that copies one plain tensor to another, or adds it to that."""
 
     def make() -> Primitive | None:
         library = onednn.needed()
-        with _described(library, plain) as described:
-            return _reorder(library, described, described, adds=True)
+        with _described(library, one) as source, _described(library, other) as target:
+            return _reorder(library, source, target, adds=adds)
 
-    return onednn.shared(("sum", plain), make)
+    return onednn.shared(("between", one, other, adds), make)
 
 
 def _primitive(form: ConvolutionForm) -> Primitive | None:
@@ -138,12 +142,12 @@ def _primitive(form: ConvolutionForm) -> Primitive | None:
     with onednn.one_thread(library), onednn.attributes(library) as attr:
         is_free = form.reaches_beyond
         x, y = [_described_or_free(library, t, is_free=is_free) for t in (form.x, form.y)]
-        weight = _free(library, form.weight.shape)
+        weight, read = [_free(library, w) for w in (form.weight, _as_read(form))]
         forward, made = ffi.new("H *"), ffi.new("H *")
         try:
             engine, ends = library.engine, (x[0], weight[0])
             if calls.dnnl_convolution_forward_primitive_desc_create(
-                forward, engine, _TRAINING, _DIRECT, *ends, null, y[0], *ways, attr
+                forward, engine, _TRAINING, _DIRECT, x[0], read[0], null, y[0], *ways, attr
             ):
                 return None
             if form.op == "conv":
@@ -159,8 +163,13 @@ def _primitive(form: ConvolutionForm) -> Primitive | None:
                 )
             return None if status else onednn.created(library, made[0])
         finally:
-            for one in (x, weight, y):
+            for one in (x, weight, read, y):
                 calls.dnnl_memory_desc_destroy(one[0])
+
+
+def _as_read(form: ConvolutionForm) -> PlainTensor:
+    """Return the weight of the convolution itself, which is of the type of x."""
+    return replace(form.weight, dtype=form.x.dtype)
 
 
 def _blocked(main: Primitive, argument: int, plain: PlainTensor) -> BlockedTensor | None:
@@ -180,7 +189,7 @@ def _blocked(main: Primitive, argument: int, plain: PlainTensor) -> BlockedTenso
 @contextmanager
 def _described(library: Onednn, plain: PlainTensor) -> Iterator[Any]:
     """Give the library's description of a tensor as it lies."""
-    made, real = library.ffi.new("H *"), onednn.TYPES[DType.FLOAT32]
+    made, real = library.ffi.new("H *"), onednn.TYPES[plain.dtype]
     extents, steps = [_extents(library, e) for e in (plain.shape, plain.steps)]
     if library.calls.dnnl_memory_desc_create_with_strides(
         made, len(plain.shape), extents, real, steps
@@ -211,17 +220,17 @@ def _described_or_free(library: Onednn, plain: PlainTensor, *, is_free: bool) ->
     Such a one the library reads at the speed of blocks, and nothing is brought there and back.
     """
     if is_free or not plain.is_channels_last:
-        return _free(library, plain.shape)
-    made, real = library.ffi.new("H *"), onednn.TYPES[DType.FLOAT32]
+        return _free(library, plain)
+    made, real = library.ffi.new("H *"), onednn.TYPES[plain.dtype]
     extents, steps = [_extents(library, e) for e in (plain.shape, plain.steps)]
     library.calls.dnnl_memory_desc_create_with_strides(made, len(plain.shape), extents, real, steps)
     return made
 
 
-def _free(library: Onednn, shape: Extents) -> Any:
+def _free(library: Onednn, plain: PlainTensor) -> Any:
     """Return the description of a tensor in a layout of the library's choice."""
-    made, real = library.ffi.new("H *"), onednn.TYPES[DType.FLOAT32]
+    made, extents = library.ffi.new("H *"), _extents(library, plain.shape)
     library.calls.dnnl_memory_desc_create_with_tag(
-        made, len(shape), _extents(library, shape), real, onednn.ANY
+        made, len(plain.shape), extents, onednn.TYPES[plain.dtype], onednn.ANY
     )
     return made

@@ -21,7 +21,8 @@ from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
 from actors.kernels.library import onednn
 from actors.kernels.library.convolution_onednn import (
     ARGUMENTS,
-    sum_of,
+    PlainTensor,
+    between,
 )
 from actors.kernels.library.gemm_onednn import CallTable
 from actors.kernels.library.onednn import DESTINATION, SOURCE, Primitive
@@ -33,12 +34,13 @@ from actors.kernels.native.convolution_cut import (
     cut_of,
     kept_bytes,
     plain_of,
+    wide_of,
 )
 from actors.kernels.native.gemm import Chunk, ProductCall
 from actors.kernels.native.gemm_launch import PackedPlace
 from actors.kernels.native.launch import address, argument_block, native_launch
 from actors.kernels.work import BytePass, CWork, MatrixProduct, Work
-from actors.protocol import Array, Arrays, Launch
+from actors.protocol import Arrays, Launch
 from compiler.errors import InternalError
 
 _CALLS = 0.5
@@ -49,7 +51,10 @@ _NOTE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class OnednnConvolution:
-    """`conv`, `conv_input_grad` or `conv_weight_grad` of several images in float32."""
+    """`conv`, `conv_input_grad` or `conv_weight_grad` of several images.
+
+    In float32, and in bfloat16 where the processor multiplies that; sums are in float32.
+    """
 
     op: str
 
@@ -59,7 +64,7 @@ class OnednnConvolution:
         return f"onednn.{self.op}"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take float32 of up to three axes of space."""
+        """Take up to three axes of space."""
         x, weight, y = roles = _roles(self.op, shown((*inputs, *outputs)))
         found = cut_of(self.op, attrs, roles) if runtime.is_on() else None
         if found is None:
@@ -117,7 +122,7 @@ def _tables(found: ConvolutionCut, place: PackedPlace) -> tuple[_Calls, _Calls]:
     """Return the calls on images, and those that are made once: before them, or after a sum."""
     images, once = _Calls(CallTable(place), []), _Calls(CallTable(place), [])
     is_sum, first, next_sum = found.op == "conv_weight_grad", found.first, place.shared
-    at_weight = 0
+    at_weight = first_total = 0
     for number, chunk in enumerate(found.chunks):
         weight = chunk.roles[1]
         there = chunk.images[0].calls.weight.there
@@ -128,12 +133,20 @@ def _tables(found: ConvolutionCut, place: PackedPlace) -> tuple[_Calls, _Calls]:
                 once.table.add(there, (SOURCE, address(weight)), (DESTINATION, at_weight))
         space = place.shared + found.shared_bytes + number * found.chunk_bytes
         own = space + found.ends_bytes
-        total = address(weight)
         if not chunk.run:
             once.close()
-        elif is_sum:
+            first_total = address(weight)
+        total = first_total
+        if is_sum and (chunk.run or found.is_narrow):
             total, next_sum = next_sum, next_sum + found.sum_bytes
-            once.table.add(_added(weight), (SOURCE, total), (DESTINATION, address(weight)))
+        if is_sum and chunk.run:
+            added = _copied(wide_of(weight), wide_of(weight), adds=True)
+            once.table.add(added, (SOURCE, total), (DESTINATION, first_total))
+        elif found.is_narrow:
+            first_total = total
+        if found.is_narrow and chunk.run == found.num_runs - 1:
+            rounded = _copied(wide_of(weight), plain_of(weight))
+            once.table.add(rounded, (SOURCE, first_total), (DESTINATION, address(weight)))
         if not found.shares_weight:
             at_weight = address(weight) if there is None else own
             if there is not None and not is_sum:
@@ -180,10 +193,10 @@ def _add_images(
         table.add(back, (SOURCE, own), (DESTINATION, plain))
 
 
-def _added(weight: Array) -> Primitive:
-    found = sum_of(plain_of(weight))
+def _copied(one: PlainTensor, other: PlainTensor, *, adds: bool = False) -> Primitive:
+    found = between(one, other, adds=adds)
     if found is None:
-        raise InternalError(f"oneDNN does not add tensors of {weight.shape}")
+        raise InternalError(f"oneDNN does not copy {one} to {other}")
     return found
 
 

@@ -6,7 +6,7 @@ The cut follows from shapes alone, so that bits do not depend on the number of t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.kernels.attributes import integer, integers
 from actors.kernels.kernel import Attrs
@@ -21,6 +21,7 @@ from actors.kernels.library.convolution_onednn import (
 from actors.kernels.library.onednn import Primitive
 from actors.kernels.native.gemm_launch import ProductScratch, aligned
 from actors.protocol import Array, Arrays
+from compiler.types import DType
 
 _CALL_BYTES = 2 << 20
 """x and y of the images of a call, about: they stay in a core's cache."""
@@ -31,7 +32,11 @@ _CHUNKS = 8
 _SLICE = 16
 """Slices have multiples of so many channels, the library's blocks."""
 
-_ITEM = 4
+_SUM_ITEM = 4
+"""Gradients of weights are added up in float32."""
+
+_DTYPES = {"float32": DType.FLOAT32, "uint16": DType.BFLOAT16}
+"""By numpy's name of what holds it."""
 
 _ROWS = 14
 """Runs of rows of few images: 56, 28 and 14 rows make as many alike. On one thread they take 1.03
@@ -83,13 +88,19 @@ class ConvolutionCut:
     @property
     def sum_bytes(self) -> int:
         """The bytes of the sum of a run."""
-        return aligned(self.chunks[0].roles[1].size * _ITEM)
+        return aligned(self.chunks[0].roles[1].size * _SUM_ITEM)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the gradient of a weight is rounded once all of it is added up."""
+        return self.op == "conv_weight_grad" and self.chunks[0].roles[1].itemsize < _SUM_ITEM
 
     @property
     def shared_bytes(self) -> int:
         """What lies before the scratch of chunks."""
         if self.op == "conv_weight_grad":
-            return self.sum_bytes * len([chunk for chunk in self.chunks if chunk.run])
+            apart = [chunk for chunk in self.chunks if chunk.run or self.is_narrow]
+            return self.sum_bytes * len(apart)
         slices = len(self.chunks) // self.num_runs
         return slices * kept_bytes(self.first.weight) if self.shares_weight else 0
 
@@ -138,12 +149,14 @@ def _primitives(calls: ConvolutionCalls) -> list[Primitive]:
 def cut_of(op: str, attrs: Attrs, roles: Arrays) -> ConvolutionCut | None:
     """Return how a call is cut; None for one that is not taken."""
     x, weight = roles[:2]
-    is_known = onednn.is_there() and {a.dtype.name for a in roles} == {"float32"} and x.ndim <= 5
+    types = {a.dtype.name for a in roles}
+    is_known = onednn.is_there() and len(types) == 1 and types <= {*_DTYPES} and x.ndim <= 5
     if not is_known or 0 in [a.size for a in roles]:
         return None
     if min(*integers(attrs, "low"), *integers(attrs, "high")) < 0:
         return None
-    if any([step % _ITEM for a in roles for step in a.strides]) or not weight.flags.c_contiguous:
+    is_odd = any([step % a.itemsize for a in roles for step in a.strides])
+    if is_odd or not weight.flags.c_contiguous:
         return None
     is_held = op == "conv" and attrs.get("held") is True
     cuts = _held_cuts(roles, integer(attrs, "groups")) if is_held else []
@@ -221,10 +234,10 @@ def _at_once(op: str, part: Arrays, most: int) -> int:
     They stay in a core's cache; but each call of a sum moves all of the sum, which is to be less.
     """
     x, weight, y = part
-    image_bytes = (x.size + y.size) * _ITEM // len(x)
+    image_bytes = (x.nbytes + y.nbytes) // len(x)
     wanted = _CALL_BYTES
     if op == "conv_weight_grad":
-        wanted = max(4 * _CALL_BYTES, 4 * weight.size * _ITEM)
+        wanted = max(4 * _CALL_BYTES, 4 * weight.size * _SUM_ITEM)
     return max(1, min(most, wanted // image_bytes))
 
 
@@ -292,12 +305,18 @@ def _form(op: str, attrs: Attrs, roles: Arrays, count: int) -> ConvolutionForm:
         weight = weight.reshape(groups, len(weight) // groups, *weight.shape[1:])
     ways = [integers(attrs, name) for name in ("strides", "dilation", "low", "high")]
     x, y = x[:count], y[:count]
-    return ConvolutionForm(op, plain_of(x), plain_of(weight), plain_of(y), *ways)
+    own = wide_of(weight) if op == "conv_weight_grad" else plain_of(weight)
+    return ConvolutionForm(op, plain_of(x), own, plain_of(y), *ways)
+
+
+def wide_of(weight: Array) -> PlainTensor:
+    """Return a weight as its gradient is added up."""
+    return replace(plain_of(weight), dtype=DType.FLOAT32)
 
 
 def plain_of(array: Array) -> PlainTensor:
     """Return an array as the library describes it."""
-    steps = [step // _ITEM for step in array.strides]
+    steps = [step // array.itemsize for step in array.strides]
     if len(array) == 1:  # rows of an image lie as an image does: nothing steps to a next one
         steps[0] = math.prod(array.shape[1:])
-    return PlainTensor(array.shape, tuple(steps))
+    return PlainTensor(array.shape, tuple(steps), _DTYPES[array.dtype.name])

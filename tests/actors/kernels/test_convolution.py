@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from emulated_run import emulated_run
-from kernel_calls import call_kernel, operand, strided
+from emulated_run import emulated_run, loaded, stored
+from kernel_calls import call_kernel, low_operand, operand, strided
 
 from actors.kernels import catalogue
 from actors.kernels.convolution import OPS
@@ -89,33 +89,52 @@ def test_numpy_agrees_with_float64_however_columns_are_cut(chunk_bytes, monkeypa
                 close(got, want, problem[1].dtype)
 
 
-def test_onednn_agrees_with_float64_on_any_number_of_threads(native):
+def as_exact(inputs, dtype):
+    """Return inputs in a type, and the numbers that they are then."""
+    kept = [stored(a, dtype) if a.dtype.kind == "f" else a for a in inputs]
+    return kept, [loaded(a) if a.dtype.kind == "f" or dtype == "bfloat16" else a for a in kept]
+
+
+def has_products(dtype):
+    """Whether the library multiplies matrices of a type here; then it convolves it, too."""
+    square = onednn.Matrix(DType(dtype), 64, 64, 64, 1)
+    return onednn.is_there() and onednn.matmul(square, square, square) is not None
+
+
+both_types = pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("bfloat16", 1e-2)])
+
+
+@both_types
+def test_onednn_agrees_with_float64_on_any_number_of_threads(native, dtype, limit):
     kernels, rng, taken = catalogue.binders(), np.random.default_rng(0), 0
     for attrs, x, weight, y in problems(7, 60):
         wide = [attrs, *[np.concatenate([a] * 3).astype("f4") for a in (x, y)]]
         wide.insert(2, np.ascontiguousarray(weight, "f4"))
-        for op, own, inputs in itertools.islice(calls_of(*wide), 3):
-            (right,) = wanted(op, own, inputs)
-            out = strided(rng, right.shape, np.float32, "dense" if "weight" in op else "windowed")
+        for op, own, exact in itertools.islice(calls_of(*wide), 3):
+            inputs, exact = as_exact(exact, dtype)
+            (right,) = wanted(op, own, exact)
+            kind = "dense" if "weight" in op else "windowed"
+            out = strided(rng, right.shape, inputs[0].dtype, kind)
             kernel = kernels[f"onednn.{op}"]
-            if kernel.query(own, tuple(map(operand, inputs)), (operand(out),)) is None:
+            if kernel.query(own, tuple(map(low_operand, inputs)), (low_operand(out),)) is None:
                 continue
             taken += 1
-            (made,) = call_kernel(kernel, own, inputs, (out,))
-            close(made, right, np.float32)
+            (made,) = call_kernel(kernel, own, inputs, (out,), of=low_operand)
+            np.testing.assert_allclose(loaded(made), right, limit, limit)
             with native.as_one_thread():
-                (alone,) = call_kernel(kernel, own, inputs, (out,))
+                (alone,) = call_kernel(kernel, own, inputs, (out,), of=low_operand)
             assert alone.tobytes() == made.tobytes()
-    assert taken > 60 or not onednn.is_there()
+    assert taken > 60 or not has_products(dtype)
 
 
+@both_types
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize(
     ("images", "channels", "results", "extent", "stride"),
     [(1, 64, 96, 5, 1), (3, 40, 128, 4, 2), (9, 3, 32, 12, 1), (5, 128, 64, 3, 1)],
 )
 def test_slices_of_channels_agree_with_float64(
-    is_last, images, channels, results, extent, stride, native
+    is_last, images, channels, results, extent, stride, dtype, limit, native
 ):
     rng, kernels = np.random.default_rng(images), catalogue.binders()
     ways = dict.fromkeys(("low", "high", "dilation"), (1, 1)) | {"strides": (stride, stride)}
@@ -124,17 +143,19 @@ def test_slices_of_channels_agree_with_float64(
     shapes = ((images, channels, extent, extent), (images, results, positions, positions))
     x, y = [lying(rng.standard_normal(s).astype("f4"), is_last=is_last) for s in shapes]
     weight = rng.standard_normal((results, channels, 3, 3)).astype("f4")
-    for op, own, inputs in itertools.islice(calls_of(attrs, x, weight, y), 3):
-        (right,) = wanted(op, own, inputs)
-        out = lying(np.zeros(right.shape, "f4"), is_last=is_last and "weight" not in op)
+    for op, own, exact in itertools.islice(calls_of(attrs, x, weight, y), 3):
+        inputs, exact = as_exact(exact, dtype)
+        (right,) = wanted(op, own, exact)
+        shape, most = right.shape, np.abs(right).max()
+        out = lying(np.zeros(shape, inputs[0].dtype), is_last=is_last and "weight" not in op)
         kernel = kernels[f"onednn.{op}"]
-        if kernel.query(own, tuple(map(operand, inputs)), (operand(out),)) is None:
-            assert not onednn.is_there()
+        if kernel.query(own, tuple(map(low_operand, inputs)), (low_operand(out),)) is None:
+            assert not has_products(dtype)
             continue
-        (made,) = call_kernel(kernel, own, inputs, (out,))
-        close(made / np.abs(right).max(), right / np.abs(right).max(), np.float32)
+        (made,) = call_kernel(kernel, own, inputs, (out,), of=low_operand)
+        np.testing.assert_allclose(loaded(made) / most, right / most, limit, limit)
         with native.as_one_thread():
-            (alone,) = call_kernel(kernel, own, inputs, (out,))
+            (alone,) = call_kernel(kernel, own, inputs, (out,), of=low_operand)
         assert alone.tobytes() == made.tobytes()
 
 
