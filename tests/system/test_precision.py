@@ -118,7 +118,7 @@ def test_parameters_and_optimizer_state_are_float32_and_products_read_bfloat16(n
 def test_weights_are_cast_once_a_step_and_few_other_values_are():
     graph = make_job("bf16").graph(make_model(), tokens().spec())
     options = CompileOptions("train", precision="bf16")
-    for step in pipeline.PASSES[: [p.name for p in pipeline.PASSES].index("channels_last")]:
+    for step in pipeline.PASSES[: [p.name for p in pipeline.PASSES].index("hold_weights")]:
         if step.is_wanted(options):
             graph = step.run(graph)
     casts = [node for node in graph.nodes if node.op.name == "cast"]
