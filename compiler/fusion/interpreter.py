@@ -8,7 +8,6 @@ broadcasting is the program's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from compiler.bfloat16 import rounded
 from compiler.errors import InternalError
+from compiler.fusion.error_function import erf, erfc
 from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.fusion.spaces import Space
 from compiler.fusion.ufuncs import UFUNCS
@@ -34,8 +34,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
         for name in ("floor", "ceil", "round")
     },
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype),
-    "erfc": lambda x: np.vectorize(math.erfc, otypes=[np.float64])(x).astype(x.dtype),
+    "erf": erf,
+    "erfc": erfc,
     "select": np.where,
     "row_sum": lambda x: total(x, 1, keepdims=True),
     "row_max": lambda x: x.max(axis=1, keepdims=True),
