@@ -71,7 +71,7 @@ def _by_pieces(function: Callable[[Array], Array], x: Array, width: type) -> Arr
         for first in range(0, x.size, _PIECE):
             part = slice(first, first + _PIECE)
             out[part] = function(flat[part].astype(width, copy=False))
-    return out.reshape(x.shape)
+    return np.asarray(out.reshape(x.shape))
 
 
 def _erf(x: Array) -> Array:
@@ -79,7 +79,7 @@ def _erf(x: Array) -> Array:
     near, far, one = (_NEAR_64, _FAR_64, 6.0) if is_wide else (_NEAR_32, _FAR_32, 4.0)
     size = np.minimum(np.abs(x), x.dtype.type(one))
     tail = np.copysign(1 - np.exp(-size * size) * _far(far, size), x)
-    return np.where(size < 1, x + x * _polynomial(near, x * x), tail)
+    return np.asarray(np.where(size < 1, x + x * _polynomial(near, x * x), tail))
 
 
 def _erfc(x: Array) -> Array:
@@ -88,18 +88,19 @@ def _erfc(x: Array) -> Array:
     high = (size.view(np.int64) & ~np.int64(0x7FFFFFF)).view(np.float64)
     tail = np.exp(-high * high) * np.exp((high - size) * (high + size)) * _far(_FAR_64, size)
     tail = np.where(x < 0, 2 - tail, tail)
-    return np.where(size < 0.5, 1 - (x + x * _polynomial(_NEAR_64, x * x)), tail)
+    return np.asarray(np.where(size < 0.5, 1 - (x + x * _polynomial(_NEAR_64, x * x)), tail))
 
 
 def _far(coefficients: tuple[float, ...], x: Array) -> Array:
     """Return e^(x^2) erfc(x) from 1/2 on."""
     share = 1 / (x + x.dtype.type(_CENTRE))
-    return _polynomial(coefficients, (x - x.dtype.type(_CENTRE)) * share) * share
+    made: Array = _polynomial(coefficients, (x - x.dtype.type(_CENTRE)) * share) * share
+    return made
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
     first, second, *others = [x.dtype.type(c) for c in coefficients]
-    made = x * first
+    made: Array = x * first
     made += second
     for coefficient in others:
         made *= x
