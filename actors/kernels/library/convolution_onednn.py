@@ -6,6 +6,7 @@ brought there and back for each call, in planned scratch that stays in the cache
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from actors.kernels.library.onednn import (
     SOURCE_GRAD,
     WEIGHTS,
     WEIGHTS_GRAD,
+    Matrix,
     Onednn,
     Primitive,
 )
@@ -59,6 +61,7 @@ class ConvolutionForm:
     """A call: x and y of some images, the weight [groups, O / groups, C / groups, *kernel].
 
     All are of one type, but the gradient of a weight, a sum, is in float32.
+    `is_product`: a gradient of weights that is a product of x and y as they lie, if they do.
     """
 
     op: str
@@ -69,6 +72,7 @@ class ConvolutionForm:
     dilation: Extents
     low: Extents
     high: Extents
+    is_product: bool = False
 
     @property
     def reaches_beyond(self) -> bool:
@@ -98,9 +102,13 @@ class BlockedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionCalls:
-    """The primitive of a form, and what surrounds it."""
+    """The primitive of a form, and what surrounds it.
+
+    `arguments`: which of the primitive's x, weight and y are.
+    """
 
     main: Primitive
+    arguments: tuple[int, int, int]
     x: BlockedTensor
     weight: BlockedTensor
     y: BlockedTensor
@@ -113,13 +121,57 @@ def calls_of(form: ConvolutionForm) -> ConvolutionCalls | None:
 
 
 def _calls(form: ConvolutionForm) -> ConvolutionCalls | None:
+    if form.is_product:
+        return _product(form)
     main = _primitive(form)
     if main is None:
         return None
-    operands = zip(ARGUMENTS[form.op], (form.x, form.weight, form.y), strict=True)
+    arguments = ARGUMENTS[form.op]
+    operands = zip(arguments, (form.x, form.weight, form.y), strict=True)
     found = [_blocked(main, argument, plain) for argument, plain in operands]
     blocked = [one for one in found if one is not None]
-    return ConvolutionCalls(main, *blocked) if len(blocked) == len(found) else None
+    return ConvolutionCalls(main, arguments, *blocked) if len(blocked) == len(found) else None
+
+
+def _product(form: ConvolutionForm) -> ConvolutionCalls | None:
+    """Return dW [O, C] = y^T x of rows of places, x's brought together where they lie apart.
+
+    The library's product writes weights as they are kept. None for channels that lie apart.
+    """
+    (count, channels, *spatial), results = form.x.shape, form.y.shape[1]
+    places, real = count * math.prod(spatial), DType.FLOAT32
+    dense = contiguous_strides((count, *spatial, channels), 1)
+    rows = PlainTensor(form.x.shape, (dense[0], 1, *dense[1:-1]))
+    own, step, there = _row_step(form.x), _row_step(form.y), None
+    if step is None or form.x.steps[1] != 1:
+        return None
+    if own is None:
+        library = onednn.needed()
+        with _described(library, form.x) as here, _described(library, rows) as wanted:
+            there = _reorder(library, here, wanted)
+        if there is None:
+            return None
+    main = onednn.matmul(
+        Matrix(real, results, places, 1, step),
+        Matrix(real, places, channels, own or channels, 1),
+        Matrix(real, results, channels, channels, 1),
+    )
+    if main is None:
+        return None
+    x = BlockedTensor(places * channels * real.itemsize, there, None, None)
+    as_it_is = BlockedTensor(0, None, None, None)
+    return ConvolutionCalls(main, (WEIGHTS, DESTINATION, SOURCE), x, as_it_is, as_it_is)
+
+
+def _row_step(plain: PlainTensor) -> int | None:
+    """Return the step from place to place where it is one for all, with adjacent channels."""
+    count, channels, *spatial = plain.shape
+    first, step, *steps = plain.steps
+    axes = [(n, s) for n, s in zip((count, *spatial), (first, *steps), strict=True) if n > 1]
+    is_even = all([s == n * t for (_, s), (n, t) in itertools.pairwise(axes)])
+    if step != 1 or not is_even:
+        return None
+    return axes[-1][1] if axes else channels
 
 
 def between(one: PlainTensor, other: PlainTensor, *, adds: bool) -> Primitive | None:

@@ -148,7 +148,7 @@ def _tables(found: ConvolutionCut, place: PackedPlace) -> tuple[_Calls, _Calls]:
             rounded = _copied(wide_of(weight), plain_of(weight))
             once.table.add(rounded, (SOURCE, first_total), (DESTINATION, address(weight)))
         if not found.shares_weight:
-            at_weight = address(weight) if there is None else own
+            at_weight = own if there is not None else total
             if there is not None and not is_sum:
                 images.table.add(there, (SOURCE, address(weight)), (DESTINATION, own))
         for some in chunk.images:
@@ -181,7 +181,7 @@ def _add_images(
         is_read = is_sum or side == (found.op == "conv_input_grad")
         if tensor.there is not None and is_read:
             table.add(tensor.there, (SOURCE, plain), (DESTINATION, own))
-    given = zip(ARGUMENTS[found.op], (at[0], at_weight, at[1]), strict=True)
+    given = zip(some.calls.arguments, (at[0], at_weight, at[1]), strict=True)
     table.add(some.calls.main, *given)
     if is_sum:
         tensor, own, plain = some.calls.weight, at_weight, total

@@ -32,6 +32,9 @@ _CHUNKS = 8
 _SLICE = 16
 """Slices have multiples of so many channels, the library's blocks."""
 
+_PRODUCT_SLICES = 4
+"""Of a gradient of weights that is a product. Each reads all of x: 2 are faster, and 8 slower."""
+
 _SUM_ITEM = 4
 """Gradients of weights are added up in float32."""
 
@@ -160,11 +163,31 @@ def cut_of(op: str, attrs: Attrs, roles: Arrays) -> ConvolutionCut | None:
         return None
     is_held = op == "conv" and attrs.get("held") is True
     cuts = _held_cuts(roles, integer(attrs, "groups")) if is_held else []
-    for cut in (*cuts, _best_cut(op, roles, integer(attrs, "groups"))):
-        found = _cut_so(op, attrs, roles, cut, is_held=is_held)
+    cuts = [*cuts, _best_cut(op, roles, integer(attrs, "groups"))]
+    product = _as_product(attrs, roles) if op == "conv_weight_grad" else None
+    tries = [] if product is None else [(*product, (_PRODUCT_SLICES, 1))]
+    for own_attrs, own_roles, cut in (*tries, *[(attrs, roles, cut) for cut in cuts]):
+        found = _cut_so(op, own_attrs, own_roles, cut, is_held=is_held)
         if found is not None:
             return found
     return None
+
+
+def _as_product(attrs: Attrs, roles: Arrays) -> tuple[Attrs, Arrays] | None:
+    """Return a gradient of weights as a product, on what its windows see; None where it is slower.
+
+    They have one element each, and y, which the library turns around, is the smaller side or small.
+    """
+    x, weight, y = roles
+    strides, low, high = [integers(attrs, name) for name in ("strides", "low", "high")]
+    is_plain = {*weight.shape[2:]} == {1} and not (any(low) or any(high))
+    are_last = x.strides[1] == y.strides[1] == _SUM_ITEM and integer(attrs, "groups") == 1
+    (results, channels), places = weight.shape[:2], y.size // y.shape[1]
+    is_faster = results >= _PRODUCT_SLICES * 64 and channels >= min(results, places)
+    if not (is_plain and are_last and is_faster):
+        return None
+    seen = x[:, :, *[slice(None, None, step) for step in strides]]
+    return {**attrs, "strides": (1,) * len(strides), "is_product": True}, (seen, weight, y)
 
 
 def _cut_so(
@@ -181,7 +204,9 @@ def _cut_so(
         else:
             runs = [(attrs, part, begin) for begin in range(0, len(x), per_run)]
         for run, (own_attrs, own_part, begin) in enumerate(runs):
-            end, step = min(begin + per_run, len(x)), _at_once(op, own_part, per_run)
+            end = min(begin + per_run, len(x))
+            # A product adds up what it has itself, and writes over what is there.
+            step = per_run if "is_product" in attrs else _at_once(op, own_part, per_run)
             made = [
                 (first, calls_of(_form(op, own_attrs, own_part, min(step, end - first))))
                 for first in range(begin, end, step)
@@ -303,10 +328,12 @@ def _form(op: str, attrs: Attrs, roles: Arrays, count: int) -> ConvolutionForm:
     groups = integer(attrs, "groups")
     if groups > 1:
         weight = weight.reshape(groups, len(weight) // groups, *weight.shape[1:])
-    ways = [integers(attrs, name) for name in ("strides", "dilation", "low", "high")]
-    x, y = x[:count], y[:count]
+    strides, dilation, low, high = [
+        integers(attrs, name) for name in ("strides", "dilation", "low", "high")
+    ]
     own = wide_of(weight) if op == "conv_weight_grad" else plain_of(weight)
-    return ConvolutionForm(op, plain_of(x), own, plain_of(y), *ways)
+    ends = plain_of(x[:count]), own, plain_of(y[:count])
+    return ConvolutionForm(op, *ends, strides, dilation, low, high, "is_product" in attrs)
 
 
 def wide_of(weight: Array) -> PlainTensor:

@@ -130,19 +130,28 @@ def test_onednn_agrees_with_float64_on_any_number_of_threads(native, dtype, limi
 @both_types
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize(
-    ("images", "channels", "results", "extent", "stride"),
-    [(1, 64, 96, 5, 1), (3, 40, 128, 4, 2), (9, 3, 32, 12, 1), (5, 128, 64, 3, 1)],
+    ("images", "channels", "results", "extent", "stride", "taps"),
+    [
+        *((1, 64, 96, 5, 1, 3), (3, 40, 128, 4, 2, 3), (9, 3, 32, 12, 1, 3), (5, 128, 64, 3, 1, 3)),
+        *(
+            (2, 300, 256, 5, 1, 1),
+            (3, 64, 260, 4, 2, 1),
+            (2, 64, 256, 5, 2, 1),
+            (1, 96, 256, 1, 1, 1),
+        ),
+    ],
 )
 def test_slices_of_channels_agree_with_float64(
-    is_last, images, channels, results, extent, stride, dtype, limit, native
+    is_last, images, channels, results, extent, stride, taps, dtype, limit, native
 ):
     rng, kernels = np.random.default_rng(images), catalogue.binders()
-    ways = dict.fromkeys(("low", "high", "dilation"), (1, 1)) | {"strides": (stride, stride)}
-    attrs = ways | {"kernel": (3, 3), "spatial": (extent, extent), "groups": 1}
+    ways = dict.fromkeys(("low", "high"), (taps // 2, taps // 2))
+    ways |= {"dilation": (1, 1), "strides": (stride, stride)}
+    attrs = ways | {"kernel": (taps, taps), "spatial": (extent, extent), "groups": 1}
     positions = (extent - 1) // stride + 1
     shapes = ((images, channels, extent, extent), (images, results, positions, positions))
     x, y = [lying(rng.standard_normal(s).astype("f4"), is_last=is_last) for s in shapes]
-    weight = rng.standard_normal((results, channels, 3, 3)).astype("f4")
+    weight = rng.standard_normal((results, channels, taps, taps)).astype("f4")
     for op, own, exact in itertools.islice(calls_of(attrs, x, weight, y), 3):
         inputs, exact = as_exact(exact, dtype)
         (right,) = wanted(op, own, exact)
