@@ -19,7 +19,8 @@ from actorflow.trace.tracer import Trace, current_trace, find_source
 from compiler.errors import CompileError
 from compiler.graph import UNPLACED, GraphBuilder, Node
 from compiler.ops.copies import COPY_TO
-from compiler.ops.sources import CONSTANT
+from compiler.ops.sources import CONSTANT, VARIABLE
+from compiler.ops.update import APPROACH
 from compiler.placement import Device, DeviceKind
 from compiler.registry import is_source, view
 from compiler.types import ValueId
@@ -103,6 +104,10 @@ def place_traced(trace: Trace) -> None:
     for rule in b.updates:
         for state in rule.state:
             chosen[made_by[state]] = chosen[made_by[rule.variable]]
+    for node in b.nodes:
+        if node.op is APPROACH and b.producer_of(node.inputs[1]).op is VARIABLE:
+            # An average lies beside its parameter, which would be copied in every step else.
+            chosen[made_by[node.inputs[0]]] = chosen[made_by[node.inputs[1]]]
     for index, node in enumerate(b.nodes):
         for _, over in node.writes:  # what is assigned is brought to where the buffer lies
             chosen[index] = chosen[made_by[node.inputs[over]]]
