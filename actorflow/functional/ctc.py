@@ -15,7 +15,7 @@ from actorflow.functional.indexing import gather, take_along_axis
 from actorflow.functional.loss import reduced
 from actorflow.functional.shape import concat, stack
 from actorflow.literals import checked_size
-from actorflow.tensor import Tensor, as_tensor
+from actorflow.tensor import Tensor, as_tensor, integers
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 from compiler.types import DType
@@ -58,8 +58,7 @@ def ctc_loss(
     lengths = input_lengths, target_lengths
     if x.ndim == 2:
         # Of one sequence: of a batch of one, whose targets stand one after the other anyway.
-        one = [own if isinstance(own, Tensor) else np.asarray(own) for own in lengths]
-        one = [own.reshape(1) for own in one]
+        one = [own.reshape(1) if isinstance(own, Tensor) else own for own in lengths]
         rows = x.reshape(x.shape[0], 1, x.shape[1])
         found = ctc_loss(rows, y.reshape(-1), one[0], one[1], blank, reduction, zero_infinity)
         return found.reshape(()) if reduction == "none" else found
@@ -127,7 +126,9 @@ def _forward(
 
 
 def _lengths(what: str, given: Any, batch: int) -> Tensor:
-    found = as_tensor(given if isinstance(given, Tensor) else np.asarray(given)).to("int64")
+    if not isinstance(given, Tensor):
+        given = np.array(integers(given, what=f"one of {what}"))
+    found = as_tensor(given).to("int64")
     if found.shape != (batch,):
         raise CompileError(
             f"{find_source()}: {what} of ctc_loss needs one integer for each of {batch} sequences,"

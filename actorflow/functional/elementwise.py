@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from actorflow.tensor import Operand, Tensor, apply, as_tensor
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
@@ -202,6 +204,7 @@ def lerp(start: Operand, end: Operand, weight: Operand) -> Tensor:
 
 def pow(x: Operand, exponent: Operand) -> Tensor:  # noqa: A001  # torch's name
     """Return x to a power. Of an integer tensor and a whole number from 0 on it is an integer."""
+    x, exponent = [as_tensor(o) if isinstance(o, np.ndarray) else o for o in (x, exponent)]
     tensors = [o for o in (x, exponent) if isinstance(o, Tensor)]
     if not tensors or not all([_is_whole(o) for o in (x, exponent)]):
         return apply(binary.POW, x, exponent)

@@ -56,11 +56,8 @@ def subscript(x: Tensor, given: Any) -> Tensor:
     """
     items = list(given) if isinstance(given, tuple) else [given]
     num = sum([item is not None and item is not Ellipsis for item in items])
-    at = next((i for i, item in enumerate(items) if item is Ellipsis), None)
-    if at is not None:
-        items[at : at + 1] = [slice(None)] * (x.ndim - num)
-        num = x.ndim
-    items += [slice(None)] * (x.ndim - num)
+    at = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
+    items[at : at + 1] = [slice(None)] * (x.ndim - num)
     if num > x.ndim or any([item is Ellipsis for item in items]):
         raise CompileError(f"{find_source()}: too many indices for {x.type}: {given!r}")
     windows: list[range] = []
@@ -303,5 +300,6 @@ def index_put(
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
-    """Return x with a number where the bool tensor `mask`, which broadcasts, holds."""
-    return where(mask, value, x)
+    """Return x, in its dtype, with a number where `mask`, of bools, holds; it broadcasts."""
+    x = as_tensor(x)
+    return where(mask, value.to(x.dtype) if isinstance(value, Tensor) else value, x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from actorflow.functional.comparison import isfinite, isnan, logical_not, truth
@@ -137,7 +137,7 @@ def norm(
     p = inf is the largest absolute value, -inf the least, 0 the number of those that are not 0.
     Where a norm of p = 2 is 0 no gradient flows.
     """
-    if p == "nuc" or (isinstance(p, str) and p != "fro"):
+    if isinstance(p, str) and p != "fro":
         raise CompileError(f"{find_source()}: norm has p of 'fro' or a number, got {p!r}")
     power = 2.0 if p is None or isinstance(p, str) else checked_number(p, "p of norm")
     x, size = as_tensor(x), abs(as_tensor(x))
@@ -209,11 +209,17 @@ def min(  # noqa: A001  # torch's name
     the first of several.
     """
     if isinstance(dim, Tensor):
-        return minimum(x, dim)
+        return _of_two(minimum, x, dim, keepdim)
     if dim is None:
         return amin(x, keepdim=keepdim)
     values, indices = max(_turned(x), dim, keepdim=keepdim)
     return ValuesAndIndices(_turned(values), indices)
+
+
+def _of_two(function: Callable[..., Tensor], x: Tensor, other: Tensor, keepdim: bool) -> Tensor:
+    if keepdim:  # torch takes such a tensor for an axis
+        raise CompileError(f"{find_source()}: keepdim goes with an axis, and a tensor came")
+    return function(x, other)
 
 
 @with_numpy_names
@@ -232,7 +238,7 @@ def max(  # noqa: A001  # torch's name
     the first of several.
     """
     if isinstance(dim, Tensor):
-        return maximum(x, dim)
+        return _of_two(maximum, x, dim, keepdim)
     if dim is None:
         return amax(x, keepdim=keepdim)
     x = as_tensor(x)

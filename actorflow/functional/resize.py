@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from actorflow.functional.creating import MOST_CONSTANTS
 from actorflow.functional.pooling import adaptive_avg_pool
 from actorflow.functional.row_numbers import picked
 from actorflow.literals import checked_number, checked_size
@@ -144,10 +145,10 @@ def _sizes(
         factors = [checked_number(f, "scale_factor") for f in listed]
         factors = factors if all([0.0 < f < math.inf for f in factors]) else []
         extents = [math.floor(n * f) for n, f in zip(old, factors, strict=False)]
-    if len(extents) != rank or min(extents) < 1:
+    if len(extents) != rank or not all([1 <= n <= MOST_CONSTANTS for n in extents]):
         raise CompileError(
             f"{find_source()}: interpolate of {x.type} needs one number for each of {rank} axes,"
-            f" and extents of 1 or more; got size={size}, scale_factor={scale_factor}"
+            f" and extents of 1 to {MOST_CONSTANTS:,}; got size={size}, scale_factor={scale_factor}"
         )
     return extents, factors
 

@@ -9,7 +9,7 @@ from actorflow.functional.creating import full, ones, zeros
 from actorflow.functional.elementwise import maximum, where
 from actorflow.functional.indexing import index_add
 from actorflow.functional.reduce import max as largest
-from actorflow.functional.row_numbers import Index
+from actorflow.functional.row_numbers import Index, index_value
 from actorflow.functional.shape import concat
 from actorflow.functional.sorting import searchsorted
 from actorflow.literals import checked_size
@@ -40,7 +40,8 @@ def embedding(input: Index, weight: Tensor, padding_idx: int | None = None) -> T
 
 def _ids_and_table(input: Index, weight: Tensor, what: str) -> tuple[Tensor, Tensor]:
     """Return both as tensors. Raises CompileError where one stands in the place of the other."""
-    ids = as_tensor(np.asarray(input) if isinstance(input, list) else input, DType.INT64)
+    given = index_value(input, f"the ids of {what}") if isinstance(input, list) else input
+    ids = as_tensor(given, DType.INT64)
     table = as_tensor(weight)
     if table.dtype.is_integer and not ids.dtype.is_integer:
         raise CompileError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,24 +18,73 @@ try:
 except ImportError:
     torch = None
 
-UNLIKE = frozenset(("dropout", "empty_like", "bernoulli", "multinomial", "normal", "uniform"))
-"""Functions whose values are drawn."""
+UNLIKE = frozenset(("empty_like", "bernoulli", "multinomial", "normal", "uniform"))
+"""Functions whose values are drawn, beside those that are called so."""
 
 
 ANY_PLACE = frozenset(("topk", "kthvalue", "median", "sort", "argsort", "max", "min", "cummax"))
 """Functions that also say where: of several alike torch names any."""
 
-OTHERWISE = {
-    **dict.fromkeys(("all", "any"), "bool; torch keeps uint8"),
-    **dict.fromkeys(("sum", "prod", "cumsum", "cumprod", "nansum"), "uint64 stays; torch: int64"),
-    **dict.fromkeys(("relu6", "hardtanh", "threshold"), "of floats: integers are cast"),
-    **dict.fromkeys(("Hardtanh", "ReLU6", "Threshold"), "of floats: integers are cast"),
-    **dict.fromkeys(("mish", "silu", "soft_margin_loss"), "nothing overflows in between"),
-    **dict.fromkeys(("cosine_similarity", "fmod", "remainder"), "nothing overflows in between"),
-    "margin_ranking_loss": "whole numbers beyond their range",
-    **dict.fromkeys(("searchsorted", "bucketize"), "of what is not sorted anything"),
+Condition = Callable[[np.ndarray], bool]
+
+
+def _is_whole(array: np.ndarray) -> bool:
+    return array.dtype.kind in "iub"
+
+
+def _is_extreme(array: np.ndarray) -> bool:
+    """Whether numbers are not finite, or so large that their squares are not."""
+    if array.dtype.kind != "f":
+        return bool((np.abs(array.astype(np.float64)) > 1e9).any())
+    largest = np.sqrt(np.float64(np.finfo(array.dtype).max)) / 8
+    return not bool((np.abs(array.astype(np.float64)) < largest).all())
+
+
+def _is_odd(array: np.ndarray) -> bool:
+    return _is_whole(array) or _is_extreme(array)
+
+
+def _is_any(array: np.ndarray) -> bool:
+    return True
+
+
+OTHERWISE: dict[str, tuple[Condition, str]] = {
+    **dict.fromkeys(("all", "any"), (_is_whole, "bool; torch keeps uint8")),
+    **dict.fromkeys(
+        ("sum", "prod", "cumsum", "cumprod", "nansum"),
+        (_is_odd, "uint64 stays; torch: int64; sums in another order overflow elsewhere"),
+    ),
+    **dict.fromkeys(
+        ("relu6", "hardtanh", "threshold", "Hardtanh", "ReLU6", "Threshold"),
+        (_is_whole, "of floats: integers are cast"),
+    ),
+    **dict.fromkeys(
+        ("mish", "silu", "hardswish", "soft_margin_loss", "cosine_similarity", "pairwise_distance"),
+        (_is_odd, "nothing overflows in between"),
+    ),
+    **dict.fromkeys(("fmod", "remainder", "__mod__"), (_is_odd, "nothing overflows in between")),
+    "gelu": (_is_extreme, "limits at infinities; torch: NaN, of one number another than of two"),
+    **dict.fromkeys(
+        ("margin_ranking_loss", "hinge_embedding_loss"), (_is_whole, "of floats: integers are cast")
+    ),
+    **dict.fromkeys(("searchsorted", "bucketize"), (_is_any, "of what is not sorted anything")),
+    **dict.fromkeys(
+        (
+            *("mean", "var", "std", "norm", "matmul", "__matmul__", "mm", "bmm", "mv", "dot"),
+            *("addmm", "baddbmm", "einsum", "tensordot", "linear", "bilinear", "lerp", "cross"),
+            *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
+            *("group_norm", "layer_norm", "instance_norm", "batch_norm", "rms_norm", "normalize"),
+            *("binary_cross_entropy_with_logits", "conv_transpose3d"),
+        ),
+        (_is_extreme, "sums in another order overflow elsewhere"),
+    ),
+    **dict.fromkeys(
+        ("HuberLoss", "huber_loss"), (lambda array: array.dtype == "float16", "torch keeps float16")
+    ),
+    "pixel_unshuffle": (lambda array: not array.size, "torch leaves the shape of nothing"),
+    "Identity": (_is_any, "an array is handed back, which is no tensor"),
 }
-"""Functions that differ from torch where the arguments are odd: how, looked at and meant so."""
+"""Functions that differ from torch where an argument is odd: which are, and how it is meant."""
 
 
 def disagreement(call: Call, got: list[np.ndarray]) -> str:
@@ -45,10 +95,8 @@ def disagreement(call: Call, got: list[np.ndarray]) -> str:
             expected = _of_torch(call) if torch is not None else _of_numpy(call)
         except Exception:  # it refuses what we take: no oracle
             return ""
-    given = [*call.args, *call.kwargs.values()]
-    is_odd = any([a in ((), []) for a in given if isinstance(a, (tuple, list))])
-    is_odd |= any([isinstance(a, str) for a in call.made_with[0]])  # whose place is another there
-    if expected is None or call.name in OTHERWISE or is_odd:
+    is_odd = any([isinstance(a, str) for a in call.made_with[0]])  # whose place is another there
+    if expected is None or is_odd or _is_otherwise(call):
         return ""
     if call.name in ANY_PLACE:
         expected, got = expected[:1], got[:1]
@@ -64,8 +112,20 @@ def disagreement(call: Call, got: list[np.ndarray]) -> str:
     return ""
 
 
+def _is_otherwise(call: Call) -> bool:
+    condition, _ = OTHERWISE.get(call.name, (None, ""))
+    given = [*call.args, *call.kwargs.values()]
+    arrays = [a.array if isinstance(a, Fed) else np.asarray(a) for a in given if _is_array(a)]
+    return condition is not None and any([condition(array) for array in arrays])
+
+
+def _is_array(given: object) -> bool:
+    return isinstance(given, (Fed, np.ndarray, int, float))
+
+
 def _is_drawn(call: Call) -> bool:
-    return call.name in UNLIKE or "rand" in call.name or call.kind == "layer"
+    is_named_so = "rand" in call.name or "dropout" in call.name
+    return call.name in UNLIKE or is_named_so or call.kind == "layer"
 
 
 def _values(own: np.ndarray, other: np.ndarray) -> str:
@@ -117,13 +177,15 @@ def _of_torch(call: Call) -> list[np.ndarray] | None:
         return None  # torch chooses another one
     if call.kind == "method":
         made = getattr(args[0], call.name)(*args[1:], **named, **kwargs)
+        if made is NotImplemented:  # Python then asks the other operand
+            return None
     else:
         function = getattr(torch.nn.functional, call.name, None) or getattr(torch, call.name)
         made = function(*args, **named, **kwargs)
     return [t.detach().numpy() for t in _listed(made)]
 
 
-NO_DEFAULT = ("softmax", "softmin", "log_softmax", "normalize", "cross")
+NO_DEFAULT = ("softmax", "softmin", "log_softmax", "normalize")
 
 
 def _by_name(call: Call, args: list[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -112,6 +112,9 @@ def test_padding_may_be_anything():
         (lambda x, y: af.ctc_loss(x, y, (4,), (1, 1)), "input_lengths of ctc_loss needs one"),
         (lambda x, y: af.ctc_loss(x, y, (4, 4), (1, 1), blank=3), r"blank must be in 0..2, got 3"),
         (lambda x, y: af.ctc_loss(x, y[:1], (4, 4), (1, 1)), "targets of 2 sequences"),
+        (lambda x, y: af.ctc_loss(x[:, 0], y[0], (4, 4), 1), "input_lengths of ctc_loss needs one"),
+        (lambda x, y: af.ctc_loss(x, y, (1.5, 4), (1, 1)), "one of input_lengths must be an int"),
+        (lambda x, y: af.ctc_loss(x, y, (4, 4), [[1], 1]), "one of target_lengths must be an int"),
         (lambda x, y: af.ctc_loss(x[0, 0], y, (4, 4), (1, 1)), r"log_probs \[T, N, C\]"),
     ],
 )

@@ -91,6 +91,15 @@ def copied_sets(axis):
     ]
 
 
+def filled(x):
+    count = (x > 0).sum()
+    return [
+        x.masked_fill(x > 0.5, -2.0),
+        x.masked_fill(x > 1, count),
+        (x > 0).masked_fill(x < 0, count),
+    ]
+
+
 CASES = [
     *[
         Case(
@@ -284,8 +293,8 @@ CASES = [
     ),
     Case(
         "masked_fill",
-        lambda x: x.masked_fill(x > 0.5, -2.0),
-        lambda t, x: x.masked_fill(x > 0.5, -2.0),
+        lambda x: filled(x),
+        lambda t, x: filled(x),
         [floats(s, key=n) for n, s in enumerate(SHAPES * 2)],
     ),
 ]

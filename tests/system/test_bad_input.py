@@ -198,6 +198,13 @@ def test_a_label_out_of_range_in_a_group_names_the_ops_that_it_is_made_of(bad_la
     assert re.search(r"launch \d+ of \d+, op '[a-z_ +]*cross_entropy", str(error))
 
 
+def test_a_label_out_of_range_that_the_kernel_itself_holds_is_an_index_error(native):
+    job = af.job(lambda model, batch: af.nll_loss(batch.x, 7) / 3, train=False)
+    with pytest.raises(af.ActorFailed) as caught:
+        job.step(nn.Module(), {"x": np.zeros(5, np.float32)})
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
 def exploding(step):
     batch = good(step)
     batch["x"] = batch["x"] * np.float32(np.nan if step == 3 else 1)

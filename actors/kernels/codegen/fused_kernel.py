@@ -221,7 +221,7 @@ def explain_index(program: FusedProgram, inputs: Arrays, status: int) -> str:
             labels = inputs[instruction.operands[0]].reshape(-1)
             extent = int(instruction.constants[0])
             checked("label", labels, extent, np.empty(labels.size, INDEX), np.empty(2, INDEX))()
-    return "a label is out of its range"  # computed by the kernel, or another one by now
+    raise IndexError("a label is out of its range")  # computed by the kernel, or overwritten by now
 
 
 FUSED_KERNELS = (FusedKernel(),)
