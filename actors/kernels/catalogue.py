@@ -35,7 +35,7 @@ from actors.kernels.native.kernels import NATIVE_KERNELS, is_refused
 from actors.kernels.scan import SCAN_KERNELS
 from compiler.errors import CompileError
 
-GENERATION = 8
+GENERATION = 9
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 NUMPY_KERNELS: tuple[Kernel, ...] = (
