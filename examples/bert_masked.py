@@ -1,6 +1,6 @@
 """BERT, small and by character, learns to fill in what was masked in a text.
 
-python examples/bert_masked.py [--text FILE] [--steps 900]
+python examples/bert_masked.py [--text FILE] [--steps 2000]
 """
 
 import argparse
@@ -12,12 +12,12 @@ from texts import VOCAB, parted, read_text
 
 import actorflow as af
 
-SEQ, PICKED = 64, 9
+SEQ, PICKED = 32, 5
 MASK = VOCAB - 1  # a character that no text has
 
 
 def masked(text, rng, batch):
-    """Return windows of a text in which 9 of 64 characters are to be told, as BERT has it.
+    """Return windows of a text in which 5 of 32 characters are to be told, as BERT has it.
 
     Of ten that are picked eight are masked, one is another character, and one stays.
     """
@@ -61,21 +61,21 @@ def shown(codes):
 def main():
     parser = argparse.ArgumentParser(description="Train a small BERT and let it fill in.")
     parser.add_argument("--text", help="a text file; default: Python's standard library")
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument(
         "--png", default="runs/bert_masked.png", help="where the picture is written"
     )
     args = parser.parse_args()
 
-    rate = af.optim.warmup(af.optim.linear(2e-3, steps=args.steps), steps=args.steps // 10)
+    rate = af.optim.warmup(af.optim.linear(3e-3, steps=args.steps), steps=args.steps // 10)
     recipe = af.optim.AdamW(rate, weight_decay=0.01, decay_only="matrices")
     train = af.job(score, optimizer=recipe, clip_norm=1.0)
 
     known, unseen = parted(read_text(args.text))
     spec = af.data.spec_of(masked(known, np.random.default_rng(0), args.batch))
     data = af.data.from_iterable(lambda: batches(known, args.batch), spec)
-    model, losses = BertForMaskedLM(VOCAB, SEQ, width=128, layers=3, heads=4, dropout=0.0), []
+    model, losses = BertForMaskedLM(VOCAB, SEQ, width=128, layers=2, heads=4, dropout=0.0), []
     train.fit(model, data, steps=args.steps, on_step=lambda _, out: losses.append(out["loss"]))
 
     test = af.data.from_iterable(lambda: batches(unseen, args.batch, seed=1), spec)
