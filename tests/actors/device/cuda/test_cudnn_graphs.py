@@ -1,0 +1,82 @@
+"""What graphs of cuDNN say: a record, or nothing that is believed."""
+
+import json
+
+import pytest
+from graphs_of_cudnn import RECORDS, conv, graph_of, record
+
+from actors.device.cuda.cudnn_graphs import UnknownGraph, read_back
+from actors.kernels.cuda.cudnn_records import BACKWARD, CONV, FORWARD
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_graph_reads_back_as_the_record_it_was_made_of(name):
+    assert read_back(json.dumps(graph_of(RECORDS[name]))) == RECORDS[name]
+
+
+def with_params(**params):
+    graph = graph_of(record(FORWARD))
+    graph["nodes"][0]["params"] |= params
+    return graph
+
+
+def with_ways(**params):
+    graph = graph_of(conv(CONV))
+    graph["nodes"][0]["params"] |= params
+    return graph
+
+
+def without(name):
+    graph = graph_of(record(FORWARD))
+    del graph["nodes"][0]["params"][name]
+    return graph
+
+
+def with_tensor(**said):
+    graph = graph_of(record(BACKWARD))
+    graph["tensors"]["the dk"] |= said
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (with_params(right_bound=0), "parameters that are not ours: right_bound"),
+        (with_params(use_causal_mask=True), "not ours: use_causal_mask"),
+        (with_params(diagonal_alignment="diagonal_alignment.TOP_LEFT"), "TOP_LEFT, right of it 0"),
+        (with_params(diagonal_band_right_bound=1), "BOTTOM_RIGHT, right of it 1"),
+        (without("diagonal_band_right_bound"), "BOTTOM_RIGHT, right of it None"),
+        (without("diagonal_alignment"), "the mask None, right of it 0"),
+        (with_params(generate_stats=False), "generate_stats = False"),
+        (without("attn_scale"), "no attn_scale"),
+        (with_tensor(dtype="data_type.INT32"), "dk of a graph is data_type.INT32"),
+        (with_tensor(is_virtual=True), "or is nowhere"),
+        (with_tensor(dim=[1, 2, 3]), "dk of a graph has 3 axes"),
+        (with_tensor(uid=20), "not numbered"),
+        (with_ways(convolution_mode="convolution_mode.CONVOLUTION"), "not ours: convolution_mode"),
+        (with_ways(post_padding=[1, 1]), r"\(0, 1\) before and \(1, 1\) behind"),
+        (with_ways(stride=[2]), r"stride = \[2\]"),
+        (with_ways() | {"context": {}}, "computes in None"),
+    ],
+    ids=str,
+)
+def test_what_no_record_means_is_refused(graph, words):
+    with pytest.raises(UnknownGraph, match=words):
+        read_back(json.dumps(graph))
+
+
+def test_other_nodes_and_other_tensors_are_refused():
+    graph = graph_of(record(FORWARD))
+    node = graph["nodes"][0]
+    for wrong, words in (
+        ([node, node], "2 nodes"),
+        ([node | {"type": "MATMUL"}], "'MATMUL', which is none of ours"),
+        ([node | {"inputs": node["inputs"] | {"bias": "the q"}}], "has the tensors q, k, v, bias"),
+    ):
+        with pytest.raises(UnknownGraph, match=words):
+            read_back(json.dumps(graph | {"nodes": wrong}))
+    swapped = graph_of(record(FORWARD))
+    tensors = swapped["tensors"]
+    tensors["the q"]["uid"], tensors["the k"]["uid"] = 2, 1
+    with pytest.raises(UnknownGraph, match="in their order"):
+        read_back(json.dumps(swapped))
