@@ -63,6 +63,8 @@ def _holds(dtype: DType, number: int | float) -> bool:
 def dtype_named(name: DType | npt.DTypeLike, what: str) -> DType:
     """Return a dtype by its name. Raises CompileError, which begins with `what`, for others."""
     try:
+        if name is None:  # which numpy takes for float64
+            raise TypeError
         dtype = name if isinstance(name, DType) else DType(np.dtype(name).name)
     except (TypeError, ValueError):
         known = ", ".join(d.value for d in DType if d is not DType.BFLOAT16)

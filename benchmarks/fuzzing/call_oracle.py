@@ -82,6 +82,7 @@ OTHERWISE: dict[str, tuple[Condition, str]] = {
         ("HuberLoss", "huber_loss"), (lambda array: array.dtype == "float16", "torch keeps float16")
     ),
     "pixel_unshuffle": (lambda array: not array.size, "torch leaves the shape of nothing"),
+    "index_put": (_is_any, "of several values for one place torch takes any"),
     "Identity": (_is_any, "an array is handed back, which is no tensor"),
 }
 """Functions that differ from torch where an argument is odd: which are, and how it is meant."""

@@ -100,11 +100,13 @@ def tried(calls: list[Call]) -> list[Outcome]:
                 found[place] = judged(error)
         return outputs
 
+    said = None
     try:
         said = _stepped(compute, model, batch)
     except Exception as error:
         if len(calls) == 1:
             return [judged(error, is_run=True)]
+    if said is None:  # not while the error holds on to what the job had
         half = len(calls) // 2
         return [*tried(calls[:half]), *tried(calls[half:])]
     for place in todo:

@@ -113,6 +113,7 @@ def test_every_node_carries_the_line_that_made_it(traced):
         (lambda x: x[..., ...], "too many indices"),
         (lambda x: x[0, 0, ..., [0, 1]], "too many indices"),
         (lambda x: af.norm(x, np.arange(3)), "p of norm must be a number"),
+        (lambda x: x.to(None), "dtype None is not supported"),
         (lambda x: x.max(x, keepdim=True), "keepdim goes with an axis"),
         (lambda x: x[0.0:2.0], "index slice.* of axis 0"),
         (lambda x: x[::"a"], "index slice.* of axis 0"),
