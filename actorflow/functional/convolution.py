@@ -11,6 +11,7 @@ from actorflow.tensor import Tensor, apply, as_tensor, integers
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 from compiler.ops.convolution import CONV, CONV_INPUT_GRAD
+from compiler.types import MOST_ELEMENTS
 
 __all__ = [
     "conv1d",
@@ -156,10 +157,10 @@ def per_axis(given: Any, rank: int, what: str, *, least: int = 1) -> tuple[int, 
     """Return a number for each spatial axis. Raises CompileError for others."""
     sizes = integers(given, what=what)
     sizes = sizes * rank if len(sizes) == 1 else sizes
-    if len(sizes) != rank or min(sizes) < least:
+    if len(sizes) != rank or min(sizes) < least or max(sizes) > MOST_ELEMENTS:
         raise CompileError(
             f"{find_source()}: {what} must be one integer of {least} or more, or {rank} of them,"
-            f" got {given!r}"
+            f" and at most {MOST_ELEMENTS:,}, got {given!r}"
         )
     return sizes
 

@@ -233,12 +233,16 @@ def _sum(p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...])
 def _mean(
     p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Scale before a sum over rows, whose result no instruction may read."""
+    """Scale before a sum over columns, whose result no instruction may read.
+
+    And before any of float16: as an output beside the mean the sum would overflow, and the mean be
+    of what is stored.
+    """
     (x,) = values
     share = p.constant_like(1.0 / num_reduced(attrs, types[0].shape), x)
-    if _sum_name(attrs, types) == "row_sum":
+    if types[0].dtype is not DType.FLOAT16 and _sum_name(attrs, types) == "row_sum":
         return (p.op("mul", p.reduce("row_sum", x), share),)
-    return (p.reduce("column_sum", p.op("mul", x, share)),)
+    return (p.reduce(_sum_name(attrs, types), p.op("mul", x, share)),)
 
 
 def _sum_name(attrs: Attrs, types: Types) -> str:

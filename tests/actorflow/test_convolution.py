@@ -52,6 +52,7 @@ WRONG = (
         lambda x, w: af.conv_transpose2d(x, w, output_padding=1),
         "needs an output_padding below the stride or the dilation",
     ),
+    (lambda x, w: af.max_pool2d(x, 10**30, ceil_mode=True), "and at most 999,999,999,999, got"),
     (lambda x, w: af.max_pool2d(x, 3, padding=2), "padding is at most half of its kernel_size"),
     (lambda x, w: af.avg_pool2d(x, 2, divisor_override=0), "divisor_override must not be 0"),
     (lambda x, w: af.adaptive_avg_pool2d(x, 0), "output_size must be one integer of 1 or more"),

@@ -7,6 +7,7 @@ import pytest
 from jobs import assert_same
 
 import actorflow as af
+from actorflow import nn
 
 
 def job(**options):
@@ -95,3 +96,12 @@ def test_step_and_stream_give_the_same_arrays(mlp, classification):
         for name, value in row.items():
             np.testing.assert_array_equal(value, step[name])
     train.close(other)
+
+
+@pytest.mark.parametrize("kernels", ["native", "numpys_kernels"])
+def test_a_mean_of_float16_is_finite_beside_a_sum_that_is_not(kernels, request):
+    request.getfixturevalue(kernels)
+    job = af.job(lambda model, batch: {"s": batch.x.sum(1), "m": batch.x.mean(1)}, train=False)
+    got = job.step(nn.Module(), {"x": np.array([[65504, 65504, 1, -2], [1, 2, 3, 4]], np.float16)})
+    np.testing.assert_array_equal(got["s"], np.array([np.inf, 10], np.float16))
+    np.testing.assert_array_equal(got["m"], np.array([32752, 2.5], np.float16))
