@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from actorflow.functional.elementwise import maximum, square
+from actorflow.functional.elementwise import square
 from actorflow.functional.normalisation import group_norm
 from actorflow.literals import checked_number
 from actorflow.tensor import Operand, Tensor, apply, as_tensor
@@ -100,16 +100,12 @@ def instance_norm(
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance per channel of x [N, C, S], in one walk.
+    """Return mean and biased variance per channel of x [N, C, S].
 
-    Of differences to the mean of the first sample, so that little cancels: where that mean is far
-    from the others', it alone makes the variance large, at least 1 / N of its distance squared.
+    The variance is that of differences to the mean, in a second walk, so that nothing cancels.
     """
-    near = x[:1].mean((0, 2))
-    away = x - near.reshape(1, x.shape[1], 1)
-    rest = away.mean((0, 2))
-    # Rounding may leave less than nothing where all are alike.
-    return near + rest, maximum(square(away).mean((0, 2)) - square(rest), 0.0)
+    mean = x.mean((0, 2))
+    return mean, square(x - mean.reshape(1, x.shape[1], 1)).mean((0, 2))
 
 
 def _update(running: Tensor | None, new: Tensor, momentum: float | Tensor) -> None:

@@ -26,7 +26,6 @@ from compiler.ops.convolution import CONV, CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 from compiler.ops.pooling import MAX_POOL, MAX_POOL_GRAD, MAX_POOL_PICK
 from compiler.ops.reduce import MAX, MEAN, SUM
 from compiler.ops.shape import BROADCAST_TO, COPY, RESHAPE, TRANSPOSE
-from compiler.ops.slicing import SLICE
 from compiler.prune import prune
 from compiler.registry import Layout, Op
 from compiler.target import Hardware
@@ -96,8 +95,6 @@ class _Twins:
         if node.op in _REDUCTIONS and node.inputs[0] in self._twins and self._reduce(node):
             return
         if _is_pointwise(node) and self._act(node):
-            return
-        if node.op is SLICE and node.inputs[0] in self._twins and self._some(node):
             return
         is_window = node.op in _CONVOLUTIONS + _POOLS
         if any([v in self._views for v in node.inputs]):
@@ -192,20 +189,6 @@ class _Twins:
         total = self._emit(node, node.op, twin, left, axes=own, keepdims=False)
         shape = self.types[made].shape
         self.nodes.append(replace(node, op=RESHAPE, inputs=(total,), attrs=Attrs({"shape": shape})))
-        return True
-
-    def _some(self, node: Node) -> bool:
-        """Add the twin of some whole images; False for a part of their channels or places."""
-        (image,), (made,) = node.inputs, node.outputs
-        before, after = self.types[image].shape, self.types[made].shape
-        if after[1:] != before[1:]:
-            return False
-        whole = self.types[self._twins[image]].shape[1:]
-        ways = {"starts": (0, 0), "stops": whole, "steps": (1, 1)}
-        ways = {name: (node.attrs.ints(name)[0], *rest) for name, rest in ways.items()}
-        self._show(
-            node, self._emit(node, SLICE, self._twins[image], (after[0], *whole), **ways), made
-        )
         return True
 
     def _reshaped(self, node: Node, value: ValueId, shape: Shape) -> ValueId:

@@ -13,7 +13,6 @@ from compiler.ops.convolution import CONV, CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
 from compiler.ops.pooling import MAX_POOL, MAX_POOL_GRAD
 from compiler.ops.reduce import MEAN, SUM
 from compiler.ops.shape import BROADCAST_TO, COPY, RESHAPE
-from compiler.ops.slicing import SLICE
 from compiler.ops.sources import INPUT
 from compiler.passes import channels_last
 from compiler.passes.check import check
@@ -55,13 +54,8 @@ def residual_block(b):
     slope = b.one(MAX_POOL_GRAD, spread, taps, **POOL, spatial=(6, 6))
     to_weight = b.one(CONV_WEIGHT_GRAD, h, slope, **WAYS, groups=1, kernel=(3, 3))
     to_input = b.one(CONV_INPUT_GRAD, slope, weight, **WAYS, groups=1, spatial=(6, 6))
-    whole = {"stops": (3, 4, 6, 6), "steps": (1, 1, 1, 1)}
-    some = b.one(SLICE, z, starts=(1, 0, 0, 0), **whole)
-    part = b.one(SLICE, z, starts=(0, 2, 0, 1), **whole)
     made = {
         "z": z,
-        "some": b.one(MUL, some, some),
-        "part": b.one(SUM, b.one(RESHAPE, part, shape=(3, 60)), axes=(1,), keepdims=False),
         "rows": b.one(RESHAPE, pooled, shape=(3, 36)),
         "kept": b.one(SUM, z, axes=(3,), keepdims=False),
         "sum": b.one(SUM, to_input, axes=(0, 1, 2, 3), keepdims=False),
