@@ -15,11 +15,11 @@ FUNCTION_LINES = 80
 
 BUDGET = {
     "actorflow": 27_900,
-    "actors": 40_000,
-    "compiler": 25_300,
+    "actors": 40_500,
+    "compiler": 26_900,
     "memory": 3_650,
-    "tests": 76_300,
-    "benchmarks": 11_900,
+    "tests": 78_300,
+    "benchmarks": 12_000,
 }
 """Lines of Python, C and CUDA of a room. Raise one with a reason in the commit, or mend it."""
 
