@@ -24,6 +24,7 @@ from compiler.graph import Graph, GraphBuilder, Node
 from compiler.ops.signature import Types, expect_inputs, expect_type
 from compiler.registry import Op, OpTypeError, define, free_name, infer_type
 from compiler.rules import Gradient, gradient
+from compiler.sbp.project import local_attrs
 from compiler.types import DType, TensorType, ValueId
 
 
@@ -152,6 +153,10 @@ _PRODUCTS: dict[str, Product] = {}
 """By the name of what they are products of."""
 
 
+def _with_extents(attrs: Attrs, shape: tuple[int, ...]) -> Attrs:
+    return Attrs({**attrs, "shape": shape}) if "shape" in attrs else attrs
+
+
 def product_of(found: FusedOp | Product) -> Product:
     """Return the vector-Jacobian product of a fused op, defined at the first call."""
     name = found.op.name
@@ -162,6 +167,7 @@ def product_of(found: FusedOp | Product) -> Product:
         infer_type.register(made.op, remembered(1024)(made.infer), made.where)
         register_program(made.op, made, made.where)
         gradient.register(made.op, derived_gradient(made), made.where)
+        local_attrs.register(made.op, _with_extents, made.where)
     return _PRODUCTS[name]
 
 

@@ -11,6 +11,7 @@ from compiler.ops.rule import Grads, array_of, gradient_of
 from compiler.ops.signature import Array, Types, expect_inputs, expect_type
 from compiler.ops.slicing import PAD, SLICE
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type
+from compiler.sbp.signatures import SbpSignature, by_axes, linear_in, sbp_signatures
 from compiler.types import DType, TensorType, ValueId
 
 ARGSORT = define("argsort")
@@ -96,3 +97,11 @@ def _moved(b: GraphBuilder, x: ValueId, forward: bool) -> ValueId:
     part = b.one(SLICE, x, starts=starts, stops=stops, steps=(1,) * rank)
     low, high = (one, none) if forward else (none, one)
     return b.one(PAD, part, low=low, high=high, steps=(1,) * rank)
+
+
+@sbp_signatures.of(ARGSORT, RECURRENCE)
+def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
+    """Split any axis but the last; a recurrence is linear in what it adds."""
+    names = [*map(str, range(inputs[0].rank - 1)), ""]
+    linear = [linear_in(1, 2)] * (len(inputs) == 2)
+    return [*by_axes([names] * len(inputs), [names]), *linear]

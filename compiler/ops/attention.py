@@ -35,6 +35,7 @@ from compiler.ops.signature import (
 from compiler.ops.sources import scalar
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
 from compiler.rules import gradient
+from compiler.sbp.signatures import SbpSignature, by_axes, last_labels, sbp_signatures
 from compiler.types import HALVES, DType, TensorType, ValueId
 
 ATTENTION = define("attention")
@@ -285,3 +286,17 @@ def _mask_gradient(b: GraphBuilder, node: Node, mask: ValueId, dy: ValueId) -> V
     delta = b.one(SUM, b.one(MUL, dy, y), axes=(b.type_of(y).rank - 1,), keepdims=True)
     slopes = b.one(MUL, b.one(EXP, b.one(SUB, scores, by_row)), b.one(SUB, dp, delta))
     return sum_to(b, slopes, b.type_of(mask).shape)
+
+
+@sbp_signatures.of(ATTENTION, ATTENTION_GRAD)
+def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
+    """Split leading axes; weights that are dropped are numbered over the whole tensor."""
+    if "p" in attrs:
+        return []
+    wide = outputs[0].shape[:-2]
+    names = list(map(str, range(len(wide))))
+    given = [
+        [*last_labels(names, x.shape[: len(wide)], wide), *[""] * (x.rank - len(wide))]
+        for x in inputs
+    ]
+    return by_axes(given, [[*names, *[""] * (y.rank - len(wide))] for y in outputs])

@@ -22,6 +22,7 @@ from compiler.ops.signature import (
     expect_type,
 )
 from compiler.registry import Cost, Op, OpTypeError, cost, define, infer_type
+from compiler.sbp.signatures import SbpSignature, by_axes, linear_in, sbp_signatures
 from compiler.types import TensorType, ValueId
 from compiler.windows import Windows
 
@@ -219,3 +220,33 @@ def _emit(
 ) -> ValueId:
     kept = ("strides", "low", "high", "dilation", "groups")
     return b.one(op, first, second, **{name: node.attrs[name] for name in kept}, **own)
+
+
+def _signatures(
+    inputs: list[list[str]], output: list[str], types: Types, attrs: Attrs
+) -> list[SbpSignature]:
+    """Split images, or channels where they are of one group; the axes of space are whole."""
+    named = [[*labels, *[""] * (types[0].rank - 2)] for labels in (*inputs, output)]
+    if attrs.int_("groups") != 1:
+        named = [[name if name == "n" else "" for name in labels] for labels in named]
+    found = by_axes(named[:2], named[2:], sums=True)
+    return [*found, linear_in(0, 2), linear_in(1, 2)]
+
+
+@sbp_signatures.of(CONV)
+def _conv_signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
+    return _signatures([["n", "c"], ["o", "c"]], ["n", "o"], inputs, attrs)
+
+
+@sbp_signatures.of(CONV_INPUT_GRAD)
+def _input_grad_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    return _signatures([["n", "o"], ["o", "c"]], ["n", "c"], inputs, attrs)
+
+
+@sbp_signatures.of(CONV_WEIGHT_GRAD)
+def _weight_grad_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    return _signatures([["n", "c"], ["n", "o"]], ["o", "c"], inputs, attrs)

@@ -19,6 +19,7 @@ from compiler.ops.signature import (
     expect_inputs,
 )
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type
+from compiler.sbp.signatures import SbpSignature, by_axes, last_labels, linear_in, sbp_signatures
 from compiler.types import HALVES, DType, TensorType, ValueId
 
 MATMUL = define("matmul")
@@ -105,3 +106,15 @@ def _product_like(b: GraphBuilder, like: ValueId, left: ValueId, right: ValueId)
     product = b.one(MATMUL, swap_last_axes(b, right), swap_last_axes(b, left))
     swapped = (*shape[:-2], shape[-1], shape[-2])
     return swap_last_axes(b, sum_to(b, product, swapped))
+
+
+@sbp_signatures.of(MATMUL)
+def _matmul_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    """Split leading axes, rows or columns; split inner axes give shares of the sum."""
+    wide = outputs[0].shape[:-2]
+    names = [str(axis) for axis in range(len(wide))]
+    a, b = [last_labels(names, x.shape[:-2], wide) for x in inputs]
+    found = by_axes([[*a, "m", "k"], [*b, "k", "n"]], [[*names, "m", "n"]], sums=True)
+    return [*found, linear_in(0, 2), linear_in(1, 2)]

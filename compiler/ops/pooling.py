@@ -16,6 +16,7 @@ from compiler.ops.rule import Grads, array_of, gradient_of, streams
 from compiler.ops.signature import Array, Types, expect_float, expect_inputs, expect_type
 from compiler.registry import OpTypeError, define, infer_type, is_exact, reference
 from compiler.rules import gradient
+from compiler.sbp.signatures import SbpSignature, by_axes, linear_in, sbp_signatures
 from compiler.types import DType, TensorType, ValueId
 
 MAX_POOL = define("max_pool")
@@ -129,3 +130,11 @@ def _pool_grad_gradient(b: GraphBuilder, node: Node, dx: ValueId) -> Grads:
 def _pick_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     spatial = b.type_of(node.inputs[0]).shape[2:]
     return b.one(MAX_POOL_GRAD, dy, node.inputs[1], **node.attrs, spatial=spatial), None
+
+
+@sbp_signatures.of(MAX_POOL, MAX_POOL_GRAD, MAX_POOL_PICK)
+def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
+    """Split images or channels; where the largest were is given, the rest is linear."""
+    names = ["n", "c", *[""] * (inputs[0].rank - 2)]
+    linear = [linear_in(0, 2)] * (len(inputs) == 2)
+    return [*by_axes([names] * len(inputs), [names] * len(outputs)), *linear]

@@ -6,6 +6,7 @@ Gradients are in `core_gradients`.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -25,6 +26,9 @@ from compiler.ops.signature import (
 )
 from compiler.registry import OpTypeError, define, infer_type
 from compiler.rules import simplify
+from compiler.sbp.project import LocalCall, project
+from compiler.sbp.signatures import SbpSignature, by_axes, sbp_signatures
+from compiler.sbp.words import PARTIAL, PARTIAL_MAX, Partial, Split
 from compiler.types import DType, TensorType, ValueId
 
 SUM = define("sum")
@@ -248,3 +252,41 @@ def _mean(
 def _sum_name(attrs: Attrs, types: Types) -> str:
     """Return the instruction, as the frame of these types has it."""
     return "row_sum" if _row_frame(types, types, attrs) is not None else "column_sum"
+
+
+def _reduction_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int, share: Partial = PARTIAL
+) -> list[SbpSignature]:
+    """Split what stays, or what is reduced: then each rank has a share."""
+    (x,), axes = inputs, attrs.ints("axes")
+    names = ["" if axis in axes else str(axis) for axis in range(x.rank)]
+    kept = names if attrs.bool_("keepdims") else [n for i, n in enumerate(names) if i not in axes]
+    reduced = [SbpSignature((Split(axis),), (share,)) for axis in axes]
+    return [*by_axes([names], [kept]), *reduced, SbpSignature((share,), (share,))]
+
+
+@sbp_signatures.of(ARGMAX)
+def _argmax_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    """Split what stays; along a last axis it follows from the program, places and all."""
+    axis = attrs.int_("axis")
+    names = ["" if own == axis else str(own) for own in range(inputs[0].rank)]
+    kept = names if attrs.bool_("keepdims") else [n for own, n in enumerate(names) if own != axis]
+    return by_axes([names], [kept])
+
+
+sbp_signatures.of(SUM, MEAN)(_reduction_signatures)
+sbp_signatures.of(MAX)(partial(_reduction_signatures, share=PARTIAL_MAX))
+
+
+@project.of(MEAN)
+def _mean_of_parts(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    """Divide by how many elements the whole has."""
+    from compiler.ops.binary import scaled  # defined by a program, which a sum is part of
+
+    (x,), attrs = call.inputs, call.node.attrs
+    count = num_reduced(attrs, call.whole_inputs[0].shape)
+    if num_reduced(attrs, b.type_of(x).shape) == count:
+        return b.emit(MEAN, (x,), attrs)
+    return (scaled(b, b.emit(SUM, (x,), attrs)[0], 1.0 / count),)

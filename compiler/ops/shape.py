@@ -6,6 +6,8 @@ Gradients are in `core_gradients`. The rule for reshaping without a copy is nump
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from compiler.attrs import Attrs
@@ -14,6 +16,9 @@ from compiler.ops.rule import Values, array_of, streams
 from compiler.ops.signature import Types, broadcast_shape, expect_inputs, typed
 from compiler.registry import Layout, OpTypeError, define, infer_type, inside, is_exact, view
 from compiler.rules import simplify
+from compiler.sbp.project import project, with_local_shape
+from compiler.sbp.signatures import SbpSignature, sbp_signatures
+from compiler.sbp.words import PARTIAL, PARTIAL_MAX, Split
 from compiler.types import TensorType, ValueId, contiguous_strides
 
 RESHAPE = define("reshape")
@@ -226,3 +231,66 @@ def _simplify_broadcast(b: GraphBuilder, node: Node, inputs: Values) -> Values |
     if before.op is BROADCAST_TO:
         return (broadcast_value(b, before.inputs[0], shape),)
     return inputs if b.type_of(inputs[0]).shape == shape else None
+
+
+def _kept(pairs: Iterable[tuple[int, int]]) -> list[SbpSignature]:
+    """Return the signatures of an op that keeps axes (of the input, of the result), and sums."""
+    found = [SbpSignature((Split(own),), (Split(made),)) for own, made in pairs]
+    return [*found, *[SbpSignature((share,), (share,)) for share in (PARTIAL, PARTIAL_MAX)]]
+
+
+@sbp_signatures.of(STOP_GRADIENT, COPY)
+def _same_signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
+    return _kept([(axis, axis) for axis in range(inputs[0].rank)])
+
+
+@sbp_signatures.of(TRANSPOSE)
+def _transpose_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    return _kept([(own, made) for made, own in enumerate(attrs.ints("perm"))])
+
+
+@sbp_signatures.of(BROADCAST_TO)
+def _stretched_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    """Split what is there already: of a new axis each rank makes its own part of a whole one."""
+    (x,), (y,) = inputs, outputs
+    new = y.rank - x.rank
+    return _kept([(axis, new + axis) for axis, n in enumerate(x.shape) if n == y.shape[new + axis]])
+
+
+@sbp_signatures.of(RESHAPE)
+def _reshape_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    """Split the first axis of each group of axes that becomes a group of as many elements.
+
+    Where an axis is cut, or several are joined, only even parts are rows of both.
+    """
+    (x,), (y,) = inputs, outputs
+    return _kept(_group_starts(x.shape, y.shape, parts))
+
+
+project.of(RESHAPE, BROADCAST_TO)(with_local_shape)
+
+
+def _group_starts(
+    shape: tuple[int, ...], new_shape: tuple[int, ...], parts: int
+) -> list[tuple[int, int]]:
+    """Return the first axes of groups, of both shapes, that parts cut at the same elements."""
+    old = [(axis, n) for axis, n in enumerate(shape) if n != 1]
+    new = [(axis, n) for axis, n in enumerate(new_shape) if n != 1]
+    found = []
+    while old and new and 0 not in shape:
+        (axis, extent), (new_axis, new_extent) = old.pop(0), new.pop(0)
+        is_even = extent % parts == new_extent % parts == 0
+        if extent == new_extent or is_even:
+            found.append((axis, new_axis))
+        while extent != new_extent:
+            if extent < new_extent:
+                extent *= old.pop(0)[1]
+            else:
+                new_extent *= new.pop(0)[1]
+    return found

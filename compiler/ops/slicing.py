@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from compiler.attrs import Attrs
@@ -20,6 +22,9 @@ from compiler.registry import (
     view,
 )
 from compiler.rules import simplify
+from compiler.sbp.project import LocalCall, project
+from compiler.sbp.signatures import SbpSignature, by_axes, sbp_signatures
+from compiler.sbp.words import PARTIAL, PARTIAL_MAX, Partial
 from compiler.types import TensorType, ValueId
 
 SLICE = define("slice")
@@ -249,3 +254,45 @@ def joined_pads(b: GraphBuilder, x: ValueId, y: ValueId) -> ValueId | None:
         return None
     both = b.one(CONCAT, *first.inputs, *second.inputs, axis=axis)
     return b.one(PAD, both, low=low, high=second.attrs.ints("high"), steps=steps)
+
+
+def _signatures_of(
+    inputs: Types, is_whole: Sequence[bool], shares: Sequence[Partial]
+) -> list[SbpSignature]:
+    """Return the signatures of ops that leave some axes whole, and all others as they are."""
+    names = [str(axis) if own else "" for axis, own in enumerate(is_whole)]
+    found = by_axes([names] * len(inputs), [names])
+    return [*found, *[SbpSignature((share,) * len(inputs), (share,)) for share in shares]]
+
+
+@sbp_signatures.of(SLICE)
+def _slice_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    is_whole = [n == m for n, m in zip(inputs[0].shape, outputs[0].shape, strict=True)]
+    return _signatures_of(inputs, is_whole, (PARTIAL, PARTIAL_MAX))
+
+
+@project.of(SLICE)
+def _slice_of_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    """Take all of what is split."""
+    own, wide, made = b.type_of(call.inputs[0]).shape, call.whole_inputs[0].shape, call.node.attrs
+    stops = [
+        n if n != whole else stop
+        for n, whole, stop in zip(own, wide, made.ints("stops"), strict=True)
+    ]
+    return b.emit(SLICE, call.inputs, {**made, "stops": tuple(stops)})
+
+
+@sbp_signatures.of(PAD)
+def _pad_signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
+    is_whole = [n == m for n, m in zip(inputs[0].shape, outputs[0].shape, strict=True)]
+    return _signatures_of(inputs, is_whole, (PARTIAL,))
+
+
+@sbp_signatures.of(CONCAT)
+def _concat_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    is_whole = [axis != attrs.int_("axis") for axis in range(outputs[0].rank)]
+    return _signatures_of(inputs, is_whole, (PARTIAL, PARTIAL_MAX))

@@ -19,6 +19,9 @@ from compiler.registry import (
     is_source,
     reference,
 )
+from compiler.sbp.project import LocalCall, project, with_local_shape
+from compiler.sbp.signatures import SbpSignature, sbp_signatures
+from compiler.sbp.words import Split
 from compiler.types import DType, TensorType, ValueId
 
 INPUT = define("input")
@@ -133,3 +136,20 @@ def _constant_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
 @cost.of(INPUT, VARIABLE, CONSTANT)
 def _no_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     return Cost(0.0, 0.0)
+
+
+@sbp_signatures.of(INPUT, VARIABLE, CONSTANT)
+def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
+    """Have any slice: each rank is given its own."""
+    return [SbpSignature((), (Split(axis),)) for axis in range(outputs[0].rank)]
+
+
+project.of(INPUT, VARIABLE)(with_local_shape)
+
+
+@project.of(CONSTANT)
+def _constant_of_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    array = constant_array(call.node)
+    if call.output_shape() == array.shape:
+        return b.emit(CONSTANT, (), call.node.attrs)
+    return (constant(b, np.ascontiguousarray(array[call.output_parts[0]])),)

@@ -447,8 +447,8 @@ ROWS_OF_OPS = (
         counts(3, 2), counts(3, 2, below=4) - 2, extent=2, number=0, count=1, rows=18),
     *[row("last_place", last_places, ids, rows=9)
       for ids in (counts(40), counts(0), counts(3, 700, dtype="int8"), counts(2, 2)[0])],
-    row("embedding_grad", scattered, normal(0, 5), counts(0), rows=4),
-    row("embedding_grad", scattered, normal(60, 5), counts(60, dtype="int32"), rows=9),
+    row("checked_index", lambda ids: ids[..., 0], counts(3, 4, 1), extent=9, flags=MOVES),
+    *[row("embedding_grad", scattered, normal(n, 5), counts(n), rows=9) for n in (0, 60)],
     row(
         "embedding_sgd_update",
         lambda w, dy, ids, lr, weight_decay: w - lr * scattered(dy, ids, len(w)),

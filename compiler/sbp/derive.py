@@ -1,0 +1,318 @@
+"""Signatures of an op that is a program, from its program.
+
+The program is followed once for every axis of the tensor that it walks over, with a word in place
+of each value: what a rank knows of it that has a slice of that axis alone.
+
+    row_sum(x)          x split along the rows' columns    ->  partial: each rank has its own sum
+    row_sum(x) * scale  partial times what all have        ->  partial still
+    x - row_max(x)      partial (max) beside a split       ->  the maximum is made whole first
+
+A partial value stays partial as long as what is made of it is linear. What is made whole on the way
+(`Found.whole`) is a collective in the op's local form, so that softmax, norms and cross entropy
+of classes split over ranks need no op of their own. Nothing is made whole that came partial: that
+is the business of whoever brought it.
+
+The numbers of rows and columns are those of the rank's part; random numbers are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import combinations
+
+from compiler.attrs import Attrs
+from compiler.fusion import expansion
+from compiler.fusion.builder import ProgramBuilder
+from compiler.fusion.expansion import Frame
+from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
+from compiler.fusion.updates import Update, update
+from compiler.ops.fused import FUSED
+from compiler.ops.signature import SIGNED
+from compiler.registry import Op, Types, runs_as
+from compiler.sbp.signatures import SbpSignature
+from compiler.sbp.words import BROADCAST, PARTIAL, PARTIAL_MAX, PARTIAL_MIN, By, Sbp, Shape, Split
+
+_MOST_SUBSETS = 4
+"""Of so many operands every choice of partial ones is tried; of more, one and all of them."""
+
+
+class Known(Enum):
+    """What a rank knows of a value: all of it, its slice, its share of a sum or of an extreme."""
+
+    ALL = "all"
+    SLICE = "slice"
+    SHARE = "share"
+    SHARE_OF_MAX = "share of max"
+    SHARE_OF_MIN = "share of min"
+
+    __hash__ = object.__hash__
+
+
+_SHARES = {
+    Known.SHARE: PARTIAL,
+    Known.SHARE_OF_MAX: PARTIAL_MAX,
+    Known.SHARE_OF_MIN: PARTIAL_MIN,
+}
+_EXTREMES = {"max": Known.SHARE_OF_MAX, "min": Known.SHARE_OF_MIN}
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCall:
+    """A call of an op as a program on a tensor; `num_leading` axes of it are its rows."""
+
+    frame: Frame
+    program: FusedProgram
+    num_leading: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A signature, and what the local form of it does on the way.
+
+    `axis` is the one of the walked tensor that is split, or -1. `whole` are pairs (instruction,
+    value): before that instruction of the program the value, a share until then, is made whole.
+    """
+
+    signature: SbpSignature
+    axis: int
+    whole: tuple[tuple[int, int, By], ...] = ()
+    reads_position: bool = False
+
+
+class _LostError(Exception):
+    """No word says what a rank knows of a value."""
+
+
+def call_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> ProgramCall | None:
+    """Return a call as a program; None of an op that is none, or not for these shapes."""
+    if update.has(op):
+        if runs_as.get(op) != FUSED.name:
+            return None
+        return _call_of_update(update.get(op), inputs, outputs, attrs)
+    if not expansion.expand.has(op):
+        return None
+    frame = expansion.frame.get(op)(inputs, outputs, attrs)
+    if frame is None:
+        return None
+    cut = len(frame.shape) - (frame.num_trailing or 0)
+    if frame.num_trailing is None:  # every element alone: any space will do
+        cut = 0
+    rows, columns = 1, 1
+    for extent in frame.shape[:cut]:
+        rows *= extent
+    for extent in frame.shape[cut:]:
+        columns *= extent
+    p = ProgramBuilder(rows, columns)
+    values = tuple(
+        [
+            p.input(ProgramInput(t.dtype, _kind(aligned, frame, cut)))
+            for t, aligned in zip(inputs, frame.inputs, strict=True)
+        ]
+    )
+    made = expansion.expand.get(op)(p, attrs, inputs, values)
+    return ProgramCall(frame, p.whole(made), cut)
+
+
+def _call_of_update(found: Update, inputs: Types, outputs: Types, attrs: Attrs) -> ProgramCall:
+    """Return an update as a program on its variable; the flag that skips it is no operand."""
+    shapes = [t.shape for t in inputs[: found.num_operands]]
+    frame = Frame(shapes[0], tuple(shapes), tuple([t.shape for t in outputs]))
+    return ProgramCall(frame, found.program_for(inputs, attrs), 0)
+
+
+def _kind(aligned: Shape, frame: Frame, cut: int) -> Kind:
+    """Return how an operand lies in the space; where two kinds are the same, the larger one."""
+    if frame.num_trailing is None:
+        return Kind.FULL
+    own = len(aligned) - (len(frame.shape) - cut)
+    wide, has_rows = frame.shape[cut:], own > 0
+    last = aligned[max(own, 0) :]
+    has_columns = bool(last) and (last == wide or any([n != 1 for n in last]))
+    if has_rows:
+        return Kind.FULL if has_columns or not wide else Kind.ROW
+    return Kind.COLUMN if has_columns else Kind.SCALAR
+
+
+def derived(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> tuple[Found, ...]:
+    """Return the signatures that follow from an op's program, in the order of the axes."""
+    call = call_of(op, inputs, outputs, attrs)
+    if call is None or 0 in call.frame.shape:
+        return ()
+    inputs = inputs[: len(call.frame.inputs)]
+    tried = [*_split_ways(call, inputs), *_partial_ways(call, inputs)]
+    found: dict[SbpSignature, Found] = {}
+    for axis, states in tried:
+        try:
+            way = _follow(call, axis, states)
+        except _LostError:
+            continue
+        words = _words(call, axis, way, inputs, outputs)
+        if words is not None:
+            found.setdefault(words.signature, words)
+    return tuple(found.values())
+
+
+def _split_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple[Known, ...]]]:
+    """Return, for each axis that can be split, what a rank knows of the operands."""
+    for axis, extent in enumerate(call.frame.shape):
+        if extent > 1:
+            held = [_has(call.frame, aligned, axis) for aligned in call.frame.inputs]
+            if any(held):
+                yield axis, tuple([Known.SLICE if own else Known.ALL for own in held])
+
+
+def _partial_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple[Known, ...]]]:
+    """Return choices of operands that are partial, all others being whole."""
+    may = [i for i, t in enumerate(inputs) if t.dtype.is_float or t.dtype in SIGNED]
+    sizes = range(1, len(may) + 1) if len(may) <= _MOST_SUBSETS else (1, len(may))
+    for share in _SHARES:
+        for size in sizes:
+            for chosen in combinations(may, size):
+                states = [share if i in chosen else Known.ALL for i in range(len(inputs))]
+                yield -1, tuple(states)
+
+
+def _has(frame: Frame, aligned: Shape, axis: int) -> bool:
+    """Whether an operand is as long as the tensor along an axis of it."""
+    own = axis - (len(frame.shape) - len(aligned))
+    return own >= 0 and aligned[own] == frame.shape[axis]
+
+
+@dataclass(slots=True)
+class _Way:
+    """What is known of the values of a program so far."""
+
+    states: list[Known]
+    whole: list[tuple[int, int, By]]
+    reads_position: bool = False
+
+
+def _follow(call: ProgramCall, axis: int, states: Sequence[Known]) -> _Way:
+    """Follow a program. Raises _LostError."""
+    way = _Way([*states], [])
+    for number, instruction in enumerate(call.program.instructions):
+        way.states.append(_result(call, axis, way, number, instruction))
+    return way
+
+
+def _result(
+    call: ProgramCall, axis: int, way: _Way, number: int, instruction: Instruction
+) -> Known:
+    name, operands = instruction.op, instruction.operands
+    states = [way.states[v] for v in operands]
+    if name in _REDUCTIONS:
+        return _reduced(call, axis, instruction, states[0])
+    if name in ("column_index", "row_index"):
+        return _position(call, axis, instruction, way)
+    if name == "philox" and axis >= 0:
+        raise _LostError
+    if any([s in _SHARES for s in states]):
+        found = _linear(call.program, instruction, states)
+        if found is not None:
+            return found
+    for position, value in enumerate(operands):
+        if states[position] in _SHARES:
+            if axis < 0:
+                raise _LostError  # it came partial
+            by = _SHARES[states[position]].by
+            if way.states[value] in _SHARES:
+                way.whole.append((number, value, by))
+            way.states[value] = states[position] = Known.ALL
+    return Known.SLICE if Known.SLICE in states else Known.ALL
+
+
+_REDUCTIONS = {
+    "row_sum": Known.SHARE,
+    "column_sum": Known.SHARE,
+    "row_max": Known.SHARE_OF_MAX,
+    "row_min": Known.SHARE_OF_MIN,
+}
+
+
+def _reduced(call: ProgramCall, axis: int, instruction: Instruction, state: Known) -> Known:
+    """Return what a rank knows of a reduction of a FULL value."""
+    name, is_row = instruction.op, axis < call.num_leading
+    if state in _SHARES:
+        if axis >= 0 or state is not _REDUCTIONS[name]:
+            raise _LostError
+        return state
+    if axis < 0 or (name == "column_sum") is not is_row:
+        return state
+    # A value that all have is repeated along the axis: each rank adds up its own repetitions.
+    return _REDUCTIONS[name]
+
+
+def _position(call: ProgramCall, axis: int, instruction: Instruction, way: _Way) -> Known:
+    """Return what a rank knows of the numbers of rows or columns."""
+    is_row = instruction.op == "row_index"
+    if axis < 0 or is_row is not (axis < call.num_leading):
+        return Known.ALL
+    way.reads_position = True
+    return Known.SLICE
+
+
+def _linear(
+    program: FusedProgram, instruction: Instruction, states: Sequence[Known]
+) -> Known | None:
+    """Return what a rank knows of a linear function of shares; None where it is none."""
+    name, operands = instruction.op, instruction.operands
+    if name in ("max", "min") and operands[0] == operands[1]:
+        return states[0]  # a copy
+    if name == "cast":
+        # Shares may be larger than their sum: rounded to fewer digits they would lose its own.
+        made, came = instruction.dtype, program.dtype_of(operands[0])
+        is_kept = made.is_float and (made.itemsize >= came.itemsize or not came.is_float)
+        return states[0] if is_kept else None
+    if name == "select":
+        either = [
+            s for v, s in zip(operands[1:], states[1:], strict=True) if not _is_zero(program, v)
+        ]
+        is_alike = states[0] is Known.ALL and len({*either}) == 1
+        is_zero = len(either) < 2 and either != [Known.SHARE]  # a largest share is none beside 0
+        return either[0] if is_alike and not is_zero else None
+    if name in _EXTREMES:
+        return _EXTREMES[name] if {*states} <= {Known.ALL, _EXTREMES[name]} else None
+    is_linear = {
+        "neg": states[:1] == [Known.SHARE],
+        "add": states == [Known.SHARE, Known.SHARE],
+        "sub": states == [Known.SHARE, Known.SHARE],
+        "mul": {*states} == {Known.SHARE, Known.ALL},
+        "div": states == [Known.SHARE, Known.ALL],
+    }
+    return Known.SHARE if is_linear.get(name, False) else None
+
+
+def _is_zero(program: FusedProgram, value: int) -> bool:
+    """Whether a value is the number 0, which is a share of every sum."""
+    number = value - len(program.inputs)
+    made = program.instructions[number] if number >= 0 else None
+    return made is not None and made.op == "constant" and made.constants == (0,)
+
+
+def _words(call: ProgramCall, axis: int, way: _Way, inputs: Types, outputs: Types) -> Found | None:
+    """Return the signature of a way; None where nothing is split or partial of what it makes."""
+    frame, program = call.frame, call.program
+    given = [
+        _word(way.states[i], frame, aligned, axis, t.shape)
+        for i, (aligned, t) in enumerate(zip(frame.inputs, inputs, strict=True))
+    ]
+    made = [
+        _word(way.states[v], frame, aligned, axis, t.shape)
+        for v, aligned, t in zip(program.outputs, frame.outputs, outputs, strict=True)
+    ]
+    signature = SbpSignature(tuple(given), tuple(made))
+    return Found(signature, axis, tuple(way.whole), way.reads_position)
+
+
+def _word(state: Known, frame: Frame, aligned: Shape, axis: int, shape: Shape) -> Sbp:
+    """Return the word for an operand or result, whose axes of one element may have been added."""
+    if state in _SHARES:
+        return _SHARES[state]
+    if axis < 0 or not _has(frame, aligned, axis):
+        return BROADCAST
+    own = axis - (len(frame.shape) - len(aligned))
+    place = len([n for n in aligned[:own] if n != 1])
+    wide = [i for i, n in enumerate(shape) if n != 1]
+    return Split(wide[place])

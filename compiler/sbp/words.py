@@ -1,0 +1,100 @@
+"""How one tensor lies on many ranks: split, broadcast or partial, along each axis of a mesh.
+
+The tensor that the user sees is the *whole*; each rank holds a *part* of it, a dense tensor of its
+own. Along one axis of the mesh, of p ranks,
+
+- `Split(axis)`: the part is a slice of the whole; of n rows the first n mod p parts have one more;
+- `BROADCAST`: the part is the whole, the same bits on each;
+- `Partial(by)`: the whole is the sum of the parts, or the largest or least, element by element.
+
+Over several axes of a mesh a tensor has one of these for each, outermost first: the part of the
+first axis is the whole of the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+Shape = tuple[int, ...]
+
+
+class By(Enum):
+    """What makes the whole of partial values."""
+
+    SUM = "sum"
+    MAX = "max"
+    MIN = "min"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The part is a slice along an axis of the tensor."""
+
+    axis: int
+
+    def __str__(self) -> str:
+        return f"S({self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """The part is the whole."""
+
+    def __str__(self) -> str:
+        return "B"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The whole is the parts together."""
+
+    by: By = By.SUM
+
+    def __str__(self) -> str:
+        return "P" if self.by is By.SUM else f"P({self.by.value})"
+
+
+Sbp = Split | Broadcast | Partial
+NdSbp = tuple[Sbp, ...]
+"""One for each axis of a mesh."""
+
+BROADCAST = Broadcast()
+PARTIAL = Partial()
+PARTIAL_MAX = Partial(By.MAX)
+PARTIAL_MIN = Partial(By.MIN)
+
+
+def words_text(words: NdSbp) -> str:
+    """Return a layout as text, such as "S(0), B"."""
+    return ", ".join(map(str, words))
+
+
+def part_of(extent: int, parts: int, index: int) -> range:
+    """Return which rows of an extent a part has. O(1)."""
+    size, more = divmod(extent, parts)
+    start = index * size + min(index, more)
+    return range(start, start + size + (index < more))
+
+
+def local_shape(shape: Shape, sbp: NdSbp, mesh: Sequence[int], coordinates: Sequence[int]) -> Shape:
+    """Return the shape of the part that the rank at some coordinates of a mesh has."""
+    found = list(shape)
+    for word, parts, index in zip(sbp, mesh, coordinates, strict=True):
+        if isinstance(word, Split):
+            found[word.axis] = len(part_of(found[word.axis], parts, index))
+    return tuple(found)
+
+
+def local_slices(
+    shape: Shape, sbp: NdSbp, mesh: Sequence[int], coordinates: Sequence[int]
+) -> tuple[slice, ...]:
+    """Return where in the whole that part lies; for partial values it is all of it."""
+    found = [range(extent) for extent in shape]
+    for word, parts, index in zip(sbp, mesh, coordinates, strict=True):
+        if isinstance(word, Split):
+            rows = found[word.axis]
+            own = part_of(len(rows), parts, index)
+            found[word.axis] = rows[own.start : own.stop]
+    return tuple([slice(rows.start, rows.stop) for rows in found])

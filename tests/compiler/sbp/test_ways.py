@@ -1,0 +1,70 @@
+"""Every signature of every op, held against the op on the whole: cut, run on each rank, combine."""
+
+import numpy as np
+import pytest
+from rank_graphs import OPS, ROWS, parts_of, run_ranks, types_of, whole_of
+
+from compiler.attrs import Attrs
+from compiler.graph import UNKNOWN_SOURCE, GraphBuilder, Node
+from compiler.ops.comm import ALL_REDUCE
+from compiler.ops.sources import INPUT
+from compiler.registry import infer_type, reference
+from compiler.sbp.mesh import Mesh
+from compiler.sbp.project import LocalCall
+from compiler.sbp.ways import emit_part, ways_of
+from compiler.sbp.words import local_slices
+
+TOLERANCE = {"float16": 2e-3, "float32": 1e-5}
+
+
+def all_reduce(b, value, by, axis):
+    order = sum(n.op is ALL_REDUCE for n in b.nodes)
+    return b.one(
+        ALL_REDUCE, value, num_ranks=2, group="ranks", bucket=order, order=order, by=by.value
+    )
+
+
+def check(row, parts, way, rng):
+    """Run one way of a call on so many ranks, and compare what they make with the whole."""
+    op, attrs = OPS[row.op], Attrs(row.attrs)
+    arrays = [np.asarray(x) for x in row.inputs]
+    inputs = types_of(arrays)
+    outputs = infer_type.get(op)(inputs, attrs)
+    node = Node(op, (), (), attrs, "", UNKNOWN_SOURCE)
+    words = way.signature
+    cut = [parts_of(x, word, parts, rng) for x, word in zip(arrays, words.inputs, strict=True)]
+    graphs, feeds, results = [], [], []
+    for rank in range(parts):
+
+        def slices(types, side, rank=rank):
+            pairs = zip(types, side, strict=True)
+            return tuple([local_slices(t.shape, (w,), (parts,), (rank,)) for t, w in pairs])
+
+        b = GraphBuilder()
+        own = [part[rank] for part in cut]
+        given = tuple([b.one(INPUT, name="x", dtype=x.dtype.name, shape=x.shape) for x in own])
+        given_slices, made_slices = slices(inputs, words.inputs), slices(outputs, words.outputs)
+        call = LocalCall(node, given, inputs, outputs, given_slices, made_slices)
+        results.append(emit_part(b, call, [(0, way)], all_reduce))
+        graphs.append(b.freeze())
+        feeds.append(dict(zip(given, own, strict=True)))
+    values = run_ranks(graphs, feeds, Mesh(("ranks",), (parts,)))
+    wanted = reference.get(op)(attrs, *arrays)
+    for index, (word, want) in enumerate(zip(words.outputs, wanted, strict=True)):
+        own = [v[made[index]] for v, made in zip(values, results, strict=True)]
+        near = TOLERANCE.get(np.asarray(want).dtype.name, 1e-9)
+        np.testing.assert_allclose(whole_of(own, word), want, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_what_ranks_make_of_parts_is_what_one_makes_of_the_whole(name):
+    rng = np.random.default_rng(len(name))
+    for row in ROWS[name]:
+        attrs, inputs = Attrs(row.attrs), types_of(row.inputs)
+        outputs = infer_type.get(OPS[name])(inputs, attrs)
+        for parts in (2, 3):
+            for way in ways_of(OPS[name], inputs, outputs, attrs, parts)[1:]:
+                try:
+                    check(row, parts, way, rng)
+                except AssertionError as error:
+                    raise AssertionError(f"{parts} ranks, {way.signature}: {row}") from error

@@ -1,0 +1,102 @@
+"""Graphs of many ranks in one process: cut tensors, run all ranks in step, put parts together.
+
+Numpy and the references of ops alone; a collective is done when every rank has come to it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from op_table import ROWS_OF_OPS
+
+import compiler.ops.sparse_update  # registers an op of the table
+import compiler.ops.standard  # noqa: F401
+from compiler.ops.sources import CONSTANT, INPUT, VARIABLE, constant_array
+from compiler.registry import all_ops, is_comm, reference
+from compiler.sbp.words import By, Partial, Split, local_slices, part_of
+from compiler.types import DType, TensorType
+
+OPS = {op.name: op for op in all_ops()}
+ROWS = defaultdict(list)
+for _row in ROWS_OF_OPS:
+    ROWS[_row.op].append(_row)
+
+JOINED = {By.SUM: np.add, By.MAX: np.maximum, By.MIN: np.minimum}
+
+
+def types_of(arrays):
+    """Return the types of arrays."""
+    return tuple([TensorType(DType(a.dtype.name), a.shape) for a in map(np.asarray, arrays)])
+
+
+def parts_of(array, word, parts, rng):
+    """Return what each rank has of a tensor along one axis of a mesh."""
+    if isinstance(word, Split):
+        shape = array.shape
+        return [array[local_slices(shape, (word,), (parts,), (i,))].copy() for i in range(parts)]
+    if not isinstance(word, Partial):
+        return [array] * parts
+    if word.by is not By.SUM:
+        holder, away = [rng.integers(0, n, array.shape) for n in (parts, 3)]
+        away = (away if word.by is By.MIN else -away).astype(array.dtype)
+        return [np.where(holder == i, array, array + away) for i in range(parts)]
+    is_float = array.dtype.kind == "f"
+    draw = rng.standard_normal if is_float else lambda shape: rng.integers(-3, 4, shape)
+    others = [np.asarray(draw(array.shape)).astype(array.dtype) for _ in range(parts - 1)]
+    return [*others, np.asarray(array - sum(others))]
+
+
+def whole_of(parts, word):
+    """Return the tensor of its parts; equal parts must be equal to the bit."""
+    if isinstance(word, Split):
+        return np.concatenate(parts, word.axis)
+    if isinstance(word, Partial):
+        return JOINED[word.by].reduce(parts, dtype=np.asarray(parts[0]).dtype)
+    for part in parts[1:]:
+        np.testing.assert_array_equal(part, parts[0])
+    return parts[0]
+
+
+def run_ranks(graphs, feeds, mesh):
+    """Return the values of every rank's graph, by rank; `feeds` are those of its sources."""
+    values = [dict(own) for own in feeds]
+    walks = [_walk(graph, own) for graph, own in zip(graphs, values, strict=True)]
+    waiting = [next(walk) for walk in walks]
+    while any(x is not None for x in waiting):
+        assert all(x is not None for x in waiting), "a rank has ended before a collective"
+        assert len({(n.op, n.attrs["order"], n.attrs["group"]) for n, _ in waiting}) == 1
+        news = [_met(waiting, rank, mesh) for rank in range(len(graphs))]
+        waiting = [walk.send(new) for walk, new in zip(walks, news, strict=True)]
+    return values
+
+
+def _walk(graph, values):
+    """Run a graph; yield every collective with its operand, and be sent its result."""
+    for node in graph.nodes:
+        if node.op in (INPUT, VARIABLE):
+            continue
+        read = [values[v] for v in node.inputs]
+        if is_comm.get(node.op):
+            values[node.outputs[0]] = yield node, *read
+            continue
+        made = (constant_array(node),) if node.op is CONSTANT else None
+        made = made or reference.get(node.op)(node.attrs, *read)
+        values.update(zip(node.outputs, map(np.asarray, made), strict=True))
+    yield None
+
+
+def _met(waiting, rank, mesh):
+    """Return what a collective makes on a rank."""
+    node = waiting[rank][0]
+    group = mesh.group(rank, mesh.axis(node.attrs["group"]))
+    parts, index = [waiting[other][1] for other in group], group.index(rank)
+    if "by" in node.attrs:
+        total = whole_of(parts, Partial(By(node.attrs["by"])))
+        cut = node.attrs.get("axis")
+    else:
+        total, cut = np.concatenate(parts, node.attrs["axis"]), node.attrs.get("to_axis")
+    if cut is None:
+        return total
+    rows = part_of(total.shape[cut], len(group), index)
+    return np.take(total, np.arange(rows.start, rows.stop), cut)
