@@ -11,8 +11,9 @@ the order is written down: it is an attribute of each, set by a pass from the gr
 from __future__ import annotations
 
 from compiler.attrs import Attrs
-from compiler.ops.signature import Types, typed
-from compiler.registry import OpTypeError, define, is_comm
+from compiler.ops.signature import Types, expect_float, expect_inputs, typed
+from compiler.registry import OpTypeError, define, infer_type, is_comm
+from compiler.types import TensorType
 
 EVERYONE = "all"
 """The group of all ranks."""
@@ -38,4 +39,50 @@ def _check(inputs: Types, attrs: Attrs) -> None:
     attrs.str_("group")
 
 
-typed(ALL_REDUCE, "x: float -> x", _check)
+def _check_reduction(inputs: Types, attrs: Attrs) -> None:
+    if "by" not in attrs:  # a mean
+        expect_float(inputs, "x")
+    _check(inputs, attrs)
+
+
+typed(ALL_REDUCE, "x -> x", _check_reduction)
+
+
+REDUCE_SCATTER = define("reduce_scatter")
+"""x -> this rank's part of the sum (or maximum) of x over the ranks of a group.
+
+Attrs: those of all_reduce; by, "sum" or "max"; axis, along which parts are cut; rows, those of this
+rank, which are equal but for one row.
+"""
+
+ALL_GATHER = define("all_gather")
+"""x -> the parts of all ranks of a group one after another. Attrs: those of all_reduce; axis; rows
+of the whole."""
+
+ALL_TO_ALL = define("all_to_all")
+"""x -> from parts along an axis parts along another one. Attrs: those of all_reduce; axis and rows
+of the whole as they were; to_axis and to_rows, those of this rank, as they will be."""
+
+for _op in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL):
+    is_comm.register(_op, True)
+
+
+def _with_rows(type_: TensorType, axis: int, rows: int) -> TensorType:
+    shape = list(type_.shape)
+    shape[axis] = rows
+    return TensorType(type_.dtype, tuple(shape))
+
+
+@infer_type.of(REDUCE_SCATTER, ALL_GATHER)
+def _parts_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    _check(inputs, attrs)
+    return (_with_rows(x, attrs.int_("axis"), attrs.int_("rows")),)
+
+
+@infer_type.of(ALL_TO_ALL)
+def _exchanged_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    _check(inputs, attrs)
+    x = _with_rows(x, attrs.int_("axis"), attrs.int_("rows"))
+    return (_with_rows(x, attrs.int_("to_axis"), attrs.int_("to_rows")),)

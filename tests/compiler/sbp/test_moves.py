@@ -1,0 +1,131 @@
+"""Every way between layouts: the right tensor, and no more bytes than a ring sends."""
+
+import itertools
+
+import numpy as np
+import pytest
+from rank_graphs import parts_of, run_ranks, whole_of
+
+from compiler.graph import GraphBuilder, Output
+from compiler.ops.shape import COPY
+from compiler.ops.sources import INPUT
+from compiler.sbp.derive import Found
+from compiler.sbp.distribute import Layouts, distribute
+from compiler.sbp.infer import SbpChoice
+from compiler.sbp.mesh import Mesh
+from compiler.sbp.moves import MeshLink, ways_between
+from compiler.sbp.signatures import SbpSignature
+from compiler.sbp.words import BROADCAST, PARTIAL, PARTIAL_MAX, Split, words_text
+from compiler.types import DType, TensorType
+
+S0, S1, S2, B, P = Split(0), Split(1), Split(2), BROADCAST, PARTIAL
+WORDS = (S0, S1, S2, B, P)
+SHAPES = ((4, 8, 12), (5, 7, 6))
+RNG = np.random.default_rng(3)
+
+
+def layouts_of(mesh, source, target):
+    """Return a graph that reads a tensor as `target` which lies as `source`, and its layouts."""
+    wires = (MeshLink(),) * len(mesh.shape)
+    choices = [
+        SbpChoice(
+            (before, after),
+            (Found(SbpSignature((), (before,)), -1), Found(SbpSignature((after,), (after,)), -1)),
+            0.0,
+        )
+        for before, after in zip(source, target, strict=True)
+    ]
+    return Layouts(mesh, wires, tuple(choices))
+
+
+def moved(array, mesh, source, target):
+    """Return what each rank has of an array once it is brought into another layout."""
+    b = GraphBuilder()
+    x = b.one(INPUT, name="x", dtype=array.dtype.name, shape=array.shape)
+    b.outputs = [Output("y", b.one(COPY, x))]
+    layouts = layouts_of(mesh, source, target)
+    graphs = [distribute(b.freeze(), layouts, rank) for rank in range(mesh.num_ranks)]
+    held = {(): array}
+    for axis, word in enumerate(source):
+        held = {
+            (*at, index): part
+            for at, whole in held.items()
+            # What is the same on several ranks has the same shares.
+            for index, part in enumerate(
+                parts_of(whole, word, mesh.shape[axis], np.random.default_rng(whole.size))
+            )
+        }
+    feeds = [{g.nodes[0].outputs[0]: held[mesh.coordinates(r)]} for r, g in enumerate(graphs)]
+    values = run_ranks(graphs, feeds, mesh)
+    copies = [next(n for n in g.nodes if n.op is COPY).inputs[0] for g in graphs]
+    return [own[value] for own, value in zip(values, copies, strict=True)]
+
+
+def joined(parts, mesh, words):
+    """Return the whole of what all ranks have."""
+    at = {mesh.coordinates(rank): part for rank, part in enumerate(parts)}
+    for axis in reversed(range(len(words))):
+        keys = dict.fromkeys([key[:axis] for key in at])
+        at = {
+            key: whole_of([at[*key, i] for i in range(mesh.shape[axis])], words[axis])
+            for key in keys
+        }
+    return at[()]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_a_tensor_gets_from_any_layout_to_any_other(shape, parts):
+    array, mesh = RNG.standard_normal(shape), Mesh(("ranks",), (parts,))
+    for source, target in itertools.permutations(WORDS, 2):
+        made = moved(array, mesh, (source,), (target,))
+        np.testing.assert_allclose(
+            joined(made, mesh, (target,)), array, atol=1e-12, err_msg=f"{source} -> {target}"
+        )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_tensor_gets_between_all_layouts_over_two_axes(shape):
+    array, mesh = RNG.standard_normal(shape), Mesh(("outer", "inner"), (2, 2))
+    pairs = list(itertools.product(WORDS, repeat=2))
+    for source, target in itertools.permutations(pairs, 2):
+        made = moved(array, mesh, source, target)
+        text = f"{words_text(source)} -> {words_text(target)}"
+        np.testing.assert_allclose(joined(made, mesh, target), array, atol=1e-12, err_msg=text)
+
+
+def test_a_largest_share_becomes_the_maximum_or_a_part_of_it():
+    array, mesh = RNG.standard_normal((6, 4)), Mesh(("ranks",), (3,))
+    for target in (B, S0, S1, P):
+        made = moved(array, mesh, (PARTIAL_MAX,), (target,))
+        np.testing.assert_allclose(joined(made, mesh, (target,)), array, atol=1e-12)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4, 8])
+def test_a_rank_sends_what_it_sends_in_a_ring(parts):
+    type_ = TensorType(DType.FLOAT32, (24, 48, 8))
+    share = type_.size_bytes * (parts - 1) / parts
+    ring = {
+        (P, B): 2 * share, (P, S0): share, (P, S2): share, (S0, B): share, (S1, B): share,
+        (S0, S1): share / parts, (B, S0): 0, (B, P): 0, (S1, P): 0,
+    }  # fmt: skip
+    for (source, target), wanted in ring.items():
+        _, steps = ways_between(type_, (source,), (target,), (parts,), (MeshLink(),))
+        assert sum(step.sent_bytes for step in steps) == pytest.approx(wanted)
+
+
+def test_what_two_axes_split_alike_is_gathered_before_the_outer_one_moves():
+    type_ = TensorType(DType.FLOAT32, (8, 8))
+    _, steps = ways_between(type_, (B, S0), (S0, S0), (2, 2), (MeshLink(), MeshLink()))
+    assert [(step.axis, step.old, step.new) for step in steps] == [
+        (1, S0, B),
+        (0, B, S0),
+        (1, B, S0),
+    ]
+
+
+def test_sums_over_two_axes_are_scattered_first():
+    type_ = TensorType(DType.FLOAT32, (1 << 20, 8))
+    _, steps = ways_between(type_, (P, P), (B, B), (4, 4), (MeshLink(), MeshLink()))
+    whole = 2 * 2 * type_.size_bytes * 3 / 4
+    assert sum(step.sent_bytes for step in steps) < 0.7 * whole
