@@ -24,6 +24,7 @@ UNUSED = {
     "actors/kernels/native/chain.py:timed": "benchmarks time launches of a chain with it",
     "actors/proof/mutate.py:exec_module": "Python's import calls it",
     "compiler/ops/sparse_update.py:EMBEDDING_SGD_UPDATE": "an op is registered where it is defined",
+    "compiler/sbp/distribute.py:distribute": "no job asks for a mesh yet",
     "compiler/ops/standard.py:FAMILIES": "modules are named there that register ops",
 }
 """What the product does not use itself, and why it is there."""
