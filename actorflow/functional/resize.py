@@ -145,7 +145,9 @@ def _sizes(
         factors = [checked_number(f, "scale_factor") for f in listed]
         factors = factors if all([0.0 < f < math.inf for f in factors]) else []
         extents = [math.floor(n * f) for n, f in zip(old, factors, strict=False)]
-    if len(extents) != rank or not all([1 <= n <= MOST_CONSTANTS for n in extents]):
+    if {len(extents), len(factors)} != {rank} or not all(
+        [1 <= n <= MOST_CONSTANTS for n in extents]
+    ):
         raise CompileError(
             f"{find_source()}: interpolate of {x.type} needs one number for each of {rank} axes,"
             f" and extents of 1 to {MOST_CONSTANTS:,}; got size={size}, scale_factor={scale_factor}"

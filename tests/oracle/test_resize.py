@@ -137,6 +137,7 @@ def test_values_and_gradients_are_torchs(case, dtype, agrees):
         (lambda x: af.interpolate(x, 3, 2.0), "either size or scale_factor"),
         (lambda x: af.interpolate(x, (3,) * 3), "one number for each of 2 axes"),
         (lambda x: af.interpolate(x, scale_factor=0.01), "extents of 1 to"),
+        (lambda x: af.interpolate(x, scale_factor=(2, 2, 2)), "one number for each of"),
         (lambda x: af.interpolate(x, scale_factor=1e30), "extents of 1 to"),
         (lambda x: af.interpolate(x, scale_factor=float("nan")), "extents of 1 to"),
         (lambda x: af.interpolate(x, 3, mode="linear"), "'linear' is for"),
