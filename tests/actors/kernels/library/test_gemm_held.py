@@ -60,7 +60,8 @@ def trained():
     """Return the losses of an LSTM in two steps, and how many packs its loops bound."""
     found = []
 
-    @af.job(optimizer=af.optim.SGD(0.1), seed=1)
+    # By rule: the library that is the fastest here today may be one that packs nothing.
+    @af.job(optimizer=af.optim.SGD(0.1), seed=1, deterministic=True)
     def train(model, batch):
         return (model(batch.x)[0] ** 2.0).mean()
 
