@@ -1,14 +1,14 @@
 """BERT with its masked words against torch's own post-norm layers and attention."""
 
 import numpy as np
-from bert_masked import masked
+from bert_masked import SEQ, masked
 from curves import Curve, adamw
 from models.bert import BertForMaskedLM
 from texts import read_text
 
 import actorflow as af
 
-VOCAB, SEQ, WIDTH, LAYERS, HEADS = 128, 64, 16, 2, 2
+VOCAB, WIDTH, LAYERS, HEADS = 128, 16, 2, 2
 
 
 def batch(step):
