@@ -67,8 +67,9 @@ def adam_job(depth=4, every=1, rng=None, ranks=1):
     loss = b.one(MEAN, value, axes=(0, 1), keepdims=False)
     adam(b, loss, weights, every)
     graph = b.freeze()
-    for step_ in [p for p in pipeline.PASSES if p.is_wanted(CompileOptions("job"))]:
-        graph = check(step_.run(graph), step_.name)
+    job = CompileOptions("job")
+    for step_ in [p for p in pipeline.PASSES if p.is_wanted(job)]:
+        graph = check(step_.apply(graph, linked(), job), step_.name)
         if step_.name == "simplify":
             graph = collectives.run(graph, Ranks(ranks))
     return graph
