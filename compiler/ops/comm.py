@@ -15,14 +15,17 @@ from compiler.ops.signature import Types, expect_float, expect_inputs, typed
 from compiler.registry import OpTypeError, define, infer_type, is_comm
 from compiler.types import TensorType
 
+REDUCTIONS = ("sum", "max", "min")
+
 EVERYONE = "all"
 """The group of all ranks."""
 
 ALL_REDUCE = define("all_reduce")
-"""x -> the mean of x over the ranks of a group, the same on each. Floats.
+"""x -> the mean of x over the ranks of a group, the same on each; floats. With `by` another.
 
 Attrs: num_ranks, those of the group; group, its name; bucket, of those that begin together in one
-firing; order, the place among all collectives of a graph. Buckets are numbered in that order too.
+firing; order, the place among all collectives of a graph; by, which may be left out: "sum", "max"
+or "min" over the ranks in place of the mean. Buckets are numbered in that order too.
 """
 
 is_comm.register(ALL_REDUCE, True)
@@ -42,6 +45,8 @@ def _check(inputs: Types, attrs: Attrs) -> None:
 def _check_reduction(inputs: Types, attrs: Attrs) -> None:
     if "by" not in attrs:  # a mean
         expect_float(inputs, "x")
+    elif attrs.str_("by") not in REDUCTIONS:
+        raise OpTypeError(f"reduces by one of {', '.join(REDUCTIONS)}, got {attrs.str_('by')!r}")
     _check(inputs, attrs)
 
 
@@ -49,10 +54,10 @@ typed(ALL_REDUCE, "x -> x", _check_reduction)
 
 
 REDUCE_SCATTER = define("reduce_scatter")
-"""x -> this rank's part of the sum (or maximum) of x over the ranks of a group.
+"""x -> this rank's part of the sum, or extreme, of x over the ranks of a group.
 
-Attrs: those of all_reduce; by, "sum" or "max"; axis, along which parts are cut; rows, those of this
-rank, which are equal but for one row.
+Attrs: those of all_reduce; axis, along which parts are cut; rows, those of this rank: the first
+ranks have one more where they are not even.
 """
 
 ALL_GATHER = define("all_gather")
@@ -68,6 +73,8 @@ for _op in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL):
 
 
 def _with_rows(type_: TensorType, axis: int, rows: int) -> TensorType:
+    if not 0 <= axis < type_.rank:
+        raise OpTypeError(f"needs an axis of {type_}, got {axis}")
     shape = list(type_.shape)
     shape[axis] = rows
     return TensorType(type_.dtype, tuple(shape))

@@ -40,8 +40,8 @@ MAX_BUCKETS = 8
 ROW_BYTES = 64
 """What tensors of a bucket are aligned to as far as that goes: others stand behind all of these."""
 
-_Kind = tuple[int, str, DType]
-"""Device, group and elements of a row."""
+_Kind = tuple[int, str, DType, object]
+"""Device, group, elements and reduction of a row."""
 
 
 def run(graph: Graph, ranks: Ranks) -> Graph:
@@ -53,7 +53,8 @@ def run(graph: Graph, ranks: Ranks) -> Graph:
     for bucket, nodes in enumerate(_buckets(graph, alone, ranks)):
         alike: dict[_Kind, list[Node]] = {}
         for node in nodes:
-            kind = node.device, node.attrs.str_("group"), graph.types[node.inputs[0]].dtype
+            dtype = graph.types[node.inputs[0]].dtype
+            kind = node.device, node.attrs.str_("group"), dtype, node.attrs.get("by")
             alike.setdefault(kind, []).append(node)
         for own in alike.values():
             rows.meet(own, bucket, order)

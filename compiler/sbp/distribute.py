@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from compiler.attrs import AttrValue
+from compiler.errors import InternalError
 from compiler.graph import Graph, GraphBuilder, Node, Output, Write
 from compiler.ops.comm import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from compiler.ops.shape import BROADCAST_TO
@@ -137,17 +138,17 @@ class _Rank:
         if isinstance(old, Partial):
             if isinstance(new, Broadcast):
                 return self._made_whole(b, value, old.by, step.axis)
-            assert isinstance(new, Split)
-            rows = len(part_of(shape[new.axis], parts, index))
-            attrs = {"axis": new.axis, "rows": rows, "by": old.by.value}
+            axis = _split_axis(new)
+            rows = len(part_of(shape[axis], parts, index))
+            attrs = {"axis": axis, "rows": rows, "by": old.by.value}
             return self._met(REDUCE_SCATTER, value, step.axis, attrs)
         if isinstance(new, Partial):
             return self._share(value, old, new, shape, parts, index)
         if isinstance(old, Broadcast):
-            assert isinstance(new, Split)
-            own = part_of(shape[new.axis], parts, index)
-            starts = [own.start if axis == new.axis else 0 for axis in range(len(shape))]
-            stops = [own.stop if axis == new.axis else n for axis, n in enumerate(shape)]
+            cut = _split_axis(new)
+            own = part_of(shape[cut], parts, index)
+            starts = [own.start if axis == cut else 0 for axis in range(len(shape))]
+            stops = [own.stop if axis == cut else n for axis, n in enumerate(shape)]
             steps = (1,) * len(shape)
             return b.one(SLICE, value, starts=tuple(starts), stops=tuple(stops), steps=steps)
         rows = shape[old.axis]
@@ -185,3 +186,9 @@ class _Rank:
             "bucket": order,
         }
         return self.b.emit(op, (value,), {**own, "order": order, **attrs})[0]
+
+
+def _split_axis(word: Sbp) -> int:
+    if not isinstance(word, Split):
+        raise InternalError(f"a step leads to {word}, where only a slice can come next")
+    return word.axis

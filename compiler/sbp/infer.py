@@ -203,10 +203,11 @@ def _own_ns(problem: _Given, node: Node, given: Types, made: Types, way: Found) 
         return 0.0
     work = cost.get(node.op)(tuple(local[: len(given)]), tuple(local[len(given) :]), node.attrs)
     time = max(work.flops / speed.flops_per_ns, work.bytes / speed.bytes_per_ns)
-    for _, _, _ in way.whole:
-        size = min([t.size_bytes for t in local]) * 2 * (parts - 1) / parts
-        time += size / wire.bytes_per_ns + 2 * (parts - 1) * wire.latency_ns
-    return time
+    # What a program makes whole is a number per row or column: about as large as the smallest
+    # operand. Its messages are what counts.
+    size = min([t.size_bytes for t in local]) * 2 * (parts - 1) / parts
+    each = size / wire.bytes_per_ns + 2 * (parts - 1) * wire.latency_ns
+    return time + len(way.whole) * each
 
 
 def _searched(problem: _Given, beam: int) -> _Draft:

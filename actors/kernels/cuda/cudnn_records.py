@@ -43,8 +43,26 @@ class CudnnTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+class CudnnRecord:
+    """What calls have in common: their tensors, first those that are read."""
+
+    __slots__ = ()
+
+    tensors: tuple[CudnnTensor, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensors, which say what is computed."""
+        return tuple([tensor.name for tensor in self.tensors])
+
+    @property
+    def num_results(self) -> int:
+        """How many tensors are written: the last ones."""
+        return RESULTS[self.names]
+
+
 @dataclass(frozen=True, slots=True)
-class SdpaCall:
+class SdpaCall(CudnnRecord):
     """Attention, whose tensors are named as `FORWARD` has them, or its gradient (`BACKWARD`).
 
     Tensors are [batch, heads, rows, width], with a last stride of 1.
@@ -56,16 +74,6 @@ class SdpaCall:
     tensors: tuple[CudnnTensor, ...]
     scale: float
     causal: bool
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the tensors, which say what is computed."""
-        return tuple([tensor.name for tensor in self.tensors])
-
-    @property
-    def num_results(self) -> int:
-        """How many tensors are written: the last ones."""
-        return RESULTS[self.names]
 
     @property
     def is_backward(self) -> bool:
@@ -82,7 +90,7 @@ class SdpaCall:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvCall:
+class ConvCall(CudnnRecord):
     """A convolution (`CONV`), or its gradient by x or the weight, added up in float32.
 
     Tensors are [N, C, *spatial], [O, C / groups, *kernel] and [N, O, *positions]; it is the
@@ -93,16 +101,6 @@ class ConvCall:
     padding: Extents
     strides: Extents
     dilation: Extents
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the tensors, which say what is computed."""
-        return tuple([tensor.name for tensor in self.tensors])
-
-    @property
-    def num_results(self) -> int:
-        """How many tensors are written: the last ones."""
-        return RESULTS[self.names]
 
     @property
     def roles(self) -> tuple[CudnnTensor, CudnnTensor, CudnnTensor]:
