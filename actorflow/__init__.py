@@ -24,11 +24,13 @@ from actorflow.functional import __all__ as _functions  # noqa: E402
 from actorflow.gradients import grad  # noqa: E402
 from actorflow.habits import OF_THE_PACKAGE, missing  # noqa: E402
 from actorflow.jobs import Job, job  # noqa: E402
+from actorflow.layouts import Mesh, broadcast, partial  # noqa: E402
 from actorflow.loss_scale import LossScale  # noqa: E402
 from actorflow.own_ops import numpy_op, op  # noqa: E402
 from actorflow.run.stopping import StopTraining  # noqa: E402
 from actorflow.tensor import Tensor  # noqa: E402
 from actorflow.trace.devices import device  # noqa: E402
+from actorflow.trace.stages import stage  # noqa: E402
 from actors.errors import ActorFailed, ForkedRun  # noqa: E402
 from compiler.errors import (  # noqa: E402
     ActorflowError,
@@ -91,6 +93,7 @@ __all__ = [
     "InternalError",
     "Job",
     "LossScale",
+    "Mesh",
     "NonFiniteLoss",
     "OutOfMemory",
     "Plan",
@@ -100,6 +103,7 @@ __all__ = [
     "Stopped",
     "Tensor",
     "TensorType",
+    "broadcast",
     "data",
     "device",
     "grad",
@@ -110,5 +114,7 @@ __all__ = [
     "numpy_op",
     "op",
     "optim",
+    "partial",
+    "stage",
     *_functions,
 ]

@@ -18,6 +18,7 @@ from actorflow.data.source import checked_spec
 from actorflow.nn.module import Module
 from actorflow.trace.tracer import find_source, source_of
 from compiler.errors import CompileError
+from compiler.mesh import Mesh
 from compiler.types import TensorType
 
 ENDLESS = 1 << 40
@@ -108,6 +109,15 @@ def check_count(name: str, count: object) -> None:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise CompileError(
             f"{find_source()}: {name} must be an integer of 1 or more, got {count!r}"
+        )
+
+
+def check_rank(rank: object, mesh: Mesh) -> None:
+    """Raise CompileError for what is no rank of a mesh."""
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < mesh.num_ranks:
+        raise CompileError(
+            f"{find_source()}: rank must be an integer from 0 to {mesh.num_ranks - 1}, as the job's"
+            f" mesh has {mesh.num_ranks}; got {rank!r}"
         )
 
 

@@ -21,7 +21,9 @@ from actorflow.arguments import (
     check_source,
     spec_of_source,
 )
+from actorflow.compile.capture import asked_rows
 from actorflow.data import Batch, DataError, DataSource, check_batch
+from actorflow.data.source import Part
 from actorflow.optim.ema import AVERAGE, COUNT
 from actorflow.run.fetching import Fetching
 from actorflow.trace.tracer import find_source
@@ -104,7 +106,7 @@ def evaluation_graph(
             f"{find_source()}: job {job.name!r} is for {named}, but evaluates in a training on"
             f" {own}; give both the same devices, or the evaluation none"
         )
-    graph = job.graph(model, spec_of_source(evaluation.data))
+    graph = job.graph(model, asked_rows(spec_of_source(evaluation.data)))
     check_results({o.name: graph.types[o.value] for o in graph.outputs}, job.name)
     if evaluation.ema:
         graph = _of_averages(graph, training, job.name)
@@ -140,10 +142,11 @@ class EvaluationDataPort:
 
     Args:
         source: used only by this port's thread from now on.
-        types: type of each field of the plan's evaluation batch.
+        types: type of each field of a whole batch of the evaluation.
         lines: the user's line that reads each field, for messages.
         batches: of one evaluation.
         on_failure: called when the source raised.
+        parts: where in the whole a rank's part lies, of the fields of which it has one.
     """
 
     def __init__(
@@ -153,11 +156,13 @@ class EvaluationDataPort:
         lines: Mapping[str, str],
         batches: int,
         on_failure: Callable[[], object],
+        parts: Mapping[str, Part],
     ) -> None:
         self._source = source
         self._types = dict(types)
         self._lines = lines
         self._batches = batches
+        self._parts = parts
         self._begin = dict(source.state())
         self._done = 0
         self._on_failure = on_failure
@@ -212,7 +217,7 @@ class EvaluationDataPort:
             is_there = isinstance(batch, Mapping) and name in batch
             came: object = {name: batch[name]} if is_there else batch
             check_batch(came, {name: self._types[name]}, self._lines[name])
-            view[...] = batch[name]
+            view[...] = batch[name][self._parts.get(name, ...)]
         self._done += 1
         if self._done == self._batches:
             self.num_whole += 1

@@ -13,16 +13,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
+from compiler.ops.sources import NUMBERS
 from compiler.plan import PlainValue, Plan, Variable
+from compiler.sbp.parts import own_part
 from compiler.types import TensorType
 
 Array = np.ndarray[Any, Any]
 
 INITIALISERS = {
-    **dict.fromkeys(("zeros", "ones", "seed", "given")),
+    **dict.fromkeys(("zeros", "ones", "seed", "given", "numbers")),
     "constant": "value",
     "uniform": "bound",
     "normal": "std",
@@ -37,61 +40,68 @@ _BLOCK_ELEMENTS = 1 << 16
 
 
 def whole_type(plan: Plan, variable: Variable) -> TensorType:
-    """Return the type of the whole tensor that a variable is, or is a slice of."""
+    """Return the type of the whole tensor that a variable is, or is a part of."""
     type_ = plan.views[variable.view].type
-    return type_ if variable.slice_of is None else TensorType(type_.dtype, variable.slice_of.shape)
-
-
-def own_slice(plan: Plan, variable: Variable, whole: Array) -> Array:
-    """Return what a variable is of the array of its whole tensor, dense."""
-    if variable.slice_of is None:
-        return whole
-    index = variable.slice_of.index(plan.views[variable.view].type.shape)
-    return np.ascontiguousarray(whole[index])
+    return type_ if variable.part is None else TensorType(type_.dtype, variable.part.shape)
 
 
 def initial_value(
-    name: str, type_: TensorType, init: tuple[tuple[str, PlainValue], ...], seed: int
+    name: str,
+    type_: TensorType,
+    init: tuple[tuple[str, PlainValue], ...],
+    seed: int,
+    own: tuple[slice, ...] | None = None,
 ) -> Array:
-    """Return the first value of a whole tensor, dense, of `type_`.
+    """Return the first value of a tensor of `type_`, or the part `own` of it, dense.
 
-    Who has a slice takes it of this one, so that ranks of any number begin with the same bits.
+    Parts have the bits of the whole, so that ranks of any number begin alike. What is drawn takes
+    the bytes of the part alone, and the time of the whole.
 
-    Specs: kind "zeros", "ones", "seed" (the seed itself), "constant" with value, "uniform" with
-    bound, "normal" with std and perhaps a zero_row, "truncated_normal" with std, low and high, all
-    three perhaps with a mean; "orthogonal" with gain, whose last bits are those of the machine's
-    LAPACK; "dirac" with groups. See `actorflow.nn.init`. Raises CompileError for an unknown kind.
+    Specs: kind "zeros", "ones", "seed" (the seed itself), "numbers" (0, 1, 2, ...), "constant" with
+    value, "uniform" with bound, "normal" with std and perhaps a zero_row, "truncated_normal" with
+    std, low and high, all three perhaps with a mean; "orthogonal" with gain, whose last bits are
+    those of the machine's LAPACK; "dirac" with groups. See `actorflow.nn.init`. Raises CompileError
+    for an unknown kind.
     """
     spec = dict(init)
     kind = spec.get("kind")
     dtype = type_.dtype.value
+    own = tuple([slice(0, extent) for extent in type_.shape]) if own is None else own
+    shape = tuple([rows.stop - rows.start for rows in own])
     if kind == "zeros":
-        return np.zeros(type_.shape, dtype)
+        return np.zeros(shape, dtype)
     if kind == "ones":
-        return np.ones(type_.shape, dtype)
+        return np.ones(shape, dtype)
     if kind == "seed":
-        return np.full(type_.shape, seed, dtype)
+        return np.full(shape, seed, dtype)
     if kind == "constant":
-        return np.full(type_.shape, _number(spec, "value", name), dtype)
+        return np.full(shape, _number(spec, "value", name), dtype)
+    if kind == "numbers":
+        return np.arange(own[0].start, own[0].stop, dtype=dtype)
     if kind == "dirac":
-        return _dirac(type_, int(_number(spec, "groups", name)))
+        return np.ascontiguousarray(_dirac(type_, int(_number(spec, "groups", name)))[own])
     generator = np.random.Generator(np.random.Philox(key=_key(seed, name)))
     mean = _number({"mean": 0.0, **spec}, "mean", name)
     if kind == "uniform":
-        bound = _number(spec, "bound", name)
-        return _drawn(type_, lambda count: generator.uniform(mean - bound, mean + bound, count))
+        low, high = [mean + sign * _number(spec, "bound", name) for sign in (-1, 1)]
+        return _drawn(type_, own, lambda count: generator.uniform(low, high, count))
     if kind == "normal":
         std = _number(spec, "std", name)
-        drawn = _drawn(type_, lambda count: generator.standard_normal(count) * std + mean)
+        drawn = _drawn(type_, own, lambda count: generator.standard_normal(count) * std + mean)
         if "zero_row" in spec:
-            drawn[int(_number(spec, "zero_row", name))] = 0.0
+            zero_row = range(type_.shape[0])[int(_number(spec, "zero_row", name))]
+            if own[0].start <= zero_row < own[0].stop:
+                drawn[zero_row - own[0].start] = 0.0
         return drawn
     if kind == "truncated_normal":
         std, *ends = [_number(spec, key, name) for key in ("std", "low", "high")]
         low, high = [(end - mean) / std for end in ends]
-        return _drawn(type_, lambda count: _truncated(generator, count, low, high) * std + mean)
+        return _drawn(
+            type_, own, lambda count: _truncated(generator, count, low, high) * std + mean
+        )
     if kind == "orthogonal":
-        return _orthogonal(generator, type_, _number(spec, "gain", name))
+        whole = _orthogonal(generator, type_, _number(spec, "gain", name))
+        return np.ascontiguousarray(whole[own])
     if kind == "given":
         raise CompileError(
             f"buffer {name!r} began with an array that the model has, and no initialiser: give this"
@@ -102,16 +112,38 @@ def initial_value(
     )
 
 
-def _drawn(type_: TensorType, draw: Callable[[int], Array]) -> Array:
-    """Return numbers drawn a block at a time.
+def _drawn(type_: TensorType, own: tuple[slice, ...], draw: Callable[[int], Array]) -> Array:
+    """Return the part `own` of numbers drawn a block at a time.
 
     Doubles for all of them at once would take four times the array's bytes, which malloc keeps.
+    Each number follows from those before it, so what others have is drawn here, too, up to the
+    part's end.
     """
-    array = np.empty(type_.num_elements, type_.dtype.value)
-    for begin in range(0, array.size, _BLOCK_ELEMENTS):
-        block = array[begin : begin + _BLOCK_ELEMENTS]
-        block[...] = draw(block.size)
-    return array.reshape(type_.shape)
+    array = np.empty([rows.stop - rows.start for rows in own], type_.dtype.value)
+    flat, filled = array.reshape(-1), 0
+    for begin in range(0, type_.num_elements, _BLOCK_ELEMENTS):
+        if filled == flat.size:
+            break
+        count = min(_BLOCK_ELEMENTS, type_.num_elements - begin)
+        block = draw(count)
+        if flat.size < type_.num_elements:
+            block = block[_is_own(type_.shape, own, begin, count)]
+        # Row by row a part has its elements in the order of the whole.
+        flat[filled : filled + block.size] = block
+        filled += block.size
+    return array
+
+
+def _is_own(
+    shape: tuple[int, ...], own: tuple[slice, ...], begin: int, count: int
+) -> npt.NDArray[np.bool_]:
+    """Return which of some elements of a whole, numbered row by row, a part has."""
+    numbers = np.arange(begin, begin + count)
+    found = np.ones(count, np.bool_)
+    for extent, rows in zip(reversed(shape), reversed(own), strict=True):
+        numbers, index = np.divmod(numbers, extent)
+        found &= (index >= rows.start) & (index < rows.stop)
+    return found
 
 
 def _truncated(generator: np.random.Generator, count: int, low: float, high: float) -> Array:
@@ -162,21 +194,24 @@ class InitialValues(Mapping[str, Array]):
     So an arena is filled one variable at a time, and no second copy of the state lives beside it.
     """
 
-    __slots__ = ("_given", "_plan", "_seed", "_variables")
+    __slots__ = ("_given", "_plan", "_rank", "_seed", "_variables")
 
-    def __init__(self, plan: Plan, given: Mapping[str, Array], seed: int) -> None:
+    def __init__(self, plan: Plan, given: Mapping[str, Array], seed: int, rank: int | None) -> None:
         self._plan = plan
         self._given = given
         self._seed = seed
-        self._variables = {variable.name: variable for variable in plan.state}
+        self._rank = rank
+        numbers = [v for v in plan.variables if v.role == NUMBERS]
+        self._variables = {variable.name: variable for variable in (*plan.state, *numbers)}
 
     def __getitem__(self, name: str) -> Array:
         plan, variable = self._plan, self._variables[name]
-        type_ = whole_type(plan, variable)
+        part, rank = variable.part, self._rank
+        own = None if part is None or rank is None else own_part(part, plan.mesh, rank)
         if name not in self._given:
-            return own_slice(plan, variable, initial_value(name, type_, variable.init, self._seed))
-        value = self._given[name]
-        return own_slice(plan, variable, value) if value.shape == type_.shape else value
+            return initial_value(name, whole_type(plan, variable), variable.init, self._seed, own)
+        given = self._given[name]
+        return given if own is None else np.ascontiguousarray(given[own])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._variables)
@@ -185,24 +220,25 @@ class InitialValues(Mapping[str, Array]):
         return len(self._variables)
 
 
-def initial_values(plan: Plan, given: Mapping[str, Array], seed: int) -> Mapping[str, Array]:
-    """Return a value for all state of the plan: the given one, else its initialiser's.
+def initial_values(
+    plan: Plan, given: Mapping[str, Array], seed: int, rank: int | None = 0
+) -> Mapping[str, Array]:
+    """Return a value for all state of one rank: its part of the given one, else of the first one.
 
-    A given one is the whole tensor, or the slice of it that the variable is. Raises CompileError
-    for one of another type.
+    Given are whole tensors, by name; without a rank whole ones are returned, too. Raises
+    CompileError for one of another type.
     """
     check_values(plan, given)
-    return InitialValues(plan, given, seed)
+    return InitialValues(plan, given, seed, rank)
 
 
 def check_values(plan: Plan, given: Mapping[str, Array]) -> None:
-    """Raise CompileError for a value of another shape or dtype than its variable in the plan."""
+    """Raise CompileError for a value of another shape or dtype than its variable as a whole."""
     for variable in plan.state:
-        type_ = plan.views[variable.view].type
+        type_ = whole_type(plan, variable)
         array = given.get(variable.name)
-        shapes = type_.shape, whole_type(plan, variable).shape
         if array is not None and (
-            array.shape not in shapes or str(array.dtype) != type_.dtype.value
+            array.shape != type_.shape or str(array.dtype) != type_.dtype.value
         ):
             raise CompileError(
                 f"{find_source()}: variable {variable.name!r} is {type_} in plan {plan.name!r}, got"

@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
 import numpy as np
 
 from actorflow.arguments import (
-    check_count,
     check_function,
     check_model,
+    check_rank,
     check_source,
     check_steps,
     name_of,
     spec_of_source,
 )
-from actorflow.checkpoint.policy import Every
-from actorflow.compile.capture import CAPTURING, PlanCaptured
+from actorflow.compile.asked import compile_options
+from actorflow.compile.capture import CAPTURING, PlanCaptured, asked_rows
 from actorflow.compile.job_options import JobOptions
 from actorflow.data import DataError, DataSource, spec_of
 from actorflow.evaluation import Evaluation, check_evaluation, evaluation_graph
@@ -51,12 +51,13 @@ from actorflow.trace.tracer import find_source, source_of
 from actorflow.trace.traces import Traced, Traces
 from compiler.errors import CompileError
 from compiler.graph import Graph
-from compiler.options import CompileOptions
-from compiler.placement import ALONE, Device, Ranks
+from compiler.mesh import INSIDE_A_HOST, ONE, Mesh, Ranks, joined
+from compiler.placement import Device
 from compiler.plan import Plan
 from compiler.types import TensorType
 
 if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job that compiles or runs
+    from actorflow.run.among import Among
     from actorflow.run.fitting import FitResult
     from actorflow.run.open_model import OpenModel
     from actorflow.run.ports import Metrics
@@ -90,20 +91,20 @@ class Job:
         *,
         every: str | int | None = None,
         evaluation: Evaluation | None = None,
-        num_ranks: int = 1,
+        rank: int | None = None,
         on_nan: str = "raise",
     ) -> Plan:
         """Return the plan for a model and the batches of a source (or their types).
 
         With `every` the plan takes snapshots of the variables for checkpoints at that cadence, with
-        `evaluation` it evaluates between steps. The plan of one of several ranks averages its
-        gradients over them: it can be printed and simulated, and runs where there is a transport.
+        `evaluation` it evaluates between steps. Of a job with a mesh it is the plan of one rank.
         With `on_nan="skip"` a step whose loss or gradients are not finite changes nothing but the
         counters; all gradients of a step are alive at once then. A job in float16 always does so.
         Raises CompileError with the user's line.
         """
-        check_count("num_ranks", num_ranks)
-        return self._compile_among(Ranks(num_ranks), model, data, every, evaluation, on_nan)
+        if rank is not None:
+            check_rank(rank, self.mesh)
+        return self._compile_among(self.ranks(rank), model, data, every, evaluation, on_nan)
 
     def _compile_among(
         self,
@@ -135,6 +136,7 @@ class Job:
         """
         check_model(model)
         claim = self._claim(model, "fit")
+        among = self._among()
         self.close(model)
         plan = self._compiled_for(model, options)
         if CAPTURING.get():
@@ -146,12 +148,12 @@ class Job:
         from actorflow.run.open_model import runner_on
 
         seed = self.options.seed if options.seed is None else options.seed
-        with runner_on(model, plan, claim, seed) as runner:
+        with runner_on(model, plan, claim, seed, among=among) as runner:
             return runner.run(options)
 
     def _compiled_for(self, model: Module, options: FitOptions) -> Plan:
         return self._compile_among(
-            CAPTURING.get() or ALONE,
+            self.ranks(),
             model,
             options.data,
             None if options.checkpoint is None else options.every,
@@ -185,7 +187,7 @@ class Job:
         from actorflow.run.open_model import runner_on
 
         plan = self.compile(model, data, on_nan=on_nan)
-        with runner_on(model, plan, claim, self.options.seed, loop) as runner:
+        with runner_on(model, plan, claim, self.options.seed, loop, among=self._among()) as runner:
             yield from runner.stream(data, steps=steps, on_nan=on_nan)
 
     def step(
@@ -257,7 +259,7 @@ class Job:
             self._open.pop(model)
             carried = carried_over(plan, opened.close(), opened.signature, signature)
         values = {**carried, **newest(model.cells())}
-        runner = Runner(plan, values=values, seed=self.options.seed)
+        runner = Runner(plan, values=values, seed=self.options.seed, among=self._among())
         trains = None if claim is None else claim.what
         return self._open.set(model, OpenModel(model, runner, signature, trains))
 
@@ -273,7 +275,7 @@ class Job:
         metrics_every: int,
         every: str | int | None = None,
         evaluation: Evaluation | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Ranks | None = None,
         *,
         skips: bool = False,
         graph: Graph | None = None,
@@ -289,6 +291,7 @@ class Job:
         configure(settings.log_level)
         load_plugins()  # before the trace: what they add may change what it sees
         spec = spec_of_source(data)
+        spec = spec if CAPTURING.get() is None else asked_rows(spec)
         graph, devices = graph or self.graph(model, spec), self.devices
         evaluated = evaluation_graph(evaluation, model, devices, graph)
         try:
@@ -296,10 +299,13 @@ class Job:
         except CompileError as error:
             raise CompileError(f"{source_of(self._function)}: job {self.name!r}: {error}") from None
         hardware = hardware_for(devices, gpu, uses_cudnn=bool(gpu) and is_cudnn_wanted(settings))
+        ranks = ranks or self.ranks()
         hardware = replace(hardware, ranks=ranks)
         # No function of the user runs in here: whoever it waits for might want to compile.
         with choosing(settings, devices, deterministic=self.options.deterministic):
-            options = self._compile_options(metrics_every, every, evaluation)
+            options = compile_options(
+                self.name, self.options, devices, metrics_every, every, evaluation
+            )
             options = replace(
                 options,
                 verify=settings.verify,
@@ -312,30 +318,25 @@ class Job:
                 self._plans[key] = compiled_plan(key, graph, hardware, options, settings, evaluated)
             return self._plans[key]
 
-    def _compile_options(
-        self, metrics_every: int, every: str | int | None, evaluation: Evaluation | None
-    ) -> CompileOptions:
-        cadence = Every.parse(every) if every is not None else None
-        return CompileOptions(
-            name=self.name,
-            devices=tuple([str(device) for device in self.devices]),
-            is_training=self.options.train,
-            snapshot_every=(cadence.steps or 0) if cadence else 0,
-            snapshot_seconds=(cadence.seconds or 0.0) if cadence else 0.0,
-            accumulate=self.options.accumulate,
-            metrics_every=metrics_every,
-            num_streams=self.options.streams,
-            evaluate_every=evaluation.every if evaluation else 0,
-            evaluate_batches=evaluation.batches if evaluation else 0,
-            memory_budget=self.options.budget_bytes,
-            recompute=self.options.recompute,
-            offload=self.options.offload,
-            precision=self.options.precision,
-            clip_norm=self.options.clip_norm or 0.0,
-            clip_value=self.options.clip_value or 0.0,
-            losses=() if self.options.losses == ("loss",) else self.options.losses,
-            evaluate_precision=evaluation.job.options.precision if evaluation else "fp32",
-        )
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that share the work of a step."""
+        return self.options.mesh or ONE
+
+    def _among(self) -> Among:
+        """Return this process among the ranks of the job. Raises CompileError."""
+        from actorflow.run.among import ONE_RANK, among_launched
+
+        return ONE_RANK if CAPTURING.get() else among_launched(os.environ, self.name, self.mesh)
+
+    def ranks(self, rank: int | None = None) -> Ranks:
+        """Return who shares the work of a step; `rank` is whose plan it is, by default our own."""
+        asked = CAPTURING.get()
+        if asked is not None and asked.count > 1:
+            return asked
+        if rank is None:
+            rank = self._among().rank if "RANK" in os.environ and self.mesh.num_ranks > 1 else 0
+        return joined(self.mesh, INSIDE_A_HOST, rank)
 
     @property
     def devices(self) -> tuple[Device, ...]:

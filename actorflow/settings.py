@@ -56,6 +56,11 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
         "60",
         "seconds without a firing after which a run says who holds it up; 0 never",
     ),
+    EnvVar(
+        "ACTORFLOW_RANK_SECONDS",
+        "600",
+        "seconds that ranks wait for one that does not come, or was stopped; 0 for ever",
+    ),
     EnvVar("ACTORFLOW_SIM_SEED", "0", "how late the streams of simulated devices are"),
     EnvVar("ACTORFLOW_GPU", "the one here", "GPU that jobs on cuda are planned for, such as h200"),
     EnvVar(
@@ -75,9 +80,10 @@ class Settings:
     """What the environment asks for; the fields follow `ENVIRONMENT`.
 
     `log_level` is a name that `logging` knows ("WARNING"). `cache` is None if the plan cache is
-    off, `threads` is None for all cores, `stall_seconds` is 0 for never, `gpu` is empty for the one
-    that is here, `emulated_gpus` is 0 where the host acts none, `cudnn` is None for where it is
-    installed. `warnings` are texts for the user: unknown names, and a cache that has no place.
+    off, `threads` is None for all cores, `stall_seconds` is 0 for never, `rank_seconds` is 0 for
+    ever, `gpu` is empty for the one that is here, `emulated_gpus` is 0 where the host acts none,
+    `cudnn` is None for where it is installed. `warnings` are texts for the user: unknown names, and
+    a cache that has no place.
     """
 
     devices: tuple[Device, ...] = (HOST,)
@@ -93,6 +99,7 @@ class Settings:
     threads: int | None = None
     native: bool = True
     stall_seconds: float = 60.0
+    rank_seconds: float = 600.0
     sim_seed: int = 0
     warnings: tuple[str, ...] = ()
 
@@ -127,7 +134,12 @@ class Settings:
             cache=cache,
             threads=_threads(environ, "ACTORFLOW_THREADS"),
             native=_flag(environ, "ACTORFLOW_NATIVE", default=True),
-            stall_seconds=_seconds(environ, "ACTORFLOW_STALL_SECONDS"),
+            stall_seconds=_seconds(
+                environ, "ACTORFLOW_STALL_SECONDS", "60", "0 turns the watchdog off"
+            ),
+            rank_seconds=_seconds(
+                environ, "ACTORFLOW_RANK_SECONDS", "600", "0 has ranks wait for ever"
+            ),
             sim_seed=_seed(environ, "ACTORFLOW_SIM_SEED"),
             warnings=tuple(warnings),
         )
@@ -259,11 +271,10 @@ def _seed(environ: Mapping[str, str], name: str) -> int:
     raise SettingsError(f"{name}: expected an integer from 0 up, came {environ[name]!r}")
 
 
-def _seconds(environ: Mapping[str, str], name: str) -> float:
-    value = environ.get(name, "").strip() or "60"
+def _seconds(environ: Mapping[str, str], name: str, default: str, zero: str) -> float:
+    value = environ.get(name, "").strip() or default
     if value.isascii() and value.replace(".", "", 1).isdigit():
         return float(value)
     raise SettingsError(
-        f"{name}: expected a number of seconds from 0 up, came {environ[name]!r}; 0 turns the"
-        " watchdog off"
+        f"{name}: expected a number of seconds from 0 up, came {environ[name]!r}; {zero}"
     )

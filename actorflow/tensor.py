@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from actorflow.habits import OF_TENSORS, missing
+from actorflow.layouts import Words, laid_out
 from actorflow.literals import checked_size, dtype_named, scalar
 from actorflow.promotion import result_type
 from actorflow.trace.devices import device_number, is_device_name
@@ -35,6 +36,7 @@ from compiler.ops import (
     sources,
 )
 from compiler.registry import Op
+from compiler.sbp.words import Sbp
 from compiler.types import DType, TensorType, ValueId
 
 Operand = Any
@@ -192,6 +194,15 @@ class Tensor:
         return apply(elementwise.CAST, self, dtype=dtype_named(target, "dtype").value)
 
     astype = to
+
+    def to_sbp(self, sbp: Words | None = None, **axes: Sbp | str) -> Tensor:
+        """Return the same values, lying on the ranks of the job as words by axes of its mesh say.
+
+        `x.to_sbp(model=af.split(1))`, or a mapping; see `actorflow.layouts`. On a batch's entry it
+        says which part of it each rank is given.
+        """
+        trace = _recorded("a layout")
+        return Tensor(trace, laid_out(trace, self._value_in(trace), sbp, axes))
 
     def detach(self) -> Tensor:
         """Return the same values; no gradient flows back through them."""

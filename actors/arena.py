@@ -1,13 +1,15 @@
 """The memory of a plan: one aligned block per arena, and the typed views on it.
 
 The blocks are the only memory that the runtime allocates. Each is made by the device that the arena
-is on; pinned memory by the first device that copies from and to it, which may have to lock it.
+is on; pinned memory by the first device that copies from and to it, which may have to lock it; what
+ranks share by what they meet through.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from actors.collectives.protocol import Communicator
 from actors.device.protocol import Block, DeviceStore, FullDevice, OpenDevice, PlacedArray
 from actors.protocol import Array
 from compiler.accounting import largest_tensor
@@ -23,11 +25,16 @@ class Views:
 
     __slots__ = ("_blocks", "_made", "_plan", "_stores")
 
-    def __init__(self, plan: Plan, devices: Mapping[Device, OpenDevice]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        devices: Mapping[Device, OpenDevice],
+        communicator: Communicator | None = None,
+    ) -> None:
         self._plan = plan
         self._stores = [_store_of(arena, devices) for arena in plan.arenas]
         self._blocks: list[Block] = [
-            _allocate(plan, arena, store)
+            _allocate(plan, arena, store, communicator)
             for arena, store in zip(plan.arenas, self._stores, strict=True)
         ]
         self._made: dict[tuple[int, int], PlacedArray] = {}
@@ -78,9 +85,14 @@ def _store_of(arena: Arena, devices: Mapping[Device, OpenDevice]) -> DeviceStore
     return devices[arena.device]
 
 
-def _allocate(plan: Plan, arena: Arena, store: DeviceStore) -> Block:
+def _allocate(
+    plan: Plan, arena: Arena, store: DeviceStore, communicator: Communicator | None
+) -> Block:
+    alignment = max(_ALIGNMENT, arena.alignment)
     try:
-        return store.allocate(arena.size_bytes, max(_ALIGNMENT, arena.alignment), arena.memory)
+        if arena.memory is Memory.SHARED and communicator is not None:
+            return communicator.allocate(arena.size_bytes, alignment)
+        return store.allocate(arena.size_bytes, alignment, arena.memory)
     except FullDevice as error:
         raise OutOfMemory(
             f"plan {plan.name!r} needs {_size(arena.size_bytes)} on {arena.device}, of which"

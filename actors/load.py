@@ -15,6 +15,7 @@ import numpy as np
 
 from actors.arena import Views
 from actors.bound import BoundPlan, tokens_of
+from actors.collectives.protocol import CollectiveCall, Communicator
 from actors.device.executor import Executor, StreamHome
 from actors.device.protocol import DeviceStore, OpenDevice
 from actors.failure import place_of
@@ -22,7 +23,7 @@ from actors.protocol import Chain, HostPort, Launch
 from actors.table import MachineTable
 from compiler.errors import DeviceError, InternalError
 from compiler.placement import Device, DeviceKind
-from compiler.plan import PORTED, Actor, Constant, Plan, Port, RegisterKind
+from compiler.plan import PORTED, Actor, ActorKind, Constant, Plan, Port, RegisterKind
 from compiler.plan import Launch as PlannedLaunch
 from compiler.types import RegisterId, numpy_dtype
 
@@ -43,6 +44,7 @@ def load(
     initial: Mapping[str, int] = _NO_TOKENS,
     max_ahead: int = 2,
     watch: Watching | None = None,
+    communicator: Communicator | None = None,
 ) -> BoundPlan:
     """Allocate the arenas of a plan, fill its constants and bind all its launches.
 
@@ -54,21 +56,24 @@ def load(
         max_ahead: Steps that may be enqueued on asynchronous devices and not ended.
         watch: Makes of an actor's bound chain one that does the same and is seen doing it, launch
             by launch; None leaves chains to the devices, which may make one call of several.
+        communicator: How this rank meets the others, for a plan with COMM actors on the host. It
+            is the caller's to have it `ready` before the first firing.
 
     Raises:
         ValueError: A port is missing, or is there for no actor.
-        DeviceError: The plan wants a device that is not among `devices`, or a device refuses a
-            launch, which is named with its op and line.
+        DeviceError: The plan wants a device that is not among `devices`, or other ranks and there
+            is no communicator, or a launch is refused, which is named with its op and line.
         InternalError: A kernel is missing, or the plan contradicts itself.
         OutOfMemory: A device does not give an arena's bytes.
     """
     opened = _devices_of(plan, devices)
     _check_names(plan, ports, opened)
-    views = Views(plan, opened)
+    _check_ranks(plan, communicator)
+    views = Views(plan, opened, communicator)
     for constant in plan.constants:
         _fill(plan, views, constant)
     launches = [
-        _bind_actor(plan, views, a, ports, opened[plan.streams[a.stream].device])
+        _bind_actor(plan, views, a, ports, opened[plan.streams[a.stream].device], communicator)
         for a in plan.actors
     ]
     if watch is not None:
@@ -127,12 +132,30 @@ def _check_names(
                 f" {stream.device}; a port runs on the host, and a copy actor brings its data over"
             )
         device = devices[stream.device]
-        for launch in actor.launches:
+        for launch in () if _meets(plan, actor) else actor.launches:
             if not device.has_kernel(launch.kernel):
                 raise InternalError(
                     f"actor {actor.name!r} launches kernel {launch.kernel!r} for op {launch.op!r}"
                     f" at {plan.sources[launch.source]}; {stream.device} has no such kernel here"
                 )
+
+
+def _meets(plan: Plan, actor: Actor) -> bool:
+    """Whether an actor meets other ranks in memory of the host."""
+    on = plan.streams[actor.stream].device
+    return actor.kind is ActorKind.COMM and on.kind is DeviceKind.HOST
+
+
+def _check_ranks(plan: Plan, communicator: Communicator | None) -> None:
+    """Check that there is a way to other ranks where a plan needs one. Raises DeviceError."""
+    meeting = [actor for actor in plan.actors if _meets(plan, actor)]
+    if meeting and communicator is None:
+        place = place_of(plan, meeting[0].id, 0)
+        raise DeviceError(
+            f"plan {plan.name!r} is one of several ranks, and nothing was given that leads to the"
+            f" others: actor {meeting[0].name!r}, {place}, would meet nobody. Start all its ranks"
+            " together, or compile the job without a mesh"
+        )
 
 
 def _fill(plan: Plan, views: Views, constant: Constant) -> None:
@@ -156,6 +179,7 @@ def _bind_actor(
     actor: Actor,
     ports: Mapping[str, HostPort],
     device: DeviceStore,
+    communicator: Communicator | None,
 ) -> tuple[Chain, ...]:
     phases = range(num_phases(plan, actor))
     if actor.kind in PORTED:
@@ -178,7 +202,11 @@ def _bind_actor(
             slots = tuple([_slot(plan, actor, rates_of, view, phase) for view in operands])
             if slots not in bound[index]:
                 try:
-                    bound[index][slots] = _bind(views, device, launch, slots)
+                    bound[index][slots] = (
+                        _bind(views, device, launch, slots)
+                        if communicator is None or not _meets(plan, actor)
+                        else _bind_met(plan, views, communicator, actor, index, slots, phase)
+                    )
                 except DeviceError as error:
                     place = place_of(plan, actor.id, index)
                     raise DeviceError(f"actor {actor.name!r}, {place}: {error}") from error
@@ -221,3 +249,31 @@ def _bind(
         tuple(arrays[num_inputs:]),
         workspace,
     )
+
+
+def _bind_met(
+    plan: Plan,
+    views: Views,
+    communicator: Communicator,
+    actor: Actor,
+    index: int,
+    slots: tuple[int, ...],
+    phase: int,
+) -> Launch:
+    """Return a launch in which ranks meet."""
+    launch = actor.launches[index]
+    operands = [*launch.inputs, *launch.outputs]
+    arrays = [views.get(v, slot) for v, slot in zip(operands, slots, strict=True)]
+    types = [plan.views[v].type for v in operands]
+    given = len(launch.inputs)
+    call = CollectiveCall(
+        launch.op,
+        MappingProxyType(dict(launch.attrs)),
+        tuple(types[:given]),
+        tuple(types[given:]),
+        actor.name,
+        plan.streams[actor.stream].index,
+        phase,
+        f"{launch.label} at {plan.sources[launch.source]}",
+    )
+    return communicator.bind(call, tuple(arrays[:given]), tuple(arrays[given:]))

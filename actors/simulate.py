@@ -30,6 +30,8 @@ from compiler.plan import Plan
 _DONE = Message.DONE.value
 """A plain int: an enum's comparisons are three times as slow, and there are many."""
 
+_LATE = 1 << 62
+
 Meet = Callable[[int], None]
 """Called with an actor that begins a firing which others must end: a collective."""
 
@@ -122,7 +124,11 @@ def simulate(
 
 
 class Calendar:
-    """The events to come, earliest first; equal times in the order of their scheduling."""
+    """The events to come, earliest first; equal times in the order of their scheduling.
+
+    What several ranks do together, `together`, comes after what one does at the same time, in the
+    order of its numbers: so that ranks which are alike see the same order.
+    """
 
     __slots__ = ("_heap", "_num_events")
 
@@ -137,6 +143,10 @@ class Calendar:
         """Add an event: at a time, a message for a rank."""
         heappush(self._heap, (at, self._num_events, rank, code))
         self._num_events += 1
+
+    def together(self, at: int, number: int) -> None:
+        """Add an event of several ranks; `next` returns -1 - number in the place of a rank."""
+        heappush(self._heap, (at, _LATE + number, -1 - number, 0))
 
     def next(self) -> tuple[int, int, int]:
         """Take the next event: time, rank, message."""

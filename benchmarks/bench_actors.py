@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import actorflow as af
 from actorflow import nn
 from actorflow.initialise import initial_values
-from actorflow.run.training_run import Run, RunOptions
+from actorflow.run.run_options import RunOptions
+from actorflow.run.training_run import Run
 from actorflow.settings import Settings
 from actors.device.host import HostDevice
 from actors.load import load

@@ -34,6 +34,7 @@ import numpy as np
 import actorflow as af
 from actorflow import nn
 from actorflow.compile import streams
+from actorflow.compile.capture import capturing_plan
 from actorflow.initialise import initial_values
 from actorflow.run.pricing import Calibration, calibration, priced
 from actorflow.settings import Settings
@@ -46,7 +47,9 @@ from actors.load import load
 from actors.network import Network, Wire
 from actors.ranks import Spread, simulate_ranks
 from actors.simulate import simulate
+from compiler.mesh import Mesh, MeshLink, joined
 from compiler.plan import Plan
+from compiler.rank_plans import RankPlans
 
 WARM_UP = 5
 ROUND_S = 0.8
@@ -324,11 +327,11 @@ def print_races(races: dict[str, Race]) -> None:
 def print_ranks(num_ranks: int, steps: int) -> None:
     """How long a simulation of many ranks takes, on the demo's plan for that many."""
     subject = gpt_job(64, 32, 128, 4, 2)
-    plan = subject.train.compile(subject.model, subject.data, num_ranks=num_ranks)
+    with capturing_plan(joined(Mesh(("data",), (num_ranks,)), MeshLink())):
+        plan = subject.train.compile(subject.model, subject.data)
     before = time.process_time()
     run = simulate_ranks(
-        plan,
-        num_ranks,
+        RankPlans.same(plan, plan.mesh),
         steps,
         network=Network(Wire(12.5, 5_000.0)),
         spread=Spread(1.2, 0.02),

@@ -38,6 +38,17 @@ class DeviceError(ActorflowError):
     """A device refused an allocation, a launch or a synchronisation."""
 
 
+class PeerFailed(ActorflowError):
+    """Another rank of the run has failed, or does not do what this one does.
+
+    `rank` is the one at fault, where that is known.
+    """
+
+    def __init__(self, message: str, *, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 def bad_index(
     what: str, value: int, position: tuple[int, ...], extent: int, axes: tuple[int, ...] = ()
 ) -> IndexError:

@@ -17,7 +17,7 @@ from typing import cast
 from compiler.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.errors import CompileError
 from compiler.facts import fact
-from compiler.registry import Op, OpTypeError, infer_type, writes
+from compiler.registry import Op, OpTypeError, has_effect, infer_type, writes
 from compiler.types import MOST_ELEMENTS, Phase, TensorType, ValueId
 
 
@@ -38,6 +38,9 @@ UNKNOWN_SOURCE = SourceLocation("<unknown>", 0)
 UNPLACED = -1
 """The device of a node that may run on any."""
 
+UNSTAGED = -1
+"""The stage of a node that runs where what it reads is, or wherever it is needed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -45,7 +48,8 @@ class Node:
 
     `after` are values that must exist before the node runs, beyond its inputs: control edges. Only
     passes that run after `order` set them. `device` is a number into the ordered devices of the
-    job, which the graph does not know; UNPLACED until the pass `place` has chosen.
+    job, which the graph does not know; UNPLACED until the pass `place` has chosen. `stage` is that
+    of a pipeline; see `compiler.passes.stages`.
     """
 
     op: Op
@@ -57,6 +61,7 @@ class Node:
     phase: Phase = Phase.FORWARD
     after: tuple[ValueId, ...] = ()
     device: int = 0
+    stage: int = UNSTAGED
 
     @property
     def writes(self) -> tuple[tuple[int, int], ...]:
@@ -66,17 +71,8 @@ class Node:
 
     def with_values(self, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Node:
         """Return the node with other inputs and outputs; a fifth of the time of `replace`."""
-        return Node(
-            self.op,
-            inputs,
-            outputs,
-            self.attrs,
-            self.scope,
-            self.source,
-            self.phase,
-            self.after,
-            self.device,
-        )
+        kept = self.attrs, self.scope, self.source, self.phase, self.after, self.device, self.stage
+        return Node(self.op, inputs, outputs, *kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +151,15 @@ class Graph:
         named = [rule.objective for rule in self.updates if rule.objective is not None]
         return tuple(dict.fromkeys(named))
 
+    def effects(self) -> tuple[ValueId, ...]:
+        """Return what nodes make that do something beyond it."""
+        return tuple([v for n in self.nodes if has_effect.get(n.op) for v in n.outputs])
+
     @fact
     def roots(self) -> tuple[ValueId, ...]:
-        """Return the values that must be computed: outputs, objectives, written values."""
+        """Return the values that must be computed: outputs, objectives, written values, effects."""
         values = [o.value for o in self.outputs] + [w.value for w in self.writes]
+        values += self.effects()
         values += self.objectives()
         for rule in self.updates:
             values += [rule.variable, *rule.state, *rule.scalars]
@@ -231,22 +232,29 @@ class GraphBuilder:
         self._source = UNKNOWN_SOURCE
         self._phase = Phase.FORWARD
         self._device = 0
+        self.stage = UNSTAGED
 
     @contextmanager
     def at(
-        self, scope: str, source: SourceLocation, phase: Phase = Phase.FORWARD, device: int = 0
+        self,
+        scope: str,
+        source: SourceLocation,
+        phase: Phase = Phase.FORWARD,
+        device: int = 0,
+        stage: int = UNSTAGED,
     ) -> Iterator[None]:
-        """Give all nodes emitted inside this scope, source, phase and device."""
-        saved = self._scope, self._source, self._phase, self._device
-        self._scope, self._source, self._phase, self._device = scope, source, phase, device
+        """Give all nodes emitted inside this scope, source, phase, device and stage."""
+        saved = self._scope, self._source, self._phase, self._device, self.stage
+        self._scope, self._source, self._phase = scope, source, phase
+        self._device, self.stage = device, stage
         try:
             yield
         finally:
-            self._scope, self._source, self._phase, self._device = saved
+            self._scope, self._source, self._phase, self._device, self.stage = saved
 
     def beside(self, node: Node, phase: Phase | None = None) -> AbstractContextManager[None]:
         """Give all nodes emitted inside what a node has, perhaps in another phase."""
-        return self.at(node.scope, node.source, phase or node.phase, node.device)
+        return self.at(node.scope, node.source, phase or node.phase, node.device, node.stage)
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
@@ -279,18 +287,8 @@ class GraphBuilder:
         outputs = numbers(len(self.types), len(output_types))
         self.types.extend(output_types)
         self._producers.extend([len(self.nodes)] * len(output_types))
-        self.nodes.append(
-            Node(
-                op,
-                tuple(inputs),
-                outputs,
-                frozen,
-                self._scope,
-                self._source,
-                self._phase,
-                device=self._device,
-            )
-        )
+        place = self._scope, self._source, self._phase, (), self._device, self.stage
+        self.nodes.append(Node(op, tuple(inputs), outputs, frozen, *place))
         return outputs
 
     def copy(

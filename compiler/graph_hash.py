@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import astuple
 
 from compiler.body import bodies_in
-from compiler.graph import Graph
+from compiler.graph import UNSTAGED, Graph
 from compiler.rows import packed
 
 
@@ -20,6 +20,8 @@ def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
             row += [hash_graph(body.graph, with_sources=True) for body in bodies_in(node)]
         if node.device:
             row.append(node.device)
+        if node.stage != UNSTAGED:
+            row.append(("stage", node.stage))
         nodes.append(row)
     rules = [
         (u.op.name, u.variable, u.state, u.scalars, u.attrs.packed, u.objective)

@@ -22,7 +22,7 @@ GOOD_STEPS = "loss_scale/good_steps"
 GRAD_NORM = "grad_norm"
 """The norm of the gradients of a step, before they are clipped: an output."""
 
-_IF_GIVEN = ("gpu", "deterministic", "clip_norm", "clip_value", "losses")
+_IF_GIVEN = ("gpu", "deterministic", "clip_norm", "clip_value", "losses", "mesh", "zero")
 """Options that are recorded only where they are given, as most plans have none."""
 
 
@@ -36,21 +36,23 @@ class CompileOptions:
     snapshots. `is_training`: whether the graph has an objective. `accumulate`: batches of a step,
     as the graph says too. `metrics_every`: steps whose outputs reach the metrics sink in one
     firing. `devices`: what the plan runs on, in order; a node's device is a number into them.
-    `num_ranks`: copies of the plan that train together; it and the devices are those of the
-    hardware, whatever is said here. `num_streams`: compute streams of a device. After every
-    `evaluate_every` steps come `evaluate_batches` of the graph that evaluates; 0: never.
-    `memory_budget`: bytes the device's arena may take; 0: as many as it needs. `recompute`: what
-    may run again to save bytes; "auto", what the budget asks for; "none"; or "blocks", whatever
-    lies between articulation points of the forward graph, always. `offload`: what may live in the
-    memory of the host; "auto", what the budget asks for, where the device has a link; "none"; or
-    "optimizer", all optimizer state. `precision`: what products read and what lies between them is,
-    "fp32", "bf16" or "fp16"; `evaluate_precision` the same for the graph that evaluates.
-    `clip_norm` and `clip_value`: what the norm of all gradients of a step, and each of their
-    elements, is kept below; 0: as they are. `losses`: the outputs that gradients are of, where they
-    are not just "loss". `skips_broken_steps`: whether a step whose loss or gradients are not finite
-    changes nothing but the counters. `gpu`: what a CUDA device is planned as, and `deterministic`:
-    whether libraries choose by a fixed rule there; both are recorded only where they are given.
-    `verify`: run the graph verifier between passes.
+    `mesh`: the axes of the ranks that train together, by name and extent; none for one rank; they
+    and the devices are those of the hardware, whatever is said here. `zero`: whether parameters and
+    the optimizer's state lie in parts on the ranks that have different rows of a batch.
+    `num_streams`: compute streams of a device. After every `evaluate_every` steps come
+    `evaluate_batches` of the graph that evaluates; 0: never. `memory_budget`: bytes the device's
+    arena may take; 0: as many as it needs. `recompute`: what may run again to save bytes; "auto",
+    what the budget asks for; "none"; or "blocks", whatever lies between articulation points of the
+    forward graph, always. `offload`: what may live in the memory of the host; "auto", what the
+    budget asks for, where the device has a link; "none"; or "optimizer", all optimizer state.
+    `precision`: what products read and what lies between them is, "fp32", "bf16" or "fp16";
+    `evaluate_precision` the same for the graph that evaluates. `clip_norm` and `clip_value`: what
+    the norm of all gradients of a step, and each of their elements, is kept below; 0: as they are.
+    `losses`: the outputs that gradients are of, where they are not just "loss".
+    `skips_broken_steps`: whether a step whose loss or gradients are not finite changes nothing but
+    the counters. `gpu`: what a CUDA device is planned as, and `deterministic`: whether libraries
+    choose by a fixed rule there; both are recorded only where they are given. `verify`: run the
+    graph verifier between passes.
     """
 
     name: str
@@ -61,7 +63,8 @@ class CompileOptions:
     metrics_every: int = 1
     devices: tuple[str, ...] = ("host:0",)
     num_streams: int = 1
-    num_ranks: int = 1
+    mesh: tuple[tuple[str, int], ...] = ()
+    zero: bool = False
     evaluate_every: int = 0
     evaluate_batches: int = 0
     memory_budget: int = 0

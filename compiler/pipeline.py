@@ -29,18 +29,17 @@ from compiler.fusion.stage_reductions import stage_reductions
 from compiler.fusion.update_programs import update_programs
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
-from compiler.lowering import bodies, order
+from compiler.lowering import bodies, buckets, order
 from compiler.lowering.join_updates import join_updates
 from compiler.lowering.lower import lower
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
     averages,
-    buckets,
     buffers,
     channels_last,
     clip,
-    collectives,
+    distribute,
     fuse_attention,
     hold_weights,
     insert_copies,
@@ -55,8 +54,10 @@ from compiler.passes import (
     skip_updates,
     sparse_update,
     stage_updates,
+    stages,
 )
 from compiler.passes.check import check
+from compiler.passes.stages import STAGE
 from compiler.plan import Plan
 from compiler.rewrites import AnyPass, BudgetPass, DevicePass, JobPass, Pass, check_order
 from compiler.target import Hardware
@@ -84,7 +85,18 @@ def _lower_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Pla
 
 
 PASSES: tuple[AnyPass, ...] = (
-    Pass("fuse_attention", fuse_attention.run, (), ("attention by the block",)),
+    JobPass(
+        "stages",
+        lambda graph, hardware, options: stages.run(graph, hardware.ranks.mesh.extent(STAGE)),
+        (),
+        ("a stage for every node",),
+    ),
+    Pass(
+        "fuse_attention",
+        fuse_attention.run,
+        ("a stage for every node",),  # it puts nodes where those are that it takes the place of
+        ("attention by the block",),
+    ),
     Pass("buffers", buffers.run, (), ("buffers from batch to batch",)),
     Pass(
         "autodiff",
@@ -109,13 +121,6 @@ PASSES: tuple[AnyPass, ...] = (
         ("a scale after the step",),
         _is_scaled,
     ),
-    DevicePass(
-        "collectives",
-        lambda graph, hardware: collectives.run(graph, hardware.ranks),
-        ("minimal", "updates that a broken step skips"),  # all ranks skip the same steps
-        ("gradients of all ranks",),
-        lambda options: options.num_ranks > 1,
-    ),
     JobPass(
         "clip",
         lambda graph, hardware, options: clip.run(graph, options),
@@ -124,7 +129,6 @@ PASSES: tuple[AnyPass, ...] = (
             "gradients without scale",
             "updates that a broken step skips",
             "a scale after the step",
-            "gradients of all ranks",
         ),
         ("clipped gradients",),
         lambda options: bool(options.clip_norm or options.clip_value),
@@ -136,15 +140,31 @@ PASSES: tuple[AnyPass, ...] = (
         ("minimal", "clipped gradients"),
         ("updates by programs",),
     ),
+    JobPass(
+        "distribute",
+        lambda graph, hardware, options: distribute.run(graph, hardware.ranks, zero=options.zero),
+        # Of all that a step is, each rank gets its share; what comes after is a rank's own affair.
+        # Norms and products of whole parameters are made whole where they stand as such.
+        (
+            "minimal",
+            "gradients without scale",
+            "updates that a broken step skips",
+            "a scale after the step",
+            "clipped gradients",
+            "updates by programs",
+        ),
+        ("parts of values",),
+        lambda options: bool(options.mesh),
+    ),
     Pass("averages", averages.run, ("updates by programs",), ("averages of new values",)),
     Pass(
         "sparse_update",
         sparse_update.run,
-        # A gradient that is searched, clipped, or summed over ranks, is needed whole.
+        # A gradient that is searched, clipped, or summed over ranks, is needed in one piece.
         (
             "minimal",
             "updates that a broken step skips",
-            "gradients of all ranks",
+            "parts of values",
             "clipped gradients",
             "averages of new values",
         ),
@@ -205,7 +225,7 @@ PASSES: tuple[AnyPass, ...] = (
             "a scale after the step",
             "clipped gradients",
             "copies between devices",
-            "gradients of all ranks",
+            "parts of values",
         ),
         ("rates",),
     ),
@@ -224,7 +244,7 @@ PASSES: tuple[AnyPass, ...] = (
         ("weights rounded by their updates",),
         # What a cast may make again later, a variable keeps; and a rank has slices of variables.
         lambda options: (
-            options.precision == "bf16" and options.num_ranks == 1 and not options.asks_for_less
+            options.precision == "bf16" and not options.mesh and not options.asks_for_less
         ),
     ),
     Pass(
@@ -278,12 +298,11 @@ PASSES: tuple[AnyPass, ...] = (
         ("plans of bodies",),
     ),
     Pass("order", order.run, ("owned outputs", "plans of bodies"), ("order",)),
-    DevicePass(
+    Pass(
         "buckets",
-        lambda graph, hardware: buckets.run(graph, hardware.ranks),
-        ("order", "gradients of all ranks"),
+        buckets.run,
+        ("order", "parts of values"),
         ("collectives by the bucket",),
-        lambda options: options.num_ranks > 1,
     ),
     DevicePass(
         "feed",
@@ -337,12 +356,13 @@ def compile_graph(
     InternalError for a bug of ours.
     """
     devices = tuple([str(device) for device in hardware.devices])
-    options = replace(options, devices=devices, num_ranks=hardware.ranks.count)
+    options = replace(options, devices=devices, mesh=hardware.ranks.mesh.axes)
     fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     graph = _rewritten(graph, steps, hardware, options, watch)
     if evaluation is not None:
         evaluation = place.with_homes_of(evaluation, graph, hardware)
+        evaluation = distribute.with_layouts_of(evaluation, graph, hardware.ranks.mesh)
         its = replace(options, precision=options.evaluate_precision)
         its_steps = check_order(with_added(PASSES), its, LOWERING_NEEDS)
         evaluation = _rewritten(evaluation, its_steps, hardware, its, watch, "evaluation ")

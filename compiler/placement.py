@@ -106,28 +106,15 @@ class Place:
         return f"{self.memory.value} memory of {self.device}"
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """Who trains together: `count` ranks, each with a device of its own and one and the same plan.
-
-    `bytes_per_ns` and `latency_ns` are those of the slowest link between two of them, as stated and
-    not as measured: what follows from them is the same on every rank.
-    """
-
-    count: int = 1
-    bytes_per_ns: float = 12.5
-    latency_ns: float = 5_000.0
-
-    @property
-    def least_bytes(self) -> float:
-        """Bytes that a ring of all ranks moves in the time of its messages: 2 (N-1) of each."""
-        return self.count * self.latency_ns * self.bytes_per_ns if self.count > 1 else 0.0
-
-
-ALONE = Ranks()
 HOST = Device(DeviceKind.HOST)
 PINNED = Place(HOST, Memory.PINNED)
 """Where devices meet the host: batches, outputs and snapshots, and values that are kept there."""
 
+SHARED = Place(HOST, Memory.SHARED)
+"""Where ranks of one host meet: what others work on of a rank's registers."""
+
 HOST_SIDE = -1
 """The place of what lies in PINNED memory, where a device's own memory has its number."""
+
+RANK_SIDE = -2
+"""The place of what lies in SHARED memory, likewise."""

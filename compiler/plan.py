@@ -33,15 +33,16 @@ import compiler.fusion.region  # noqa: F401  # the structures that a plan's attr
 from compiler.attrs import AttrValue, PlainValue
 from compiler.errors import InternalError, PlanFormatError
 from compiler.labels import launch_label, made_of
+from compiler.mesh import Mesh, mesh_of
 from compiler.placement import Device, DeviceKind, Memory, Place, StreamRole
 from compiler.plan_file import opened, sealed, unpacked
 from compiler.plan_memory import DeviceMemory, Recomputation
-from compiler.plan_numbers import MAX_BYTES, Bytes, Count, Duration, Index
+from compiler.plan_numbers import Bytes, Count, Duration, Index
 from compiler.row_values import Bounds
 from compiler.rows import from_row, packed, to_row
-from compiler.types import ActorId, DType, Phase, RegisterId, SliceOf, StreamId, TensorType, Version
+from compiler.types import ActorId, DType, PartOf, Phase, RegisterId, StreamId, TensorType, Version
 
-PLAN_FORMAT = 5
+PLAN_FORMAT = 6
 
 
 class ActorKind(Enum):
@@ -94,10 +95,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """One block of memory of a device, allocated at load.
-
-    Every offset of its registers is a multiple of `alignment`.
-    """
+    """One block of memory of a device, allocated at load; offsets are multiples of `alignment`."""
 
     device: Device
     memory: Memory
@@ -165,7 +163,7 @@ class View:
 class Field:
     """A named tensor inside a DATA register: what a port of a source or sink sees.
 
-    `view` indexes views. `version` is what a source leaves there, or what a sink finds.
+    `version` is what a source leaves there, or what a sink finds; `part` as in `Variable`.
     """
 
     name: str
@@ -173,6 +171,7 @@ class Field:
     view: Index
     source: Index
     version: Version
+    part: PartOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +262,7 @@ class Variable:
     Three versions: who reads `before` reads what the last firing of its writer left; who reads
     `after` reads what this one wrote; who reads `between` is no part of the step (a snapshot, an
     evaluation) and reads all variables as one step left them. All are the same where nothing writes
-    it. `slice_of`: the whole tensor of this name that it is a slice of; None: it is that itself.
+    it. `part`: of which whole tensor it is one rank's part; None: it is that itself.
     """
 
     name: str
@@ -273,7 +272,7 @@ class Variable:
     before: Version
     after: Version
     between: Version
-    slice_of: SliceOf | None = None
+    part: PartOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +355,13 @@ class Plan:
     @property
     def state(self) -> tuple[Variable, ...]:
         """The variables that mean something of their own between two steps."""
-        return tuple([v for v in self.variables if v.role not in ("scratch", "rounded", "packed")])
+        others = ("scratch", "rounded", "packed", "numbers")
+        return tuple([v for v in self.variables if v.role not in others])
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that train together, of which some have this plan."""
+        return mesh_of(self.option("mesh", ()))
 
     def option(self, name: str, default: PlainValue = None) -> PlainValue:
         """Return a compile option recorded in the plan."""
@@ -369,7 +374,6 @@ class Plan:
 
 
 __all__ = [
-    "MAX_BYTES",
     "PLAN_FORMAT",
     "PORTED",
     "Actor",
@@ -382,7 +386,6 @@ __all__ = [
     "Join",
     "Launch",
     "Part",
-    "Phase",
     "PlainValue",
     "Plan",
     "Port",

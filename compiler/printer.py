@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler.accounting import chain_launches, slots_in
 from compiler.body import Body
 from compiler.fusion.region import Region
-from compiler.graph import Graph
+from compiler.graph import UNSTAGED, Graph
 from compiler.labels import made_of
 from compiler.placement import DeviceKind
 from compiler.plan import Arena, Launch, Plan, RegisterKind
@@ -25,6 +25,8 @@ def summarise(plan: Plan) -> list[str]:
         f"{_in_precision(plan)}: {len(plan.actors)} actors, {launches} launches,"
         f" {len(plan.streams)} streams, {parameters:,} parameters"
     ]
+    if plan.mesh.num_ranks > 1:
+        lines.append(f"  {_parts(plan)}")
     for actor in plan.actors:
         stream = plan.streams[actor.stream]
         place = "own thread" if stream.has_thread else f"stream {stream.name}"
@@ -48,6 +50,15 @@ def summarise(plan: Plan) -> list[str]:
     if isinstance(added, tuple) and added:
         lines.append(f"  passes from elsewhere: {', '.join(map(str, added))}")
     return lines
+
+
+def _parts(plan: Plan) -> str:
+    """Return what one rank has of the whole."""
+    parts = [v.part for v in plan.state]
+    split = [f.name for f in plan.fields if f.part is not None]
+    batch = f"its part of {', '.join(map(repr, split))}" if split else "whole batches"
+    count = f"parts of {len(parts) - parts.count(None)} of {len(parts)} variables"
+    return f"for one rank of the mesh {plan.mesh}, which has {count} and {batch}"
 
 
 def _devices(plan: Plan) -> str:
@@ -103,7 +114,7 @@ def _recomputation(note: Recomputation) -> str:
 
 
 def print_graph(graph: Graph) -> list[str]:
-    """Return one line per node: values, op, types, attributes, device but 0, scope, line."""
+    """Return one line per node: values, op, types, attributes, device but 0, stage, scope, line."""
     lines = []
     for node in graph.nodes:
         made = ", ".join(f"%{v}: {graph.types[v]}" for v in node.outputs)
@@ -119,6 +130,8 @@ def print_graph(graph: Graph) -> list[str]:
             shown += f" after {', '.join(f'%{v}' for v in node.after)}"
         if node.device:
             shown += f" on device {node.device}"
+        if node.stage != UNSTAGED:
+            shown += f" on stage {node.stage}"
         lines.append(f"{made} = {op}({read}){shown}  # {node.scope} {node.source}")
         for inner in node.attrs.values():
             if isinstance(inner, Body):

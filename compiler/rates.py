@@ -42,6 +42,7 @@ def needed_per_batch(graph: Graph) -> tuple[bool, ...]:
     """Mark the nodes that outputs, and the writes of a batch, need. O(nodes)."""
     scratch, per_step = _scratch(graph), outputs_per_step(graph)
     wanted = [w.value for w in graph.writes if w.variable in scratch]
+    wanted += graph.effects()
     return mark_needed(graph, wanted + [o.value for o in graph.outputs if o.value not in per_step])
 
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from compiler.errors import InternalError
-from compiler.plan import MAX_BYTES, PORTED, Actor, Join, Plan, Register, RegisterKind, View
+from compiler.mesh import mesh_of
+from compiler.plan import PORTED, Actor, Join, Plan, Register, RegisterKind, View
+from compiler.plan_numbers import MAX_BYTES
+from compiler.sbp.parts import is_part
 from compiler.sub_plan import sub_plans
-from compiler.types import TensorType
+from compiler.types import PartOf, TensorType
 
 MAX_RANK = 32
 """Axes of a tensor: what every numpy takes."""
@@ -29,6 +32,7 @@ def check_references(plan: Plan) -> None:
     for inner in sub_plans(plan):
         check_references(inner.plan)
     _check_ids(plan)
+    mesh_of(plan.option("mesh", ()))
     for index, register in enumerate(plan.registers):
         _check_register(plan, index, register)
     for index, view in enumerate(plan.views):
@@ -158,9 +162,22 @@ def _check_fields(plan: Plan) -> None:
             raise InternalError(f"fields[{index}] ({item.name!r}) shows bytes of another register")
         if plan.registers[item.register].kind is not RegisterKind.DATA:
             raise InternalError(f"fields[{index}] ({item.name!r}) is of a register without data")
+        _check_part(plan, f"field {item.name!r}", item.part, plan.views[item.view].type)
         names.setdefault(item.register, []).append(item.name)
     for register, own in names.items():
         _check_names(f"field of register {plan.registers[register].name!r}", own)
+
+
+def _check_part(plan: Plan, what: str, part: PartOf | None, type_: TensorType) -> None:
+    """Check that some rank of the plan's mesh has such a part, and that any machine has wholes."""
+    if part is None:
+        return
+    mesh = plan.mesh
+    if not is_part(part, mesh, type_.shape):
+        raise InternalError(f"{what} is {type_}, and no part of {part}; the mesh is {mesh}")
+    whole = TensorType(type_.dtype, part.shape)
+    if not whole.is_possible or whole.size_bytes > MAX_BYTES:
+        raise InternalError(f"{what} is a part of {whole}, which is larger than any memory")
 
 
 def _check_state(plan: Plan) -> None:
@@ -183,11 +200,7 @@ def _check_state(plan: Plan) -> None:
             raise InternalError(f"register {without[0]!r} is a {kind.value} that nothing names")
     for variable in plan.variables:
         type_ = plan.views[variable.view].type
-        if variable.slice_of is not None and not variable.slice_of.holds(type_.shape):
-            raise InternalError(
-                f"variable {variable.name!r} is {type_}, and no slice of {variable.slice_of.shape}"
-                f" from {variable.slice_of.offsets} on"
-            )
+        _check_part(plan, f"variable {variable.name!r}", variable.part, type_)
     for index, constant in enumerate(plan.constants):
         needed = plan.views[constant.view].type.size_bytes
         if len(constant.data) != needed:

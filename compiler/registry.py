@@ -222,6 +222,12 @@ is_comm = OpAttr[bool](
     "the op moves tensors between ranks, in an actor of its own; read by lowering",
     default=False,
 )
+has_effect = OpAttr[bool](
+    "has_effect",
+    "the op does something beyond what it makes, and runs though nobody reads that; read by pruning"
+    " and rates",
+    default=False,
+)
 recompute = OpAttr[bool](
     "recompute",
     "the op may run again to save the bytes of its outputs: it makes the same bits from the same"

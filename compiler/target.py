@@ -12,7 +12,17 @@ from math import inf
 from typing import Protocol
 
 from compiler.attrs import Attrs
-from compiler.placement import ALONE, HOST, HOST_SIDE, PINNED, Device, Place, Ranks, StreamRole
+from compiler.mesh import ALONE, Ranks
+from compiler.placement import (
+    HOST,
+    HOST_SIDE,
+    PINNED,
+    RANK_SIDE,
+    SHARED,
+    Device,
+    Place,
+    StreamRole,
+)
 from compiler.registry import Layout
 from compiler.types import TensorType
 
@@ -157,22 +167,16 @@ class Target(Protocol):
         """
         ...
 
-    def collective_ns(self, size_bytes: int) -> float:
-        """Return what a collective over so many bytes is assumed to take.
-
-        Only the cut into chains depends on it.
-        """
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """What a plan is made for: the devices of a job in order, each with its target.
 
-    A device is called by its number in that order; `HOST_SIDE` is the host's pinned memory. With
-    several `ranks` each of them has such devices, and all have one plan. `memory_bytes`: what each
-    device's memory may hold; 0, as much as is needed. `is_bounded`: nothing goes where a target
-    says that there is no room either, by estimates from above; a plan of them is small enough.
+    A device is called by its number in that order; `HOST_SIDE` is the host's pinned memory, and
+    `RANK_SIDE` what ranks of a host share. With several `ranks` each of them has such devices.
+    `memory_bytes`: what each device's memory may hold; 0, as much as is needed. `is_bounded`:
+    nothing goes where a target says that there is no room either, by estimates from above; a plan
+    of them is small enough.
     """
 
     devices: tuple[Device, ...]
@@ -191,15 +195,17 @@ class Hardware:
 
     def place(self, number: int) -> Place:
         """Return where the values of a device lie."""
+        if number == RANK_SIDE:
+            return SHARED
         return PINNED if number == HOST_SIDE else self.devices[number].place
 
     def is_apart(self, number: int) -> bool:
         """Whether this is a device with memory of its own, which no host thread works on."""
-        return number != HOST_SIDE and self.devices[number].kind is not HOST.kind
+        return number >= 0 and self.devices[number].kind is not HOST.kind
 
     def alignment(self, number: int) -> int:
-        """Return what offsets in a place are multiples of; on the host's side, what suits all."""
-        if number == HOST_SIDE:
+        """Return what offsets in a place are multiples of; where several meet, what suits all."""
+        if number in (HOST_SIDE, RANK_SIDE):
             return max([target.alignment for target in self.targets])
         return self.targets[number].alignment
 

@@ -17,6 +17,7 @@ import numpy as np
 from compiler.row_values import Bounds
 
 Extent = Annotated[int, Bounds(0, 1 << 48)]
+Axis = Annotated[int, Bounds(0, 31)]
 
 MOST_ELEMENTS = 10**12 - 1
 """Of a tensor, and along an axis: also of one that is never whole, as it takes hours to compute."""
@@ -137,25 +138,21 @@ class TensorType:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceOf:
-    """Where a tensor lies in a whole one, of which other ranks have other slices.
+class PartOf:
+    """That a tensor is a part of a whole one, of which other ranks of a mesh have other parts.
 
-    `shape` is that of the whole; `offsets` has the first element of the slice along each axis.
+    `shape` is that of the whole. `splits` are pairs (name of an axis of the mesh, axis of the
+    tensor), outermost first: the part of one is the whole of the next. Which part a rank has
+    follows from its place in the mesh (`compiler.sbp.parts.own_part`), so ranks whose parts are as
+    large say the same here.
     """
 
     shape: tuple[Extent, ...]
-    offsets: tuple[Extent, ...]
+    splits: tuple[tuple[str, Axis], ...]
 
-    def holds(self, shape: tuple[int, ...]) -> bool:
-        """Whether a slice of this shape lies in the whole."""
-        if not len(self.shape) == len(self.offsets) == len(shape):
-            return False
-        axes = zip(self.shape, self.offsets, shape, strict=True)
-        return all([first >= 0 and first + extent <= n for n, first, extent in axes])
-
-    def index(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Return what a slice of this shape is of an array of the whole."""
-        return tuple([slice(o, o + n) for o, n in zip(self.offsets, shape, strict=True)])
+    def __str__(self) -> str:
+        by = ", ".join([f"axis {axis} by {name!r}" for name, axis in self.splits])
+        return f"{list(self.shape)} split along {by or 'no axis'}"
 
 
 @functools.lru_cache(1 << 12)  # a graph has few distinct shapes

@@ -138,7 +138,7 @@ def play_period(
 
     Every actor fires as often as `repetitions` says, whenever it can. The order does not matter: a
     firing never takes away what makes another actor ready (the class-S algorithms of Lee &
-    Messerschmitt). Firings in a row are played at once, and so are rounds in a row (`_GameRounds`):
+    Messerschmitt). Firings in a row are played at once, and so are rounds in a row (`GameRounds`):
     an evaluation after a hundred thousand steps costs what one after a hundred does.
 
     Args:
@@ -155,8 +155,8 @@ def play_period(
         ValueError: an edge names a missing actor, starts with more tokens than slots, or is not
             balanced by `repetitions`.
     """
-    game = _Game(num_actors, edges, repetitions)
-    rounds = _GameRounds(game, edges, repetitions)
+    game = Game(num_actors, edges, repetitions)
+    rounds = GameRounds(game, edges, repetitions)
     queue = deque(range(num_actors))
     is_queued = [True] * num_actors
     while queue:
@@ -175,7 +175,7 @@ def play_period(
     return game.deadlock()
 
 
-class _Game:
+class Game:
     """Tokens on edges, firings left, and the `neighbours` that a firing may make ready."""
 
     __slots__ = ("_edges", "_inputs", "_outputs", "left", "neighbours", "tokens")
@@ -202,14 +202,22 @@ class _Game:
         self.tokens = [edge.initial for edge in edges]
         self.left = list(repetitions)
 
-    def fire(self, actor: int) -> bool:
-        """Fire `actor` as often in a row as it can; return whether it fired at all."""
+    def ready(self, actor: int) -> int:
+        """Return how often in a row an actor can fire now."""
         edges, tokens = self._edges, self.tokens
         times = self.left[actor]
         for i in self._inputs[actor]:
             times = min(times, tokens[i] // edges[i].consume)
         for i in self._outputs[actor]:
             times = min(times, (edges[i].num_slots - tokens[i]) // edges[i].produce)
+        return times
+
+    def fire(self, actor: int, at_most: int | None = None) -> bool:
+        """Fire `actor` as often in a row as it can, and may; return whether it fired at all."""
+        edges, tokens = self._edges, self.tokens
+        times = self.ready(actor)
+        if at_most is not None:
+            times = min(times, at_most)
         if times <= 0:
             return False
         self.left[actor] -= times
@@ -247,13 +255,14 @@ class _Game:
         raise AssertionError(f"actor {actor} can fire, so nothing is stuck")
 
 
-class _GameRounds:
+class GameRounds:
     """Plays at once what would come round again and again.
 
     A round is what happened between two firings of one actor. It can follow itself as often as all
     firings last if it left the tokens as they were between actors that took part, and where only
     one end did, tokens or slots suffice: there they change in one direction, so that the last round
-    says it for all. Which rounds are looked at has no bearing on that. One actor for each number of
+    says it for all. Nor may the other end become ready meanwhile, for who asks in which turn actors
+    are ready. Which rounds are looked at has no bearing on that. One actor for each number of
     repetitions begins rounds, so that steps make an epoch, and epochs an evaluation; rounds of
     several firings are found by comparing with ever later ones (Brent, "An improved Monte Carlo
     factorization algorithm", 1980).
@@ -261,10 +270,17 @@ class _GameRounds:
 
     __slots__ = ("_count", "_edges", "_game", "_kept", "_repetitions", "_wait")
 
-    def __init__(self, game: _Game, edges: Sequence[RateEdge], repetitions: Sequence[int]) -> None:
+    def __init__(
+        self,
+        game: Game,
+        edges: Sequence[RateEdge],
+        repetitions: Sequence[int],
+        begins: Sequence[int] = (),
+    ) -> None:
+        """`begins`: of which actors one for each number of repetitions begins rounds, if given."""
         most = max(repetitions, default=0)
-        first = {count: a for a, count in reversed(list(enumerate(repetitions)))}
-        begins = [a for count, a in first.items() if count < most] if most > LONG_PERIOD else []
+        first = {repetitions[a]: a for a in reversed(begins or range(len(repetitions)))}
+        begins = list(first.values()) if most > LONG_PERIOD else []
         self._game = game
         self._edges = edges
         self._repetitions = repetitions
@@ -303,10 +319,15 @@ class _GameRounds:
         for edge, growth, tokens in zip(self._edges, grown, game.tokens, strict=True):
             if growth and fired[edge.producer] and fired[edge.consumer]:
                 return 0
+            free = edge.num_slots - tokens
             if growth > 0:
-                times = min(times, (edge.num_slots - tokens) // growth)
+                times = min(times, free // growth)
+                if tokens - growth < edge.consume:
+                    times = min(times, (edge.consume - 1 - tokens) // growth)
             elif growth < 0:
                 times = min(times, tokens // -growth)
+                if free + growth < edge.produce:
+                    times = min(times, (edge.produce - 1 - free) // -growth)
         return max(times, 0)
 
 

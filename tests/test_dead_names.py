@@ -19,12 +19,12 @@ UNUSED = {
     "actorflow/nn/module.py:named_buffers": "users call it",
     "actorflow/run/metrics.py:read_metrics": "users call it",
     "actorflow/settings.py:environment_table": "the README is generated from it",
+    "actorflow/ranks/shared_run.py:ask_checkpoint": "fit under `actorflow launch` calls it",
     "actors/transitions.py:transition_table": "docs/actors.md is generated from it",
     "actors/transitions.py:state_diagram": "docs/actors.md is generated from it",
     "actors/kernels/native/chain.py:timed": "benchmarks time launches of a chain with it",
     "actors/proof/mutate.py:exec_module": "Python's import calls it",
     "compiler/ops/sparse_update.py:EMBEDDING_SGD_UPDATE": "an op is registered where it is defined",
-    "compiler/sbp/distribute.py:distribute": "no job asks for a mesh yet",
     "compiler/ops/standard.py:FAMILIES": "modules are named there that register ops",
 }
 """What the product does not use itself, and why it is there."""

@@ -14,12 +14,12 @@ MODULE_LINES = {"tests": 500, "benchmarks": 500} | dict.fromkeys(PRODUCT, 400)
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 27_900,
-    "actors": 40_500,
-    "compiler": 26_900,
-    "memory": 3_650,
-    "tests": 78_300,
-    "benchmarks": 12_000,
+    "actorflow": 32_000,
+    "actors": 43_000,
+    "compiler": 32_500,
+    "memory": 3_800,
+    "tests": 90_000,
+    "benchmarks": 13_000,
 }
 """Lines of Python, C and CUDA of a room. Raise one with a reason in the commit, or mend it."""
 

@@ -1,4 +1,4 @@
-"""The command line: `actorflow run | plan | simulate | pack | bench | top | ckpt | ops | ...`.
+"""The command line: `actorflow run | launch | plan | simulate | pack | bench | ckpt | ...`.
 
 Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
 with exit code 1, and a stop by signal exits with 128 + signal. `actorflow.cli.script` decides what
@@ -17,6 +17,7 @@ from actorflow import __version__
 from actorflow.cli import bench as cli_bench
 from actorflow.cli import ckpt as cli_ckpt
 from actorflow.cli import doctor, top
+from actorflow.cli import launch as cli_launch
 from actorflow.cli import memory as cli_memory
 from actorflow.cli import ops as cli_ops
 from actorflow.cli import pack as cli_pack
@@ -34,7 +35,7 @@ from actorflow.run.plan_facts import batch_fields
 from actorflow.run.runner import Runner
 from actorflow.settings import Settings, devices_named
 from compiler.errors import ActorflowError, CompileError
-from compiler.placement import ALONE, Ranks
+from compiler.mesh import ALONE, Ranks
 from compiler.plan import Plan
 from compiler.printer import print_plan, summarise
 from memory.report import format_bytes
@@ -45,6 +46,8 @@ def _no_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _OTHERS = (
+    ("launch", cli_launch.add_arguments, cli_launch.run,
+     "run a script as several processes of one job: ranks"),
     ("pack", cli_pack.add_arguments, cli_pack.run,
      "place the buffers of a CSV file, with a certificate"),
     ("bench", cli_bench.add_arguments, cli_bench.run, "compare with other engines, row by row"),
@@ -55,6 +58,12 @@ _OTHERS = (
      "say what this machine offers and what holds it back"),
 )  # fmt: skip
 """Commands of modules of their own: name, what adds the arguments, what runs, and in words."""
+
+
+_WITH_VALUE = ("--device", "--gpu", "-n", "--ranks", "--grace")
+"""Options of `run` and `launch` that the next word belongs to."""
+_JOINED = ("-n", *[f"{name}=" for name in _WITH_VALUE if name.startswith("--")])
+"""How those begin that have their value in the same word."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,10 +94,13 @@ def _report(error: ActorflowError | OSError) -> None:
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Return our arguments and those that are surely a script's.
 
-    That is all after `run SCRIPT.py`, of which a first `--` is ours, and else what follows `--`.
+    That is all after `run SCRIPT.py` and `launch SCRIPT.py`, of which a first `--` is ours, and
+    else what follows `--`.
     """
     script = _place_of_script(arguments)
-    if arguments[:1] == ["run"] and "".join(arguments[script : script + 1]).endswith(".py"):
+    if arguments[:1] in (["run"], ["launch"]) and "".join(arguments[script : script + 1]).endswith(
+        ".py"
+    ):
         rest = arguments[script + 1 :]
         return arguments[: script + 1], rest[1:] if rest[:1] == ["--"] else rest
     if "--" in arguments:
@@ -98,12 +110,12 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _place_of_script(arguments: list[str]) -> int:
-    """Return where the file of `run` stands, after options of ours."""
+    """Return where the file of `run` and `launch` stands, after options of ours."""
     place = 1
     while arguments[place : place + 1]:
-        if arguments[place] in ("--device", "--gpu"):
+        if arguments[place] in _WITH_VALUE:
             place += 2
-        elif arguments[place] == "--tune" or arguments[place].startswith(("--device=", "--gpu=")):
+        elif arguments[place] == "--tune" or arguments[place].startswith(_JOINED):
             place += 1
         else:
             break

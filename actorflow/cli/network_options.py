@@ -8,7 +8,7 @@ import math
 from actors.network import ALGORITHMS, Network, Wire
 from actors.ranks import Spread
 from compiler.errors import CompileError
-from compiler.placement import Ranks
+from compiler.mesh import Mesh, MeshLink, Ranks, joined
 
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,8 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
 
 def ranks_of(options: argparse.Namespace) -> Ranks:
     """Return the ranks that a plan is asked for, and the links that its buckets are cut for."""
-    return Ranks(options.devices or 1, options.link, options.latency * 1e3)
+    link = MeshLink(options.link, options.latency * 1e3)
+    return joined(Mesh(("data",), (options.devices or 1,)), link)
 
 
 def spread_of(options: argparse.Namespace) -> Spread:

@@ -23,11 +23,15 @@ from actorflow.compile.gpus import gpu_of
 from actorflow.run.pricing import calibration, priced
 from actorflow.settings import Settings
 from actors.critical_path import time_per_actor
-from actors.ranks import RanksRun, collective_bytes, simulate_ranks
+from actors.ranks import RanksRun, simulate_ranks
 from actors.simulate import SimulatedRun, simulate
 from actors.timeline import write_chrome_trace
 from compiler.errors import CompileError
+from compiler.joint import verify_ranks
+from compiler.meetings import meetings_of
+from compiler.mesh import Mesh
 from compiler.plan import Plan
+from compiler.rank_plans import RankPlans
 
 _TOP = 5
 
@@ -74,14 +78,13 @@ def run(plan: Plan, options: argparse.Namespace) -> int:
     ranks: RanksRun | None = None
     if _meets(plan):
         ranks = simulate_ranks(
-            plan,
-            devices,
+            _ranks(plan, devices),
             options.steps,
             network=network_of(options, devices),
             spread=spread_of(options),
             jitter=options.jitter,
             seed=options.seed,
-            durations_ns=prices,
+            durations_ns=None if prices is None else [prices],
         )
         result = ranks.slowest
     else:
@@ -100,9 +103,8 @@ def run(plan: Plan, options: argparse.Namespace) -> int:
 
 
 def _devices(plan: Plan, options: argparse.Namespace) -> int:
-    planned = plan.option("num_ranks")
     if options.devices is None:
-        return planned if isinstance(planned, int) else 1
+        return plan.mesh.num_ranks
     return int(options.devices)
 
 
@@ -132,7 +134,33 @@ def _check(plan: Plan, devices: int, options: argparse.Namespace) -> None:
 
 
 def _meets(plan: Plan) -> bool:
-    return any(collective_bytes(plan, actor) for actor in plan.actors)
+    return bool(meetings_of(plan))
+
+
+def _ranks(plan: Plan, devices: int) -> RankPlans:
+    """Return the ranks of a plan's mesh, or as many as are asked for along its one axis.
+
+    Raises CompileError where it is the plan of some of its ranks alone.
+    """
+    mesh = plan.mesh
+    if mesh.names and mesh.num_ranks == devices:
+        ranks = RankPlans.same(plan, mesh)
+        try:
+            verify_ranks(ranks)
+        except CompileError as error:
+            raise CompileError(
+                f"plan {plan.name!r} is that of some ranks of a mesh of {mesh}, and others have"
+                f" another one, without which they cannot be simulated: {error}"
+            ) from None
+        return ranks
+    groups = tuple(dict.fromkeys([meeting.group for meeting in meetings_of(plan)]))
+    if len(mesh.names) > 1 or len(groups) > 1:
+        raise CompileError(
+            f"--devices {devices}: plan {plan.name!r} is for a mesh of {mesh}, and which of its"
+            " axes is to have another extent is not said; leave --devices out, or compile the job"
+            " for another mesh"
+        )
+    return RankPlans.same(plan, Mesh(groups, (devices,)))
 
 
 def _report(

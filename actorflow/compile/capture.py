@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 
-from compiler.placement import ALONE, Ranks
+from compiler.mesh import ALONE, Ranks
 from compiler.plan import Plan
+from compiler.types import TensorType
 
 
 class PlanCaptured(BaseException):
@@ -34,3 +36,16 @@ def capturing_plan(ranks: Ranks = ALONE) -> Iterator[None]:
         yield
     finally:
         CAPTURING.reset(token)
+
+
+def asked_rows(spec: dict[str, TensorType]) -> dict[str, TensorType]:
+    """Return the types of a batch of all ranks that a plan is asked for: each has one of these."""
+    ranks = CAPTURING.get()
+    if ranks is None or ranks.count == 1:
+        return spec
+    return {
+        name: replace(type_, shape=(type_.shape[0] * ranks.count, *type_.shape[1:]))
+        if type_.rank
+        else type_
+        for name, type_ in spec.items()
+    }

@@ -85,7 +85,3 @@ class CudaTarget:
     def joined_updates(self, num_full: int) -> int:
         """Return how many updates fit into the argument block of a kernel."""
         return most_joined(num_full)
-
-    def collective_ns(self, size_bytes: int) -> float:
-        """Return what is assumed of ranks that meet over the GPU's link."""
-        return self._gpu.link_latency_ns + size_bytes / self._gpu.link_bytes_per_ns

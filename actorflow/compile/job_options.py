@@ -18,6 +18,7 @@ from actorflow.sizes import parse_bytes
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 from compiler.graph import SourceLocation
+from compiler.mesh import Mesh
 from compiler.placement import Device, distinct_devices
 
 MAX_TOGETHER = 1024
@@ -25,6 +26,9 @@ MAX_TOGETHER = 1024
 
 MAX_STREAMS = 64
 """Compute streams of a job, each with a thread."""
+
+BATCH_AXIS = "data"
+"""The axis of a mesh whose ranks have different rows of a batch."""
 
 _LARGEST_VALUE = float(np.finfo(np.float32).max)
 """Of an element of a gradient."""
@@ -84,6 +88,12 @@ class JobOptions:
             computes: "auto", what the budget asks for, where the device has a link and copies cost
             less than running launches again; "none"; "optimizer", all optimizer state, always.
             What lives there is no part of memory_budget. A job on the host itself gains nothing.
+        mesh: the ranks that train together, such as `af.Mesh(data=2, model=2)`; by default one. The
+            job computes with whole tensors and the whole batch, and the compiler says what each
+            rank has of them: rows of the batch along the axis "data"; along others what layouts
+            say (`sbp=`, `to_sbp`), and what is cheap. See `docs/ranks.md`.
+        zero: True keeps parameters and the state of the optimizer in parts, cut along their first
+            axis over the axis "data" of the mesh: less memory on each rank, for bytes between them.
         precision: "fp32"; or "bf16": products read bfloat16, and what lies between them lives in
             it, while parameters, their gradients and updates, norms, softmax and losses stay
             float32. Outputs and checkpoints are float32 as ever: a run may go on in another
@@ -116,6 +126,8 @@ class JobOptions:
     memory_budget: str | int | None = None
     recompute: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "blocks"))})
     offload: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "optimizer"))})
+    mesh: Mesh | None = None
+    zero: bool = field(default=False, metadata={"rule": Choice((True, False))})
     precision: str = field(default="fp32", metadata={"rule": Choice(("fp32", "bf16", "fp16"))})
     loss_scale: LossScale | float | None = None
     deterministic: bool = field(default=False, metadata={"rule": Choice((True, False))})
@@ -195,6 +207,7 @@ class JobOptions:
                 " average; leave it out, and give its Evaluation ema=True"
             )
         self._check_scale(f"{where}: loss_scale of job {job!r}")
+        self._check_mesh(where, job)
         try:
             self._check_gpu(self.placed_on)
         except (ValueError, CompileError) as error:
@@ -228,6 +241,26 @@ class JobOptions:
                 raise CompileError(
                     f"{what}: the job does not train, so it has no gradients; leave it out"
                 )
+
+    def _check_mesh(self, where: SourceLocation, job: str) -> None:
+        if self.mesh is not None and not isinstance(self.mesh, Mesh):
+            raise CompileError(
+                f"{where}: mesh of job {job!r} must be made by af.Mesh, such as"
+                f" af.Mesh(data=2, model=2), got {self.mesh!r}"
+            )
+        if not self.zero:
+            return
+        what = f"{where}: zero of job {job!r}"
+        if not self.train:
+            raise CompileError(
+                f"{what}: the job does not train, so it has no optimizer; leave it out"
+            )
+        if self.mesh is None or BATCH_AXIS not in self.mesh.names:
+            came = "no mesh" if self.mesh is None else f"the mesh {self.mesh}"
+            raise CompileError(
+                f"{what}: parameters lie in parts over the axis {BATCH_AXIS!r} of the mesh, and the"
+                f" job has {came}; give it one, such as mesh=af.Mesh({BATCH_AXIS}=2)"
+            )
 
     def _check_scale(self, what: str) -> None:
         if self.loss_scale is None:

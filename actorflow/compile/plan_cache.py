@@ -34,8 +34,8 @@ from compiler.fusion.define import definition
 from compiler.fusion.products import foreign_programs
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
+from compiler.mesh import ALONE, Ranks
 from compiler.options import CompileOptions
-from compiler.placement import ALONE, Ranks
 from compiler.plan import PLAN_FORMAT, Plan
 from compiler.registry import foreign_files
 from compiler.rules import gradient
@@ -149,7 +149,7 @@ def is_ready(plan: Plan, report: Callable[[str], None]) -> bool:
 
     A plan of several ranks is not run here: it is there to be shown and simulated.
     """
-    if plan.int_option("num_ranks", 1) != 1:
+    if plan.option("mesh", ()) != ():
         return True
     try:
         prove(plan)

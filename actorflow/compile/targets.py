@@ -59,10 +59,6 @@ class HostTarget:
         """Return 1: a call costs the host little, and an update has its gradient still in cache."""
         return 1
 
-    def collective_ns(self, size_bytes: int) -> float:
-        """Return what is assumed of ranks that meet on a network of 5 GB/s."""
-        return 50_000.0 + size_bytes / 5.0
-
 
 class SimTarget:
     """A simulated device: the host's kernels, behind a link, on streams that events order.
@@ -105,10 +101,6 @@ class SimTarget:
     def joined_updates(self, num_full: int) -> int:
         """Return what the host says."""
         return self._host.joined_updates(num_full)
-
-    def collective_ns(self, size_bytes: int) -> float:
-        """Return what the host assumes."""
-        return self._host.collective_ns(size_bytes)
 
 
 def hardware_for(devices: Sequence[Device], gpu: str = "", *, uses_cudnn: bool = False) -> Hardware:

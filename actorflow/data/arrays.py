@@ -116,15 +116,24 @@ class ArraySource:
         Raises:
             StopIteration: all epochs are over; `out` is unchanged.
         """
+        self.next_rows_into(out, {})
+
+    def next_rows_into(self, out: Batch, rows: Mapping[str, slice]) -> None:
+        """Write some rows of the next batch into `out`; of an array without a slice, all.
+
+        Raises:
+            StopIteration: all epochs are over; `out` is unchanged.
+        """
         if self._batches == self._num_batches:
             raise StopIteration
         self._find_rows()
         for name, array in self._arrays.items():
+            samples = self._rows[rows[name]] if name in rows else self._rows
             if array.flags.c_contiguous:
                 # "clip" writes straight into out; the rows are in range by construction.
-                np.take(array, self._rows, axis=0, out=out[name], mode="clip")
+                np.take(array, samples, axis=0, out=out[name], mode="clip")
             else:  # take would copy the whole array first
-                out[name][...] = array[self._rows]
+                out[name][...] = array[samples]
         self._batches += 1
 
     def _find_rows(self) -> None:

@@ -9,7 +9,8 @@ batches.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -72,18 +73,56 @@ class FillsBatches(Protocol):
         """
 
 
-def filler_of(source: DataSource) -> FillsBatches | None:
-    """Return the source if it can fill arrays and those are the batches that it would return.
+@runtime_checkable
+class FillsRows(Protocol):
+    """A source that can give some rows of a batch without reading the others.
 
-    A class derived from such a source, or one that wraps it, may have a `__next__` of its own that
-    the `next_into` it got from there knows nothing of: then that `__next__` says what a batch is.
+    Ranks that share a batch each have a source of whole batches, and take their rows of it. Of one
+    without this method they take the whole batch and cut it.
     """
-    for part in type(source).__mro__:
-        if "next_into" in vars(part):
-            return source if isinstance(source, FillsBatches) else None
-        if "__next__" in vars(part):
-            return None
-    return None
+
+    def next_rows_into(self, out: Batch, rows: Mapping[str, slice]) -> None:
+        """Write those rows of the next batch into `out`, whose arrays have as many.
+
+        `rows` has, by name, slices along the first axis; an array that it does not name is wanted
+        whole. The position is then that after the whole batch, on all ranks alike.
+
+        Raises:
+            StopIteration: there is no further batch; `out` is unchanged.
+        """
+
+
+Part = tuple[slice, ...]
+"""Where in the array of a whole batch a rank's part lies."""
+
+_ANSWERS = ("next_rows_into", "next_into", "__next__")
+
+
+def filler_of(source: DataSource, parts: Mapping[str, Part]) -> Callable[[Batch], None] | None:
+    """Return what writes the next batch, or a rank's parts of it, straight into arrays.
+
+    None where the source has no such method, or where those are not the batches that it would
+    return: a class derived from such a source, or one that wraps it, may have a `__next__` of its
+    own that the `next_into` it got from there knows nothing of: then that `__next__` says what a
+    batch is.
+    """
+    answers = [vars(part).keys() & _ANSWERS for part in type(source).__mro__]
+    said = next((own for own in answers if own), set())
+    if not parts:
+        fills = source if isinstance(source, FillsBatches) else None
+        return None if fills is None or "next_into" not in said else fills.next_into
+    if "next_rows_into" not in said or not isinstance(source, FillsRows):
+        return None
+    spec = source.spec()
+    for name, part in parts.items():
+        if name not in spec or part[1:] != tuple([slice(0, n) for n in spec[name].shape[1:]]):
+            return None  # of columns there is no such method
+    rows = {name: part[0] for name, part in parts.items()}
+    return partial(_next_rows_into, source, rows)
+
+
+def _next_rows_into(source: FillsRows, rows: Mapping[str, slice], out: Batch) -> None:
+    source.next_rows_into(out, rows)
 
 
 def items_of(source: DataSource) -> tuple[int, str]:

@@ -156,14 +156,26 @@ class Tokens:
         Raises:
             DataError: a token id does not fit into the element type; the position is unchanged.
         """
-        rows, width = self._rows, self._seq + 1
+        self.next_rows_into(out, {})
+
+    def next_rows_into(self, out: Batch, rows: Mapping[str, slice]) -> None:
+        """Write some rows of the next batch; of x or y without a slice, all. Reads no others.
+
+        Raises:
+            DataError: a token id that is read does not fit into the element type; the position is
+                unchanged.
+        """
+        whole, width = slice(0, self._batch), self._seq + 1
+        x, y = rows.get("x", whole), rows.get("y", whole)
+        first, last = min(x.start, y.start), max(x.stop, y.stop)
         self._find_starts()
-        for row, start in zip(rows, self._starts.tolist(), strict=True):
+        windows = self._rows[: last - first]
+        for row, start in zip(windows, self._starts[first:last].tolist(), strict=True):
             row[:] = self._tokens[start : start + width]
         if not self._fits:
-            self._check_range()
-        out["x"][...] = rows[:, :-1]
-        out["y"][...] = rows[:, 1:]
+            self._check_range(windows)
+        out["x"][...] = windows[x.start - first : x.stop - first, :-1]
+        out["y"][...] = windows[y.start - first : y.stop - first, 1:]
         self._batches += 1
 
     def _find_starts(self) -> None:
@@ -176,9 +188,9 @@ class Tokens:
             self._starts[filled : filled + count] = starts
             filled, epoch, position = filled + count, epoch + 1, 0
 
-    def _check_range(self) -> None:
+    def _check_range(self, ids: npt.NDArray[Any]) -> None:
         limits = np.iinfo(self._dtype)
-        low, high = int(self._rows.min()), int(self._rows.max())
+        low, high = int(ids.min(initial=0)), int(ids.max(initial=0))
         if low < limits.min or high > limits.max:
             wrong = low if low < limits.min else high
             raise DataError(

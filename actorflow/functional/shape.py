@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import overload
 
 from actorflow.functional.names import with_numpy_names
 from actorflow.literals import checked_size
@@ -12,6 +13,7 @@ from actorflow.tensor import Tensor, apply, as_tensor, checked_axis, integers
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
 from compiler.ops import slicing
+from compiler.sbp.words import Split
 
 __all__ = [
     "cat",
@@ -57,12 +59,27 @@ def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 cat = concat
 
 
+@overload
+def split(x: int) -> Split: ...
+
+
+@overload
+def split(x: Tensor, split_size: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]: ...
+
+
 @with_numpy_names
-def split(x: Tensor, split_size: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+def split(
+    x: Tensor | int, split_size: int | Sequence[int] | None = None, dim: int = 0
+) -> tuple[Tensor, ...] | Split:
     """Cut a tensor along `dim` into parts of `split_size`, the last one of what is left.
 
-    A list has the size of each part. For a number of parts see `chunk`.
+    A list has the size of each part. For a number of parts see `chunk`. An axis alone, `split(0)`,
+    is how a tensor lies on many ranks: a part of that axis on each (`actorflow.layouts`).
     """
+    if split_size is None:
+        if isinstance(x, Tensor):
+            raise TypeError("split() missing 1 required positional argument: 'split_size'")
+        return Split(checked_size(x, "the axis that ranks have parts of"))
     x = as_tensor(x)
     axis = checked_axis(x, dim)
     extent, sizes = x.shape[axis], integers(split_size, what="the size of a part")

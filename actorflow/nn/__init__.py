@@ -15,6 +15,7 @@
 - `recurrent`: RNN, LSTM, GRU and their cells.
 - `attention`: MultiheadAttention.
 - `transformer`: Attention, MLP, SwiGLU, TransformerBlock, and torch's encoder and decoder.
+- `shares`: how ranks share heads and hidden columns of a block.
 """
 
 from actorflow.nn import init as init

@@ -8,9 +8,11 @@ import numpy as np
 
 from actorflow import functional
 from actorflow.functional.random import checked_probability
+from actorflow.layouts import Words
 from actorflow.nn.layers import Linear, checked_extent
 from actorflow.nn.module import Module
-from actorflow.nn.parameter import Parameter
+from actorflow.nn.parameter import Parameter, lay_out
+from actorflow.nn.shares import check_heads, shares
 from actorflow.tensor import Operand, Tensor, as_tensor
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
@@ -25,6 +27,10 @@ class MultiheadAttention(Module):
     With `batch_first` on [batch, T, embed_dim]; without a batch on [T, embed_dim]. The weights of
     the projections start uniform (Glorot & Bengio, 2010), biases at 0. Keys of `kdim` and values of
     `vdim` columns have projections of their own.
+
+    `sbp={"model": af.split(0)}` gives the ranks along an axis of a job's mesh heads of their own,
+    with the rows of the projections that make them and the columns of `out_proj` that read them.
+    The three projections are parameters of their own then, as with `kdim`, on one rank too.
     """
 
     def __init__(
@@ -38,6 +44,8 @@ class MultiheadAttention(Module):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
+        *,
+        sbp: Words | None = None,
     ) -> None:
         dim = checked_extent("MultiheadAttention", "embed_dim", embed_dim)
         heads = checked_extent("MultiheadAttention", "num_heads", num_heads)
@@ -54,7 +62,7 @@ class MultiheadAttention(Module):
             for given in (None, kdim, vdim)
         ]
         self.in_proj_weight: Parameter | None = None
-        if widths == [dim] * 3:
+        if widths == [dim] * 3 and sbp is None:
             self.in_proj_weight = _glorot(3 * dim, dim)
         else:
             own = [_glorot(dim, size) for size in widths]
@@ -63,6 +71,12 @@ class MultiheadAttention(Module):
         self.out_proj = Linear(dim, dim, bias=bias)
         if self.out_proj.bias is not None:
             self.out_proj.bias = Parameter((dim,), _ZEROS)
+        if sbp is not None:
+            first, last = shares(sbp, "MultiheadAttention", "heads")
+            for projection in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+                lay_out("MultiheadAttention", first, weight=projection)
+            out = self.out_proj
+            lay_out("MultiheadAttention", last, weight=out.weight, bias=out.bias)
 
     def __call__(
         self,
@@ -98,6 +112,8 @@ class MultiheadAttention(Module):
                 f"{find_source()}: MultiheadAttention expects queries, keys and values of 3 axes,"
                 f" or of 2 without a batch, got {q.type}, {k.type} and {v.type}"
             )
+        if self.in_proj_weight is None:
+            check_heads(self.num_heads, self.q_proj_weight)
         parts = self._projected(q, k, v)
         q, k, v = [self._heads(part, has_batch) for part in parts]
         mask = self._mask(q, k, key_padding_mask, None if is_causal else attn_mask)

@@ -7,10 +7,11 @@ import math
 from actorflow import functional
 from actorflow.functional.random import checked_probability
 from actorflow.functional.tables import padding_row
+from actorflow.layouts import LayerWords
 from actorflow.literals import checked_number, checked_size
 from actorflow.nn.function_layer import FunctionLayer
 from actorflow.nn.module import Module
-from actorflow.nn.parameter import Parameter
+from actorflow.nn.parameter import Parameter, lay_out
 from actorflow.tensor import Tensor
 from actorflow.trace.tracer import InitSpec, find_source
 from compiler.errors import CompileError
@@ -21,15 +22,28 @@ class Linear(Module):
     """y = x @ weight.T + bias, for x [..., in_features].
 
     `weight` [out, in] and `bias` [out] start uniform in +-1/sqrt(in).
+
+    `sbp` says how they lie on the ranks of a job's mesh. `{"model": af.split(0)}` cuts the weight
+    by columns of the result, and the bias with it; `{"model": af.split(1)}` by columns of x, so
+    that results are sums over ranks, and the bias is whole. Or each by name:
+    `{"weight": {"model": af.split(0)}, "bias": {}}`; what is not named is the compiler's to choose.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        sbp: LayerWords | None = None,
+    ) -> None:
         in_features = checked_extent("Linear", "in_features", in_features)
         out_features = checked_extent("Linear", "out_features", out_features)
         bound = 1.0 / math.sqrt(in_features)
         init = (("kind", "uniform"), ("bound", bound))
         self.weight = Parameter((out_features, in_features), init)
         self.bias = Parameter((out_features,), init) if bias else None
+        lay_out("Linear", sbp, weight=self.weight, bias=self.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [..., out_features]."""
@@ -61,7 +75,8 @@ class Embedding(Module):
     """Rows of `weight` [num_embeddings, embedding_dim] by integer id.
 
     The weight starts normal with standard deviation `std`. The row `padding_idx` starts with zeros
-    and gets no gradient.
+    and gets no gradient. `sbp` says how it lies on the ranks of a job's mesh: by rows of the table,
+    `{"model": af.split(0)}`, or by columns, `{"model": af.split(1)}`.
     """
 
     def __init__(
@@ -71,10 +86,12 @@ class Embedding(Module):
         padding_idx: int | None = None,
         *,
         std: float = 1.0,
+        sbp: LayerWords | None = None,
     ) -> None:
         self.weight, self.padding_idx = _table(
             type(self).__name__, num_embeddings, embedding_dim, padding_idx, std
         )
+        lay_out("Embedding", sbp, weight=self.weight)
 
     def __call__(self, input: Tensor) -> Tensor:
         """Return input.shape + [embedding_dim]."""

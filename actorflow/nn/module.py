@@ -169,10 +169,15 @@ def _tree(module: Module, seen: set[int]) -> list[str]:
         elif isinstance(item, Stored):
             seen.add(id(item))
             note = " buffer" if isinstance(item, Buffer) else " frozen" if item.is_frozen else ""
-            own.append(f"{name} {item.type}{note}{shared}")
+            own.append(f"{name} {item.type}{note}{_layout(item)}{shared}")
         else:
             own.append(f"{name}={item!r}")
     return [f"{type(module).__name__}({', '.join(own)})", *below]
+
+
+def _layout(item: Stored) -> str:
+    words = item.sbp if isinstance(item, Parameter) else {}
+    return "".join([f" {axis}={word}" for axis, word in words.items()])
 
 
 def _members(item: Any, path: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:

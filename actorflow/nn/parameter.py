@@ -6,12 +6,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from actorflow.layouts import LayerWords, Layout, Words, constraint, layout_of, layouts_of
 from actorflow.literals import checked_size
 from actorflow.run.lease import Cell, change, frozen, newest
 from actorflow.tensor import Tensor
-from actorflow.trace.tracer import InitSpec, Trace, current_trace, find_source
+from actorflow.trace.tracer import Constraint, InitSpec, Trace, current_trace, find_source
 from compiler.errors import CompileError
+from compiler.graph import SourceLocation
 from compiler.ops.sources import MOST_AT_FIRST
+from compiler.sbp.words import Partial
 from compiler.types import DType, TensorType, ValueId
 
 Array = np.ndarray[Any, Any]
@@ -28,6 +31,9 @@ class Stored(Tensor):
     """What it is, in messages and as the role of its variable."""
 
     is_frozen: bool
+
+    _layout: Layout = ()
+    _layout_source: SourceLocation
 
     def __init__(self, type_: TensorType, init: InitSpec) -> None:
         self._type = type_
@@ -79,7 +85,11 @@ class Stored(Tensor):
 
     def _value_in(self, trace: Trace) -> ValueId:
         name = trace.name_of(self, self.kind, self.source)
-        return trace.variable(name, self._type, self.kind, self.init, self.source)
+        sbp: Constraint = ()
+        if self._layout and trace.mesh is not None:
+            what = f"sbp of {self.kind} {name!r}"
+            sbp = constraint(self._layout, self._type, trace.mesh, what, self._layout_source)
+        return trace.variable(name, self._type, self.kind, self.init, self.source, sbp)
 
     @property
     def _value(self) -> ValueId:  # type: ignore[override]  # resolved in the current trace
@@ -98,12 +108,17 @@ class Stored(Tensor):
 
 
 class Parameter(Stored):
-    """A named, trainable array; see `Stored`."""
+    """A named, trainable array; see `Stored`. `sbp` says how it lies on the ranks of a job."""
 
     kind = "parameter"
 
     def __init__(
-        self, extents: tuple[int, ...], init: InitSpec, dtype: DType = DType.FLOAT32
+        self,
+        extents: tuple[int, ...],
+        init: InitSpec,
+        dtype: DType = DType.FLOAT32,
+        *,
+        sbp: Words | None = None,
     ) -> None:
         sizes = tuple([checked_size(e, "an extent of a parameter") for e in extents])
         super().__init__(TensorType(dtype, sizes), init)
@@ -113,6 +128,28 @@ class Parameter(Stored):
                 " steps. Make it float32, and give the job precision='bf16'"
             )
         self.is_frozen = False
+        if sbp is not None:
+            self.sbp = sbp
+
+    @property
+    def sbp(self) -> Words:
+        """How the parameter lies on the ranks of a job, and its optimizer state and gradient.
+
+        Words by axes of the mesh, such as {"model": af.split(0)}; nothing, by default, leaves it to
+        the compiler. Assign to change it. A parameter is split or whole: the terms of a sum could
+        not be updated each on its own. Raises CompileError with the user's line.
+        """
+        return dict(self._layout)
+
+    @sbp.setter
+    def sbp(self, given: Words) -> None:
+        layout, where = layout_of(given, "sbp of a parameter"), find_source()
+        if any([isinstance(word, Partial) for _, word in layout]):
+            raise CompileError(
+                f"{where}: a parameter cannot be partial: what updates it is no sum of terms. Give"
+                " af.split(axis) or af.broadcast"
+            )
+        self._layout, self._layout_source = layout, where
 
     def freeze(self) -> Parameter:
         """Exclude this parameter from every optimizer; return it."""
@@ -131,3 +168,15 @@ class Parameter(Stored):
             " optimizer changes it. Keep what the job computes itself in an nn.Buffer; outside of"
             " jobs, write parameter.data = array"
         )
+
+
+def lay_out(layer: str, sbp: LayerWords | None, **parameters: Parameter | None) -> None:
+    """Give the parameters of a layer, the weight first, the layouts that `sbp` says.
+
+    Raises CompileError with the user's line.
+    """
+    own = {name: parameter for name, parameter in parameters.items() if parameter is not None}
+    if sbp is not None:
+        ranks = {name: parameter.ndim for name, parameter in own.items()}
+        for name, words in layouts_of(sbp, ranks, layer).items():
+            own[name].sbp = words

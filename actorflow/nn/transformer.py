@@ -10,12 +10,14 @@ import copy
 from collections.abc import Callable
 
 from actorflow import functional
+from actorflow.layouts import Words
 from actorflow.literals import checked_size
 from actorflow.nn.attention import MultiheadAttention
 from actorflow.nn.containers import ModuleList
 from actorflow.nn.layers import MOST_LAYERS, Dropout, Linear, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.normalisation import LayerNorm
+from actorflow.nn.shares import check_heads, shares
 from actorflow.tensor import Operand, Tensor
 from actorflow.trace.tracer import find_source
 from compiler.errors import CompileError
@@ -24,17 +26,30 @@ from compiler.errors import CompileError
 class Attention(Module):
     """Multi-head self-attention on [batch, T, dim].
 
-    One projection makes queries, keys and values.
+    One projection makes queries, keys and values. With `sbp={"model": af.split(0)}` the ranks along
+    an axis of a job's mesh have heads of their own, and there are three: `q`, `k` and `v`.
     """
 
-    def __init__(self, dim: int, *, heads: int, causal: bool = False, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        causal: bool = False,
+        dropout: float = 0.0,
+        sbp: Words | None = None,
+    ) -> None:
         dim, heads = checked_size(dim, "dim"), checked_size(heads, "heads")
         if heads < 1 or dim % heads:
             raise CompileError(
                 f"{find_source()}: attention needs dim divisible by heads, got {dim} and {heads}"
             )
         self.heads, self.causal = heads, causal
-        self.qkv, self.proj = Linear(dim, 3 * dim), Linear(dim, dim)
+        first, last = shares(sbp, "Attention", "heads")
+        self.qkv = Linear(dim, 3 * dim) if first is None else None
+        if first is not None:
+            self.q, self.k, self.v = [Linear(dim, dim, sbp=first) for _ in range(3)]
+        self.proj = Linear(dim, dim, sbp=last)
         self.drop = Dropout(dropout)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -42,21 +57,36 @@ class Attention(Module):
         if x.ndim != 3:
             raise CompileError(f"{find_source()}: Attention needs [batch, T, dim], got {x.type}")
         batch, length, dim = x.shape
-        heads = (batch, self.heads, length, dim // self.heads)
-        together = self.qkv(x).reshape(batch, length, 3, self.heads, dim // self.heads)
-        parts = functional.chunk(together.permute(2, 0, 3, 1, 4), 3)
-        q, k, v = (part.reshape(heads) for part in parts)
+        q, k, v = self._projected(x)
         mixed = functional.attention(q, k, v, causal=self.causal)
         joined = mixed.permute(0, 2, 1, 3).reshape(batch, length, dim)
         return self.drop(self.proj(joined))
 
+    def _projected(self, x: Tensor) -> list[Tensor]:
+        """Return queries, keys and values, [batch, heads, T, width]."""
+        batch, length, dim = x.shape
+        apart = (self.heads, dim // self.heads)
+        if self.qkv is None:
+            check_heads(self.heads, self.q.weight)
+            made = [part(x).reshape(batch, length, *apart) for part in (self.q, self.k, self.v)]
+            return [part.permute(0, 2, 1, 3) for part in made]
+        together = self.qkv(x).reshape(batch, length, 3, *apart)
+        parts = functional.chunk(together.permute(2, 0, 3, 1, 4), 3)
+        return [part.reshape(batch, self.heads, length, dim // self.heads) for part in parts]
+
 
 class MLP(Module):
-    """Linear, GELU, Linear on the last axis; the hidden layer is `ratio` times as wide."""
+    """Linear, GELU, Linear on the last axis; the hidden layer is `ratio` times as wide.
 
-    def __init__(self, dim: int, *, ratio: int = 4, dropout: float = 0.0) -> None:
+    With `sbp={"model": af.split(0)}` the ranks along an axis of a job's mesh share its columns.
+    """
+
+    def __init__(
+        self, dim: int, *, ratio: int = 4, dropout: float = 0.0, sbp: Words | None = None
+    ) -> None:
         wide = checked_extent("MLP", "dim", dim) * checked_extent("MLP", "ratio", ratio)
-        self.up, self.down = Linear(dim, wide), Linear(wide, dim)
+        first, last = shares(sbp, "MLP", "hidden columns")
+        self.up, self.down = Linear(dim, wide, sbp=first), Linear(wide, dim, sbp=last)
         self.drop = Dropout(dropout)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -65,12 +95,24 @@ class MLP(Module):
 
 
 class TransformerBlock(Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)), on [batch, T, dim]."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), on [batch, T, dim].
 
-    def __init__(self, dim: int, *, heads: int, causal: bool = False, dropout: float = 0.0) -> None:
+    With `sbp={"model": af.split(0)}` the ranks along an axis of a job's mesh share the heads, and
+    the columns between the layers of the MLP.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        heads: int,
+        causal: bool = False,
+        dropout: float = 0.0,
+        sbp: Words | None = None,
+    ) -> None:
         self.norm1, self.norm2 = LayerNorm(dim), LayerNorm(dim)
-        self.attn = Attention(dim, heads=heads, causal=causal, dropout=dropout)
-        self.mlp = MLP(dim, dropout=dropout)
+        self.attn = Attention(dim, heads=heads, causal=causal, dropout=dropout, sbp=sbp)
+        self.mlp = MLP(dim, dropout=dropout, sbp=sbp)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a tensor of the same type as x."""
@@ -81,13 +123,16 @@ class TransformerBlock(Module):
 class SwiGLU(Module):
     """down(silu(gate(x)) * up(x)) on the last axis (Shazeer, 2020), by the names of LLaMA.
 
-    `gate_proj` and `up_proj` are [hidden, dim], `down_proj` is [dim, hidden].
+    `gate_proj` and `up_proj` are [hidden, dim], `down_proj` is [dim, hidden]. `sbp` as of `MLP`.
     """
 
-    def __init__(self, dim: int, hidden: int, *, bias: bool = False) -> None:
-        self.gate_proj = Linear(dim, hidden, bias=bias)
-        self.up_proj = Linear(dim, hidden, bias=bias)
-        self.down_proj = Linear(hidden, dim, bias=bias)
+    def __init__(
+        self, dim: int, hidden: int, *, bias: bool = False, sbp: Words | None = None
+    ) -> None:
+        first, last = shares(sbp, "SwiGLU", "hidden columns")
+        self.gate_proj = Linear(dim, hidden, bias=bias, sbp=first)
+        self.up_proj = Linear(dim, hidden, bias=bias, sbp=first)
+        self.down_proj = Linear(hidden, dim, bias=bias, sbp=last)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a tensor of the same type as x [..., dim]."""
@@ -128,7 +173,9 @@ class _ResidualLayer(Module):
 class TransformerEncoderLayer(_ResidualLayer):
     """Attention of a sequence to itself, then two linear layers, on [T, batch, d_model].
 
-    Parameters are named and start as torch's; without `bias` norms and layers have none.
+    Parameters are named and start as torch's; without `bias` norms and layers have none. With
+    `sbp={"model": af.split(0)}` the ranks along an axis of a job's mesh share the heads, as in
+    `MultiheadAttention`, and the columns between the two linear layers.
     """
 
     def __init__(
@@ -142,10 +189,15 @@ class TransformerEncoderLayer(_ResidualLayer):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
+        *,
+        sbp: Words | None = None,
     ) -> None:
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first)
-        self.linear1 = Linear(d_model, dim_feedforward, bias=bias)
-        self.linear2 = Linear(dim_feedforward, d_model, bias=bias)
+        first, last = shares(sbp, "TransformerEncoderLayer", "heads and hidden columns")
+        self.self_attn = MultiheadAttention(
+            d_model, nhead, dropout, bias, batch_first=batch_first, sbp=sbp
+        )
+        self.linear1 = Linear(d_model, dim_feedforward, bias=bias, sbp=first)
+        self.linear2 = Linear(dim_feedforward, d_model, bias=bias, sbp=last)
         self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias)
         self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias)
         self.dropout, self.dropout1, self.dropout2 = [Dropout(dropout) for _ in range(3)]
@@ -182,13 +234,16 @@ class TransformerDecoderLayer(_ResidualLayer):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
+        *,
+        sbp: Words | None = None,
     ) -> None:
+        first, last = shares(sbp, "TransformerDecoderLayer", "heads and hidden columns")
         self.self_attn, self.multihead_attn = [
-            MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first)
+            MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, sbp=sbp)
             for _ in range(2)
         ]
-        self.linear1 = Linear(d_model, dim_feedforward, bias=bias)
-        self.linear2 = Linear(dim_feedforward, d_model, bias=bias)
+        self.linear1 = Linear(d_model, dim_feedforward, bias=bias, sbp=first)
+        self.linear2 = Linear(dim_feedforward, d_model, bias=bias, sbp=last)
         self.norm1, self.norm2, self.norm3 = [
             LayerNorm(d_model, layer_norm_eps, bias=bias) for _ in range(3)
         ]

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from actorflow.initialise import INITIALISERS
+from actorflow.initialise import INITIALISERS, whole_type
 from actorflow.run.plan_facts import losses_of
 from compiler.errors import PlanFormatError
-from compiler.ops.sources import MOST_AT_FIRST, PACKED, ROLES, ROUNDED, SCRATCH
+from compiler.ops.sources import MOST_AT_FIRST, NUMBERS, PACKED, ROLES, ROUNDED, SCRATCH
 from compiler.placement import DeviceKind
 from compiler.plan import (
     PORTED,
@@ -97,7 +97,7 @@ def _check_ports(plan: Plan, actors: dict[str, Actor]) -> None:
 
 def _counts(plan: Plan) -> tuple[int, int]:
     """Return the steps per firing of the metrics, and the batches per step."""
-    for name in ("metrics_every", "accumulate", "evaluate_every", "evaluate_batches", "num_ranks"):
+    for name in ("metrics_every", "accumulate", "evaluate_every", "evaluate_batches"):
         value = plan.option(name, 1)
         if type(value) is not int or value < (0 if name.startswith("evaluate") else 1):
             raise PlanFormatError(f"option {name} is {value!a:.40}")
@@ -224,7 +224,12 @@ def _check_variable(plan: Plan, variable: Variable) -> None:
         raise PlanFormatError(f"variable {variable.name!r} has initialiser {kind!a:.40}")
     needed = INITIALISERS[kind]
     number = 0.0 if needed is None else spec.get(needed)
-    is_number = _can_begin(type_, spec, number)
+    if (kind == NUMBERS) is not (variable.role == NUMBERS):
+        raise PlanFormatError(
+            f"variable {variable.name!r} of role {variable.role} starts as {kind}"
+        )
+    # What it is a part of begins as a whole.
+    is_number = _can_begin(whole_type(plan, variable), spec, number)
     if not is_number or (needed is not None and not type_.dtype.is_float):
         raise PlanFormatError(f"variable {variable.name!r} starts as {kind} with {number!a:.40}")
 
@@ -238,6 +243,8 @@ def _can_begin(type_: TensorType, spec: dict[str, Any], number: Any) -> bool:
     if kind == "truncated_normal":
         low, high = [float(spec.get(key, 0.0)) for key in ("low", "high")]
         return low < high and float(spec["std"]) > 0.0
+    if kind == NUMBERS:
+        return type_.rank == 1 and type_.dtype is DType.INT64
     if kind in ("orthogonal", "dirac"):
         return type_.rank > 1 and (kind != "dirac" or number in range(1, type_.shape[0] + 1))
     return kind == "constant" or float(number) >= 0.0
@@ -246,18 +253,18 @@ def _can_begin(type_: TensorType, spec: dict[str, Any], number: Any) -> bool:
 def _check_rounded(plan: Plan, variable: Variable) -> None:
     """Check that a copy of a variable in bfloat16 says of which, and is alone with that."""
     type_, name = plan.views[variable.view].type, dict(variable.init).get("of")
-    found = [v for v in plan.state if v.name == name and v.slice_of is None]
+    found = [v for v in plan.state if v.name == name]
     types = [plan.views[v.view].type for v in found]
     others = [v for v in plan.variables if v.role == ROUNDED and dict(v.init).get("of") == name]
     is_right = types == [replace(type_, dtype=DType.FLOAT32)] and type_.dtype is DType.BFLOAT16
-    if not is_right or len(others) != 1 or variable.slice_of is not None:
+    if not is_right or len(others) != 1 or variable.part is not None:
         raise PlanFormatError(f"variable {variable.name!r} is {type_}, and rounds {name!a:.40}")
 
 
 def _check_packed(plan: Plan, variable: Variable) -> None:
     """Check that what a launch keeps is bytes: what they are of, its own proof asks."""
     type_ = plan.views[variable.view].type
-    if type_.dtype is not DType.UINT8 or type_.rank != 1 or variable.slice_of is not None:
+    if type_.dtype is not DType.UINT8 or type_.rank != 1 or variable.part is not None:
         raise PlanFormatError(f"variable {variable.name!r} is {type_}, and no bytes of a launch")
 
 

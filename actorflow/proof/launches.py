@@ -24,6 +24,7 @@ from actors.kernels.cuda import catalogue as cuda_catalogue
 from actors.kernels.kernel import Asked, KernelNeeds, Operand
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import ActorflowError, PlanFormatError
+from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.copies import COPY_TO
 from compiler.ops.shape import COPY
 from compiler.ops.sources import PACKED
@@ -43,7 +44,7 @@ from compiler.registry import (
 from compiler.rows import packed
 from compiler.types import DType, RegisterId, TensorType
 
-_RUNNING = (ActorKind.COMPUTE, ActorKind.COPY)
+_RUNNING = (ActorKind.COMPUTE, ActorKind.COPY, ActorKind.COMM)
 _ALIGNMENT = 64
 
 _FOREIGN = (
@@ -70,10 +71,15 @@ def check_launches(plan: Plan) -> None:
     for actor in plan.actors:
         if actor.launches and actor.kind not in _RUNNING:
             raise PlanFormatError(f"actor {actor.name!r} ({actor.kind.value}) cannot run here")
+        meets = actor.kind is ActorKind.COMM
         made = {port.register for port in actor.outputs}
         taken = {port.register for port in actor.inputs}
         for index, launch in enumerate(actor.launches):
             try:
+                if is_comm.get(_op_of(launch)) is not meets:
+                    raise PlanFormatError(
+                        f"names an op that belongs in no actor of kind {actor.kind.value}"
+                    )
                 prover.check(launch, plan.streams[actor.stream].device, made, taken)
             except PlanFormatError as error:
                 raise PlanFormatError(_where(plan, actor, index, launch) + str(error)) from None
@@ -89,7 +95,7 @@ def _kernels_by_device(plan: Plan) -> dict[Device, Mapping[str, Asked]]:
 
 def _packed(plan: Plan) -> dict[RegisterId, RegisterId]:
     """Return what is kept of variables that no step writes, by the register where that is."""
-    found = {v.name: v for v in plan.state if v.before == v.after and v.slice_of is None}
+    found = {v.name: v for v in plan.state if v.before == v.after}
     of = {v.view: found.get(str(dict(v.init).get("of"))) for v in plan.variables}
     views, kept = plan.views, [v.view for v in plan.variables if v.role == PACKED]
     return {views[k].register: views[v.view].register for k in kept if (v := of[k]) is not None}
@@ -153,6 +159,8 @@ class _Prover:
         for position, view in enumerate(outputs):
             if not extent_of(view).is_exact:
                 raise PlanFormatError(f"writes output {position} with strides {view.strides_bytes}")
+        if is_comm.get(op):
+            return _check_meeting(self.plan, launch, op, inputs, outputs, scratch), None
         needs = _needs(kernel, launch, op, attrs, inputs, outputs)
         _check_scratch(scratch, needs.workspace_bytes)
         # A program comes with the plan, so what may lie over what is its kernel's word alone.
@@ -233,9 +241,32 @@ def _op_of(launch: Launch) -> Op:
         raise PlanFormatError(
             f"names an op that is not known here: {launch.op!r}; import the module that defines it"
         ) from None
-    if is_source.get(op) or is_comm.get(op):
+    if is_source.get(op):
         raise PlanFormatError("names an op that no kernel of this machine computes")
     return op
+
+
+def _check_meeting(
+    plan: Plan, launch: Launch, op: Op, inputs: Views, outputs: Views, scratch: View | None
+) -> Pairs:
+    """Check a launch that meets other ranks; return the pairs that may share bytes.
+
+    The transport has kernels of its own, and asks the other ranks whether they come to the same:
+    here it is asked that it may be given these bytes.
+    """
+    attrs = dict(launch.attrs)
+    if launch.kernel != op.name or scratch is not None:
+        raise PlanFormatError(f"meets other ranks by {launch.kernel!r}, which is no transport's")
+    mesh, group = plan.mesh, attrs.get("group")
+    extents = dict(zip(mesh.names, mesh.shape, strict=True))
+    if extents.get(str(group)) != attrs.get("num_ranks"):
+        raise PlanFormatError(
+            f"meets {attrs.get('num_ranks')!r} ranks along {group!r}, of the mesh '{mesh}'"
+        )
+    for view in inputs:
+        if not _is_dense(view):
+            raise PlanFormatError(f"meets other ranks with strides {view.strides_bytes}")
+    return ((0, 0),) if op is ALL_REDUCE else ()
 
 
 def _check_types(op: Op, attrs: Attrs, inputs: Views, outputs: Views) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from actorflow.compile.gpus import gpu_of
+from actorflow.compile.native import is_native
 from actorflow.settings import Settings
 from actors.device.host import HostDevice
 from actors.device.poison import poison
@@ -12,6 +14,7 @@ from actors.device.protocol import OpenDevice
 from actors.device.schedule import LateSchedule
 from actors.device.simulated import SimulatedDevice
 from actors.kernels import catalogue
+from actors.kernels.library import openblas
 from compiler.placement import Device, DeviceKind
 from compiler.plan import Plan
 
@@ -73,3 +76,12 @@ def said_of(plan: Plan, settings: Settings) -> str:
         f"plan {plan.name!r} runs on {', '.join(names)}, late as"
         f" ACTORFLOW_SIM_SEED={settings.sim_seed} makes it: no measure of speed"
     )
+
+
+def share_cores(plan: Plan, settings: Settings, warn: Callable[[str], object]) -> None:
+    """Set the threads of numpy's BLAS."""
+    if is_native(plan):
+        # Two pools of threads fight for the cores: numpy multiplies on one thread then.
+        openblas.use_one_thread()
+    elif not openblas.use_threads(settings.threads) and settings.threads is not None:
+        warn("ACTORFLOW_THREADS has no effect: numpy's BLAS is not one whose threads can be set")

@@ -15,15 +15,17 @@ from actorflow.evaluation import Results
 from actorflow.initialise import steps_done
 from actorflow.logs import logger
 from actorflow.optim.ema import averages_in
+from actorflow.run.among import agree_on_data
 from actorflow.run.broken_steps import skips
 from actorflow.run.devices import said_of
 from actorflow.run.listener import Listener, make_reporter
 from actorflow.run.plan_facts import batches_per_step
 from actorflow.run.ports import Metrics
+from actorflow.run.run_options import RunOptions
 from actorflow.run.saving import Saver, Start, start_from
 from actorflow.run.signals import StopSignals
 from actorflow.run.stopping import Stopper
-from actorflow.run.training_run import Run, RunOptions
+from actorflow.run.training_run import Run
 from compiler.printer import summarise
 
 if TYPE_CHECKING:
@@ -100,6 +102,7 @@ class FitCall:
     def run(self) -> FitResult:
         """Open, run and close. Raises what `Runner.fit` says."""
         self._introduce()
+        self._agree()
         self._open_directory()
         start = self._start()
         saver = self._saver(start)
@@ -127,19 +130,31 @@ class FitCall:
             for line in summarise(self._plan):
                 self._notice(line)
 
+    def _agree(self) -> None:
+        """Check that all ranks read the same data."""
+        among, seed, evaluation = self._runner.among, self._runner.seed, self._options.evaluation
+        agree_on_data(among, self._options.data, seed)
+        if evaluation is not None:
+            agree_on_data(among, evaluation.data, seed, "data of the evaluation")
+
     def _open_directory(self) -> None:
         if self._options.checkpoint is not None:
             from actorflow.checkpoint.manager import CheckpointManager  # 15 ms
 
             directory, keep_last = os.fspath(self._options.checkpoint), self._options.keep_last
             manager = CheckpointManager(directory, keep_last=keep_last, report=self._warn)
-            self._manager = self._stack.enter_context(manager)
+            # One rank writes for all; the others read what that one tells them to.
+            is_writer = self._runner.among.is_first
+            self._manager = self._stack.enter_context(manager) if is_writer else manager
 
     def _start(self) -> Start:
         start = None
         if self._manager is not None:
             data = self._options.data
-            start = start_from(self._manager, self._plan, data, self._runner.seed, self._warn)
+            runner = self._runner
+            start = start_from(
+                self._manager, self._plan, data, runner.seed, self._warn, runner.among
+            )
         if start is None:
             first = self._runner.first()
             return Start(steps_done(first), first)
@@ -147,7 +162,7 @@ class FitCall:
         return Start(start.step, self._runner.first(start.values))
 
     def _saver(self, start: Start) -> Saver | None:
-        if self._manager is None:
+        if self._manager is None or not self._runner.among.is_first:
             return None
         return Saver(
             self._manager,
@@ -160,7 +175,7 @@ class FitCall:
 
     def _listener(self, start: Start, total: int) -> Listener:
         status: StatusWriter | None = None
-        if self._manager is not None:
+        if self._manager is not None and self._runner.among.is_first:
             from actorflow.run.status import STATUS_FILE, StatusWriter  # 5 ms
 
             status = StatusWriter(
@@ -200,10 +215,11 @@ class FitCall:
                 directory=None if self._manager is None else self._manager.directory,
                 warn=self._warn,
                 on_finished=self._stopper.over,
+                among=self._runner.among,
             ),
         )
         self._stack.callback(run.close)
-        self._stack.callback(self._runner.keep, run)
+        self._stack.callback(self._runner.keep, run, is_agreed=False)  # where `_drive` raises
         return run
 
     def _drive(self, run: Run, listener: Listener, first: int) -> None:

@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.initialise import check_values
+from actorflow.initialise import check_values, steps_done
+from actorflow.run.among import ONE_RANK, Among
+from actorflow.run.wholes import cut, gather_whole
+from actorflow.trace.tracer import find_source
 from actors.bound import VariableMemory
 from actors.errors import ActorFailed
 from actors.loop import Loop
@@ -43,9 +46,22 @@ class LiveVariables:
         plan: of the run.
         variables: their memory, which stays as long as this.
         loop: of the run, perhaps not started yet.
+        among: this rank among those that run the plan, each with its parts of variables.
+        is_stepped: whether the run stands still between steps, on all ranks alike.
     """
 
-    def __init__(self, plan: Plan, variables: VariableMemory, loop: Loop) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        variables: VariableMemory,
+        loop: Loop,
+        among: Among = ONE_RANK,
+        *,
+        is_stepped: bool = False,
+    ) -> None:
+        self._among = among
+        self._is_stepped = is_stepped
+        self._split = {v.name for v in plan.state if v.part is not None}
         self._plan = plan
         self._variables = variables
         self._registers = {v.name: plan.views[v.view].register for v in plan.state}
@@ -80,15 +96,39 @@ class LiveVariables:
         """Return read-only copies of variables, all of them after the last finished step.
 
         None where a failure cut an update in two, or took the memory along. Blocks until no update
-        is under way. Raises CompileError where the run is being closed in the middle of a step.
+        is under way. Of variables that ranks have parts of the whole ones are returned, and all
+        ranks read them at the same place of their script. Raises CompileError where the run is
+        being closed in the middle of a step, or where ranks may be at different steps.
         """
         wanted = tuple(names)
+        split = [name for name in wanted if name in self._split]
+        if split and not self._is_stepped and not self._loop.is_still:
+            raise CompileError(
+                f"{find_source()}: every rank has a part of {split[0]!r}, and ranks may be at"
+                f" different steps while plan {self._plan.name!r} runs on; read it after the run,"
+                " or between steps of a job that is stepped"
+            )
+        copies = self._joined(wanted) if split else self._own(wanted)
+        if self.can_be_lost and copies is not None and len(copies) == len(self._registers):
+            self.last_read = copies
+        return copies
+
+    def _joined(self, wanted: tuple[str, ...]) -> dict[str, Array] | None:
+        """Return whole variables, when all ranks have done the same steps."""
+        among, counter = self._among, [name for name in ("step",) if name in self]
+        while (own := self._own((*wanted, *counter))) is not None:
+            # Outputs of a step come before its updates: a rank may have been read too early.
+            if len({*among.gather("steps done", steps_done(own))}) == 1:
+                parts = {name: own[name] for name in wanted}
+                return gather_whole(self._plan, parts, among.gather, among.rank)
+        return None
+
+    def _own(self, wanted: tuple[str, ...]) -> dict[str, Array] | None:
+        """Return copies of what this rank has."""
         copies: dict[str, Array] = {}
         visit = Visit(self._between_updates(wanted), lambda: copies.update(self._copy(wanted)))
         self._loop.visit(visit)
         if visit.wait():
-            if self.can_be_lost and len(copies) == len(self._registers):
-                self.last_read = copies
             return copies
         if not self._loop.is_still:
             raise CompileError(
@@ -112,7 +152,7 @@ class LiveVariables:
             self._loop.visit(Visit(self._between_steps, self._apply))
 
     def whole(self) -> dict[str, Array] | None:
-        """Return all variables of a loop that is closed; None where `read` does.
+        """Return all variables of a loop that is closed, a rank's parts; None where `read` does.
 
         A step that fails before its first update leaves them whole, and so does a failure outside
         of the actors that update, unless it finds some of them further than others. Counters that
@@ -126,13 +166,17 @@ class LiveVariables:
             self._set_back(variables, max(done), self._failed)
         for array in variables.values():
             array.flags.writeable = False
-        return {**variables, **self.pending}
+        return {**variables, **self._cut(self.pending)}
 
     # -- on the dispatcher's thread --------------------------------------------------------------
 
     def _copy(self, names: tuple[str, ...]) -> dict[str, Array]:
-        pending = self.pending
+        pending = self._cut({n: a for n, a in self.pending.items() if n in names})
         return {n: pending[n] if n in pending else self._read(n) for n in names}
+
+    def _cut(self, written: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return what this rank has of values that were written."""
+        return cut(self._plan, written, self._among.rank) if self._split else written
 
     def _read(self, name: str) -> Array:
         array = self._variables.read(name)
@@ -142,7 +186,7 @@ class LiveVariables:
     def _apply(self) -> None:
         """Write into the arena what waits for it."""
         written = self.pending
-        for name, array in written.items():
+        for name, array in self._cut(written).items():
             self._variables.write(name, array)
         with self._lock:
             left = self.pending

@@ -16,6 +16,7 @@ import numpy as np
 
 from actorflow.logs import logger
 from actorflow.nn.module import Module
+from actorflow.run.among import ONE_RANK, Among
 from actorflow.run.lease import Cell, Claim, Lease, OpenLoop, lease, leased, newest
 from actorflow.run.ports import Metrics
 from actorflow.run.runner import Runner
@@ -30,7 +31,13 @@ Array = np.ndarray[Any, Any]
 
 @contextmanager
 def runner_on(
-    model: Module, plan: Plan, claim: Claim | None, seed: int, loop: OpenLoop | None = None
+    model: Module,
+    plan: Plan,
+    claim: Claim | None,
+    seed: int,
+    loop: OpenLoop | None = None,
+    *,
+    among: Among = ONE_RANK,
 ) -> Iterator[Runner]:
     """Give a runner with the model's values; with a claim it trains, and the model gets them back.
 
@@ -41,7 +48,7 @@ def runner_on(
     cells = model.cells()
     with nullcontext() if claim is None else leased(cells, claim, loop) as held:
         try:
-            yield Runner(plan, values=newest(cells), seed=seed, lease=held)
+            yield Runner(plan, values=newest(cells), seed=seed, lease=held, among=among)
         finally:
             if claim is not None:
                 _say_replaced(model, cells, claim)

@@ -10,23 +10,27 @@ from actorflow.compile.plugins import load_plugins
 from actorflow.compile.targets import hardware_for
 from actorflow.logs import logger
 from actorflow.proof.prove import prove
+from actorflow.run.among import ONE_RANK, Among
 from actorflow.run.devices import devices_of
 from actorflow.settings import Settings
 from actors.kernels.cuda.gpu import known_gpus
 from compiler.errors import CompileError, PlanFormatError
+from compiler.passes.stages import STAGE
 from compiler.plan import Plan
 
 _VERSION = re.compile(r"\b(?:host|cuda)-\d+")
 """What of a fingerprint says which kernels there are; the rest is with what they were built."""
 
 
-def make_ready(plan: Plan, settings: Settings) -> None:
+def make_ready(plan: Plan, settings: Settings, among: Among = ONE_RANK) -> None:
     """Prove a plan and build its kernels.
 
+    Only ranks that are among others run a plan of several.
     Raises CompileError, OutOfMemory or PlanFormatError where it cannot run here.
     """
-    _check_ranks(plan)
-    _check_slices(plan)
+    if among is ONE_RANK:
+        _check_ranks(plan)
+    _check_parts(plan)
     _check_gpu(plan)
     load_plugins()  # the ops and kernels of a plan from a file may be theirs
     with choosing(settings, devices_of(plan), deterministic=False) as is_on:
@@ -36,23 +40,31 @@ def make_ready(plan: Plan, settings: Settings) -> None:
         _build(plan)
 
 
-def _check_slices(plan: Plan) -> None:
-    """Refuse to write a checkpoint of slices: whole tensors are kept, under their names."""
-    sliced = [v.name for v in plan.state if v.slice_of is not None]
-    if sliced and any([actor.name == "checkpoint" for actor in plan.actors]):
+def _check_parts(plan: Plan) -> None:
+    """Refuse to write a checkpoint of parts: whole tensors are kept, under their names."""
+    if not any([actor.name == "checkpoint" for actor in plan.actors]):
+        return
+    parts = [v for v in plan.state if v.part is not None]
+    mesh, why = plan.mesh, ""
+    if parts:
+        why = f"each rank of plan {plan.name!r} has a part of {parts[0].name!r} ({parts[0].part})"
+    elif STAGE in mesh.names and mesh.shape[mesh.axis(STAGE)] > 1:
+        why = f"each rank of plan {plan.name!r} has the variables of its stage alone"
+    if why:
         raise CompileError(
-            f"plan {plan.name!r} has a slice of {sliced[0]!r} and writes checkpoints, which hold"
-            " whole tensors, and this version cannot gather them; compile the job without every="
+            f"{why}, and it writes checkpoints, which hold whole tensors, and all of them: this"
+            " version does not gather them. Compile the job without every=, or leave the parameters"
+            " whole on all ranks"
         )
 
 
 def _check_ranks(plan: Plan) -> None:
-    num_ranks = plan.int_option("num_ranks", 1)
-    if num_ranks > 1:
+    mesh = plan.option("mesh", ())
+    if mesh:
         raise CompileError(
-            f"plan {plan.name!r} is one of {num_ranks} ranks, and this version has no transport"
-            " between ranks: it can be printed and simulated ('actorflow simulate --devices"
-            f" {num_ranks}'); compile the job without num_ranks to run it here"
+            f"plan {plan.name!r} is one of several ranks (mesh {mesh!r}), and this version has"
+            " no transport between ranks: it can be printed and simulated ('actorflow simulate');"
+            " compile the job without mesh to run it here"
         )
 
 

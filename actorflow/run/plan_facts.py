@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from compiler.errors import PlanFormatError
-from compiler.plan import Actor, ActorKind, Plan, RegisterKind
+from compiler.plan import Actor, ActorKind, Field, Plan, RegisterKind
+from compiler.sbp.parts import own_part
 from compiler.types import TensorType
 from compiler.verify import edges_of
 from memory.registers import RateEdge, repetition_vector
@@ -26,11 +28,28 @@ def batch_slots(plan: Plan) -> int:
 
 
 def batch_fields(plan: Plan, source: str = "data") -> tuple[dict[str, TensorType], dict[str, str]]:
-    """Return type and user's line of every field that the plan reads from a data source."""
-    register = _batch_register(plan, source)
-    fields = [f for f in plan.fields if f.register == register]
-    types = {f.name: plan.views[f.view].type for f in fields}
+    """Return type and user's line of every field that the plan reads from a data source.
+
+    The types are those of whole batches, which is what sources give.
+    """
+    fields = _fields_of(plan, source)
+    types: dict[str, TensorType] = {}
+    for field in fields:
+        own = plan.views[field.view].type
+        types[field.name] = own if field.part is None else replace(own, shape=field.part.shape)
     return types, {f.name: str(plan.sources[f.source]) for f in fields}
+
+
+def batch_parts(plan: Plan, rank: int, source: str = "data") -> dict[str, tuple[slice, ...]]:
+    """Return where a rank's part of a batch lies, of the fields of which it has one."""
+    fields = [(f.name, f.part) for f in _fields_of(plan, source)]
+    mesh = plan.mesh
+    return {name: own_part(part, mesh, rank) for name, part in fields if part is not None}
+
+
+def _fields_of(plan: Plan, source: str) -> list[Field]:
+    register = _batch_register(plan, source)
+    return [field for field in plan.fields if field.register == register]
 
 
 def _batch_register(plan: Plan, source: str) -> int:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from actorflow.data import DataSource, check_batch
-from actorflow.data.source import filler_of
+from actorflow.data import DataError, DataSource, check_batch
+from actorflow.data.source import Part, filler_of
 from actorflow.logs import logger
 from actorflow.run.fetching import Fetching
 from actorflow.run.positions import Positions
@@ -23,6 +24,9 @@ from actors.errors import SourceExhausted
 from actors.protocol import Launch, Token
 from compiler.errors import InternalError
 from compiler.types import TensorType
+
+NO_PARTS: Mapping[str, Part] = MappingProxyType({})
+"""Of a rank that has whole batches."""
 
 Metrics = Mapping[str, Any]
 """Outputs of one step: floats for scalars, arrays (copies) otherwise."""
@@ -41,6 +45,21 @@ class FedSteps:
     batches: int = 1
 
 
+def check_fields_of(
+    source: DataSource, fields: Mapping[str, TensorType], lines: Mapping[str, str]
+) -> None:
+    """Check that a source's spec gives every field of the plan. Raises DataError."""
+    spec = source.spec()
+    for name, expected in fields.items():
+        came = spec.get(name)
+        if came != expected:
+            raise DataError(
+                f"batch[{name!r}] ({lines[name]}): the plan was compiled for {expected}, the data"
+                f" source gives {came if came is not None else 'no such key'}; compile the job for"
+                " this source, or give it the source that it was compiled for"
+            )
+
+
 class DataPort:
     """Fills batch slots from a data source and remembers the source's position after each batch.
 
@@ -52,13 +71,15 @@ class DataPort:
 
     Args:
         source: where batches come from; used only by this port's thread from now on.
-        types: type of each field of the plan's batch register.
+        types: type of each field of a whole batch.
         lines: the user's line that reads each field, for messages.
         steps: which steps are fed.
         on_end: called before the end of the stream is announced to the plan.
         snapshot_every: steps between two snapshots whose positions are kept for `position_after`,
             or 0 for none.
         in_flight: batches that the plan has slots for.
+        parts: where in the whole a rank's part lies, of the fields of which it has one.
+        on_fed: called with each step that has all its batches, before it begins; None for nobody.
     """
 
     def __init__(
@@ -71,8 +92,12 @@ class DataPort:
         *,
         snapshot_every: int = 0,
         in_flight: int = 0,
+        parts: Mapping[str, Part] = NO_PARTS,
+        on_fed: Callable[[int], None] | None = None,
     ) -> None:
         self._source = source
+        self._on_fed = on_fed
+        self._parts = parts
         batches_per_step = self._batches_per_step = steps.batches
         self._total = None if steps.total is None else steps.total * batches_per_step
         self._on_end = on_end
@@ -98,7 +123,7 @@ class DataPort:
         """Return the launch that fetches one batch into this slot."""
         (views,) = tokens
         source, fetching = self._source, self._fetching
-        fills = filler_of(source)
+        fills = filler_of(source, self._parts)
         if fills is not None and set(views) != set(source.spec()):
             fills = None
 
@@ -108,7 +133,7 @@ class DataPort:
                 raise SourceExhausted
             try:
                 if fills is not None:
-                    fills.next_into(views)
+                    fills(views)
                 else:
                     batch = next(source)
                 position = None if self._positions is None else source.state()
@@ -125,6 +150,8 @@ class DataPort:
                     self._end_with(error)
                 raise SourceExhausted from error
             self._batch += 1
+            if self._on_fed is not None and self._batch % self._batches_per_step == 0:
+                self._on_fed(self.num_steps)
 
         return fetch
 
@@ -189,12 +216,12 @@ class DataPort:
             array: Any = batch.get(name) if isinstance(batch, Mapping) else None
             if (
                 not isinstance(array, np.ndarray)
-                or array.shape != view.shape
+                or array.shape != self._types[name].shape
                 or array.dtype != self._dtypes[name]
             ):
                 came = {name: batch[name]} if array is not None else batch
                 check_batch(came, {name: self._types[name]}, self._lines[name])
-            np.copyto(view, array)
+            np.copyto(view, array[self._parts[name]] if name in self._parts else array)
 
 
 class MetricsPort:

@@ -26,6 +26,7 @@ from actorflow.data import DataSource
 from actorflow.initialise import check_values, initial_values, steps_done
 from actorflow.keywords import takes
 from actorflow.logs import logger
+from actorflow.run.among import ONE_RANK, Among, agree_on_data, agree_on_plan
 from actorflow.run.broken_steps import check_policy
 from actorflow.run.fit_options import FitOptions
 from actorflow.run.fitting import FitResult, fit
@@ -34,13 +35,15 @@ from actorflow.run.live_variables import LiveVariables
 from actorflow.run.opening import make_ready
 from actorflow.run.plan_facts import batches_per_step
 from actorflow.run.ports import Metrics
+from actorflow.run.run_options import RunOptions
 from actorflow.run.stepping import Stepping, batches_of_step
 from actorflow.run.stopping import drain_outputs, next_of
-from actorflow.run.training_run import Run, RunOptions
+from actorflow.run.training_run import Run
+from actorflow.run.wholes import gather_whole
 from actorflow.settings import Settings
 from actorflow.trace.tracer import find_source
 from actors.statistics import Statistics
-from compiler.errors import CompileError
+from compiler.errors import CompileError, PeerFailed
 from compiler.plan import Plan
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class Runner:
         seed: of initialisers and random ops.
         settings: environment; read from `os.environ` by default.
         lease: on the parameters that are trained; it has the values while a run is open.
+        among: this process among the ranks of the plan's mesh; all of them do the same calls.
     """
 
     def __init__(
@@ -70,6 +74,7 @@ class Runner:
         seed: int = 0,
         settings: Settings | None = None,
         lease: Lease | None = None,
+        among: Among = ONE_RANK,
     ) -> None:
         if not isinstance(plan, Plan):
             raise CompileError(
@@ -79,13 +84,15 @@ class Runner:
         self.plan = plan
         self.given: Mapping[str, Array] = dict(values or {})
         """What the next run begins with, of variables that do not start from their initialiser."""
+        self.among = among
         self._lease = lease
         self._newest: Run | None = None
         self._open: Run | None = None
         self._live: LiveVariables | None = None
         self.seed = seed
         self.settings = settings or Settings.from_env(os.environ)
-        make_ready(plan, self.settings)
+        agree_on_plan(among, plan, seed)
+        make_ready(plan, self.settings, among)
         self._stepping: Stepping | None = None
 
     @takes(FitOptions)
@@ -125,6 +132,7 @@ class Runner:
         if steps is not None:
             check_steps(steps)
         check_policy(self.plan, on_nan)
+        agree_on_data(self.among, data, self.seed)
         self.close()
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
         values = self.first()
@@ -142,6 +150,7 @@ class Runner:
                 warn=logger.warning,
                 # Whoever iterates may take his time: that is no stall.
                 settings=replace(self.settings, stall_seconds=0.0),
+                among=self.among,
             ),
         )
         # An iterator that is still alive at exit would wait for threads that are gone by then.
@@ -183,7 +192,7 @@ class Runner:
                     " single step has none; compile the job with metrics_every=1"
                 )
             values = self.first()
-            self._stepping = Stepping(self.plan, values, self.settings)
+            self._stepping = Stepping(self.plan, values, self.settings, self.among)
             self.begin(self._stepping.run)
         try:
             return self._stepping.step(batches)
@@ -193,7 +202,7 @@ class Runner:
                 if not isinstance(error, Exception):  # an interrupt: the step itself is all right
                     stepping.run.loop.end()
                     stepping.run.wait()
-                self.keep(stepping.run)
+                self.keep(stepping.run, is_agreed=False)
             raise
 
     def write(self, values: Mapping[str, Array]) -> None:
@@ -210,13 +219,14 @@ class Runner:
         self.given = {**self.given, **known}
 
     def variables(self) -> dict[str, Array]:
-        """Return all variables, read-only, as they are after the last finished step.
+        """Return all variables, read-only and whole, as they are after the last finished step.
 
-        Callable from any thread, also while the plan is open.
+        Callable from any thread, also while the plan is open; but where ranks have parts of them,
+        between steps or runs, and on all ranks.
         """
         live = self._live
         values = None if live is None else live.read(live.names)
-        return dict(self.first()) if values is None else values
+        return self._whole_first() if values is None else values
 
     def statistics(self) -> Statistics | None:
         """Return what the actors of this runner's newest run have done; None before the first.
@@ -254,14 +264,23 @@ class Runner:
             self._lease.attach(run.variables)
 
     def first(self, restored: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
-        """Return what a run begins with: restored, given or else initial values."""
-        return initial_values(self.plan, {**self.given, **(restored or {})}, self.seed)
+        """Return what a run begins with: this rank's parts of restored, given or first values."""
+        given = {**self.given, **(restored or {})}
+        return initial_values(self.plan, given, self.seed, self.among.rank)
 
-    def keep(self, run: Run) -> None:
-        """Take over what a run that began leaves, if it is whole; its threads end. Idempotent."""
+    def _whole_first(self) -> dict[str, Array]:
+        values = initial_values(self.plan, self.given, self.seed, rank=None)
+        return {variable.name: values[variable.name] for variable in self.plan.state}
+
+    def keep(self, run: Run, *, is_agreed: bool = True) -> None:
+        """Take over what a run that began leaves, if it is whole; its threads end. Idempotent.
+
+        `is_agreed` says that the other ranks do so as well, as they do not where this one raises.
+        Raises PeerFailed where one of them does not after all.
+        """
         if run is not self._open or run.loop.is_inherited:
             return
-        variables = run.whole_variables()
+        variables, failed = run.whole_variables(), None
         if variables is None:
             why = f"a step of plan {self.plan.name!r} failed inside its updates"
             left = run.variables.last_read
@@ -270,11 +289,38 @@ class Runner:
                 self.given = {**self.given, **(left or {})}
             then = "that were read last" if lost_with and left else "before the run"
             logger.warning("%s; the variables go back to those %s", why, then)
-        else:
+        elif self.plan.mesh.num_ranks == 1:
             self.given = variables
+        else:
+            failed = self._join(run, variables, is_agreed=is_agreed)
         self._open = self._live = None
         if self._lease is not None:
-            self._lease.end({n: frozen(a) for n, a in self.first().items()})
+            self._lease.end({n: frozen(a) for n, a in self._whole_first().items()})
+        if failed is not None:
+            raise failed
+
+    def _join(self, run: Run, parts: Mapping[str, Array], *, is_agreed: bool) -> PeerFailed | None:
+        """Begin the next run with what this one leaves on all ranks; return why that cannot be.
+
+        A rank that failed asks nobody: the others wait for it elsewhere, and learn of it first by
+        its error.
+        """
+        why = "it failed" if run.loop.failure is not None or not is_agreed else ""
+        failed = None
+        try:
+            if not why:
+                among = self.among
+                self.given = gather_whole(self.plan, parts, among.gather, among.rank)
+        except PeerFailed as error:
+            why, failed = str(error), error
+        if why:
+            logger.warning(
+                "plan %r has its variables on several ranks, and not all of them came to the end of"
+                " the run (%s): they go back to those before it",
+                self.plan.name,
+                why,
+            )
+        return failed
 
     def hold(self, lease: Lease) -> None:
         """Train under another lease from the next step on."""

@@ -20,6 +20,7 @@ from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
 from actorflow.initialise import whole_type
 from actorflow.logs import is_worth_a_line
+from actorflow.run.among import ONE_RANK, Among
 from actorflow.run.broken_steps import WARN, NonFiniteLoss
 from actorflow.run.plan_facts import saved_variables, written_variables
 from compiler.errors import CompileError
@@ -29,6 +30,7 @@ from compiler.plan import ActorKind, Plan
 
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager
+    from actorflow.checkpoint.reader import LoadedCheckpoint
     from actorflow.run.fit_options import FitOptions
 
 Array = np.ndarray[Any, Any]
@@ -167,13 +169,15 @@ def start_from(
     source: DataSource,
     seed: int,
     report: Callable[[str], None],
+    among: Among = ONE_RANK,
 ) -> Start | None:
     """Restore the source's position and return step and variables of the newest checkpoint.
 
-    None where there is no checkpoint yet. Raises CheckpointUnfit when the variables of all of them
-    are other than the plan's, CompileError for another seed, DataError when the data is another.
+    None where there is no checkpoint yet. All ranks read the one that the first of them finds.
+    Raises CheckpointUnfit when the variables of all of them are other than the plan's, CompileError
+    for another seed, DataError when the data is another.
     """
-    checkpoint = manager.latest(expected_of(plan))
+    checkpoint = _newest(manager, expected_of(plan), among)
     if checkpoint is None:
         return None
     manifest = checkpoint.manifest
@@ -200,6 +204,18 @@ def start_from(
         _compare_kernels(manifest.step, manifest.config.get("kernels"), plan, report)
     source.restore(manifest.data_state or {})
     return Start(manifest.step, checkpoint.tensors)
+
+
+def _newest(
+    manager: CheckpointManager, expected: Expected, among: Among
+) -> LoadedCheckpoint | None:
+    found = manager.latest(expected) if among.is_first else None
+    step = among.gather("checkpoint to go on from", None if found is None else found.manifest.step)
+    if isinstance(step[0], int) and not among.is_first:
+        found = manager.load(step[0], expected)
+    # Until all have read it nobody trains, and writes others that would have it removed.
+    among.gather("checkpoint is read", None)
+    return found
 
 
 def _of_nan(step: int, sound: int | None) -> str:

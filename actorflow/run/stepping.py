@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from actorflow.initialise import steps_done
+from actorflow.run.among import Among
 from actorflow.run.plan_facts import batch_fields
 from actorflow.run.ports import Metrics
+from actorflow.run.run_options import RunOptions
 from actorflow.run.stopping import next_of
-from actorflow.run.training_run import Run, RunOptions
+from actorflow.run.training_run import Run
 from actorflow.settings import Settings
 from compiler.errors import CompileError, InternalError
 from compiler.plan import Plan
@@ -65,7 +67,9 @@ class Mailbox:
 class Stepping:
     """A run that is fed batch by batch."""
 
-    def __init__(self, plan: Plan, values: Mapping[str, Array], settings: Settings) -> None:
+    def __init__(
+        self, plan: Plan, values: Mapping[str, Array], settings: Settings, among: Among
+    ) -> None:
         self._mailbox = Mailbox(batch_fields(plan)[0])
         self._outputs: queue.SimpleQueue[Metrics | None] = queue.SimpleQueue()
         self.run = Run(
@@ -77,6 +81,8 @@ class Stepping:
                 on_step=lambda step, metrics: self._outputs.put(metrics),
                 on_finished=lambda: self._outputs.put(None),
                 settings=settings,
+                among=among,
+                is_stepped=True,
             ),
         )
         try:

@@ -59,7 +59,7 @@ class Stopper:
         # are atomic, and `watch` looks at the reasons after it has the run, so none is lost.
         self.reasons.append(reason)
         if self._run is not None:
-            self._run.stop()
+            self._run.stop(reason)
         self._events.put(reason)
 
     def ask_by_signal(self, signum: int) -> None:
@@ -86,7 +86,7 @@ class Stopper:
         """Take the run that is to be stopped; it stops before its first step if that was asked."""
         self._run, run.ask = run, self.ask
         if self.reasons:
-            run.stop()
+            run.stop(self.reasons[0])
 
     def over(self) -> None:
         """Say that the run is over."""

@@ -7,21 +7,20 @@ a job are three ways to listen to one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from actorflow.compile.native import is_native
-from actorflow.data import DataError, DataSource
+from actorflow.data import DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort
 from actorflow.logs import logger
+from actorflow.run.among import Among
 from actorflow.run.broken_steps import BrokenSteps, is_scaled, skips
-from actorflow.run.devices import as_run, open_devices, said_of
+from actorflow.run.devices import as_run, open_devices, said_of, share_cores
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.plan_facts import (
     batch_fields,
+    batch_parts,
     batch_slots,
     batches_per_step,
     credits_after,
@@ -30,14 +29,21 @@ from actorflow.run.plan_facts import (
     snapshot_rate,
     takes_snapshots,
 )
-from actorflow.run.ports import CheckpointPort, DataPort, FedSteps, Metrics, MetricsPort
+from actorflow.run.ports import (
+    CheckpointPort,
+    DataPort,
+    FedSteps,
+    Metrics,
+    MetricsPort,
+    check_fields_of,
+)
+from actorflow.run.run_options import RunOptions
 from actorflow.run.stopping import ON_RESULT, ON_STEP
+from actorflow.run.together import Together
 from actorflow.run.trace_file import TraceFile
-from actorflow.settings import Settings
 from actors.device.protocol import DeviceFault
 from actors.errors import ActorFailed
 from actors.kernels.floating_point import quiet_floating_point
-from actors.kernels.library import openblas
 from actors.load import load
 from actors.loop import Loop
 from actors.loop_options import LoopOptions
@@ -47,10 +53,7 @@ from compiler.errors import ActorflowError, CompileError, InternalError
 from compiler.ops.sources import SCRATCH
 from compiler.options import SKIPPED
 from compiler.plan import Plan
-from compiler.types import TensorType, numpy_dtype
-
-if TYPE_CHECKING:
-    from actorflow.run.saving import Saver
+from compiler.types import numpy_dtype
 
 Array = np.ndarray[Any, Any]
 
@@ -63,41 +66,6 @@ _USERS = {
 """What of the user runs in a port, by the name of its actor."""
 
 
-def _ignore(*_: object) -> None:
-    """Hear of nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What a run begins with, where it ends, and who hears of it.
-
-    Args:
-        values: first value of every variable.
-        settings: where a trace goes, and whether invariants are checked.
-        on_step: called with (step, outputs) on the metrics thread.
-        first_step: steps done before this run.
-        total_steps: step at which the run ends, or None for as many as are admitted.
-        saver: writes checkpoints; None where the run writes none.
-        on_nan: what to do when the loss is not finite, one of `broken_steps.POLICIES`.
-        evaluation: what the plan's evaluation reads, and who listens to it.
-        directory: of the run, for what the watchdog writes; None when it has none.
-        warn: receives warnings.
-        on_finished: called once when the run is over in any way, before `wait` returns.
-    """
-
-    values: Mapping[str, Array]
-    settings: Settings
-    on_step: Callable[[int, Metrics], object]
-    first_step: int = 0
-    total_steps: int | None = None
-    saver: Saver | None = None
-    on_nan: str = "raise"
-    evaluation: Evaluation | None = None
-    directory: Path | None = None
-    warn: Callable[[str], object] = _ignore
-    on_finished: Callable[[], object] | None = None
-
-
 class Run:
     """A plan that is open on this machine, over a source that gives the plan's batch fields.
 
@@ -108,16 +76,20 @@ class Run:
 
     def __init__(self, plan: Plan, source: DataSource, options: RunOptions) -> None:
         settings = options.settings
-        _share_cores(plan, settings, options.warn)
+        share_cores(plan, settings, options.warn)
         if said := said_of(plan, settings):
             logger.info(said)
         self.plan = plan
+        self._communicator = options.among.communicator(plan, settings)
+        self._on_finished = options.on_finished
         self.ask: Callable[[str], object] = lambda reason: self.stop()
         self._total_steps = options.total_steps
         self._first_step = options.first_step
+        self._rank = options.among.rank
         self._batches_per_step = batches_per_step(plan)
         self._warn = options.warn
         self._saver = options.saver
+        self._together = self._with_others(options.among)
         self._data = self._data_port(source)
         self._broken = _broken_steps(plan, options)
         self._checkpoint: CheckpointPort | None = None
@@ -130,26 +102,38 @@ class Run:
             open_devices(plan, settings),
             initial=credits_after(plan, self._first_step),
             watch=None if self._trace is None else self._trace.launches.watch,
+            communicator=self._communicator,
         )
         self._fill(options.values)
         self.loop = Loop(
             self.bound,
             LoopOptions(
+                window=None if self._together is None else 0,
                 watch=Watch(settings.stall_seconds, folder=options.directory or settings.dump),
                 timeline=None if self._trace is None else self._trace.timeline,
-                on_finished=options.on_finished,
+                on_finished=self._finish,
                 prepare_thread=quiet_floating_point,
             ),
         )
-        self._variables: LiveVariables | None = LiveVariables(plan, self.bound.variables, self.loop)
+        self._variables: LiveVariables | None = LiveVariables(
+            plan,
+            self.bound.variables,
+            self.loop,
+            options.among,
+            is_stepped=options.is_stepped,
+        )
 
     def start(self) -> None:
         """Start the threads; with a total, admit all its steps.
 
         One more is admitted than there are batches: the data port answers it with the end of the
         stream, which is the one way in which a run ends, whether all steps are done, the source has
-        no more, or `stop` was called.
+        no more, or `stop` was called. Waits for the other ranks; raises PeerFailed without them.
         """
+        if self._together is not None:
+            self._together.begin()
+        if self._communicator is not None:
+            self._communicator.ready()
         self.loop.start()
         if self._total_steps is not None:
             steps = max(0, self._total_steps - self._first_step)
@@ -159,12 +143,15 @@ class Run:
         """Permit more steps of a run that was started without a total."""
         self.loop.admit(steps * self._batches_per_step)
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "") -> None:
         """Admit no further step; those that have begun are finished and a last snapshot is written.
 
-        Safe to call from a signal handler.
+        Of several ranks all end with the same step. Safe to call from a signal handler.
         """
-        self._data.stop()
+        if self._together is not None:
+            self._together.ask_stop(reason)
+        else:
+            self._data.stop()
 
     def give_up_sources(self) -> None:
         """Let a run that was stopped end without the sources that block in user code."""
@@ -181,7 +168,43 @@ class Run:
         return self._data.stopped_by
 
     def wait(self) -> None:
-        """Block until the plan has ended.
+        """Block until the plan has ended. Raises what `_wait` does, or what ended another rank."""
+        try:
+            self._wait()
+        except Exception as error:
+            first = error if self._together is None else self._together.failed(error)
+            if first is error:
+                raise
+            raise first from error
+        if self._together is not None:
+            self._together.ended(self._data.num_steps)
+
+    def _with_others(self, among: Among) -> Together | None:
+        """Return what the run ends by together with those of other ranks."""
+        if among.member is None:
+            return None
+        from actorflow.ranks.shared_run import RunCallbacks
+
+        calls = RunCallbacks(grant=self._grant, abort=self._abort, stopping=self._hear_of_stop)
+        return Together(among.member, self._first_step, calls)
+
+    def _grant(self, steps: int, is_last: bool) -> None:  # as it is called
+        if is_last and self._checkpoint is not None:
+            self._checkpoint.last_step = steps
+        own = max(0, steps - self._first_step) * self._batches_per_step
+        self.loop.grant(own, is_last=is_last)
+
+    def _abort(self, error: BaseException) -> None:
+        self.loop.abort(error)
+        if self._communicator is not None:
+            self._communicator.abort(str(error))
+
+    def _hear_of_stop(self, reason: str) -> None:
+        if self._together is not None and not self._together.asked:
+            self.ask(reason)
+
+    def _wait(self) -> None:
+        """Block until this rank's plan has ended.
 
         Raises ActorFailed for a failed launch, DeviceFault for one that the device could not name,
         the typed error itself where a port raised one of ours (a checkpoint that cannot be written,
@@ -232,7 +255,7 @@ class Run:
         return self._variables
 
     def whole_variables(self) -> dict[str, Array] | None:
-        """End the threads and return all variables, or None when an update was cut in two."""
+        """End the threads and return all this rank's variables; None when an update was cut."""
         self.loop.close()
         return self.variables.whole()
 
@@ -251,6 +274,15 @@ class Run:
         finally:
             self._variables = None  # whoever else has it keeps the arena
             self.bound.release()
+            if self._communicator is not None:
+                self._communicator.close()
+
+    def _finish(self) -> None:
+        """Hear that the run is over; no other rank waits for one that failed."""
+        if self._communicator is not None and self.loop.failure is not None:
+            self._communicator.abort(str(self.loop.failure))
+        if self._on_finished is not None:
+            self._on_finished()
 
     def _fill(self, values: Mapping[str, Array]) -> None:
         variables = self.bound.variables
@@ -294,6 +326,8 @@ class Run:
             self._on_source_end,
             snapshot_every=0 if self._saver is None else snapshot_rate(self.plan),
             in_flight=batch_slots(self.plan),
+            parts=batch_parts(self.plan, self._rank),
+            on_fed=None if self._together is None else self._together.fed,
         )
 
     def _evaluation_ports(self, evaluation: Evaluation | None) -> dict[str, HostPort]:
@@ -319,6 +353,7 @@ class Run:
             lines,
             batches,
             lambda: self.ask("the evaluation's data failed"),
+            batch_parts(self.plan, self._rank, "eval_data"),
         )
         self._evaluated = data
         on_result, before = evaluation.on_result, self._first_step - self._first_step % every
@@ -332,6 +367,8 @@ class Run:
         return {"eval_data": data, "eval_metrics": metrics}
 
     def _on_source_end(self) -> None:
+        if self._together is not None and self._data.failure is None:
+            self._together.data_ended(self._data.num_steps)
         if self._checkpoint is not None:
             self._checkpoint.last_step = self._data.num_steps
 
@@ -344,15 +381,6 @@ class Run:
             return True
         self._data.forget_before(step)
         return False
-
-
-def _share_cores(plan: Plan, settings: Settings, warn: Callable[[str], object]) -> None:
-    """Set the threads of numpy's BLAS."""
-    if is_native(plan):
-        # Two pools of threads fight for the cores: numpy multiplies on one thread then.
-        openblas.use_one_thread()
-    elif not openblas.use_threads(settings.threads) and settings.threads is not None:
-        warn("ACTORFLOW_THREADS has no effect: numpy's BLAS is not one whose threads can be set")
 
 
 def _broken_steps(plan: Plan, options: RunOptions) -> BrokenSteps | None:
@@ -368,18 +396,3 @@ def _broken_steps(plan: Plan, options: RunOptions) -> BrokenSteps | None:
         scaled=is_scaled(plan),
         directory=options.directory,
     )
-
-
-def check_fields_of(
-    source: DataSource, fields: Mapping[str, TensorType], lines: Mapping[str, str]
-) -> None:
-    """Check that a source's spec gives every field of the plan. Raises DataError."""
-    spec = source.spec()
-    for name, expected in fields.items():
-        came = spec.get(name)
-        if came != expected:
-            raise DataError(
-                f"batch[{name!r}] ({lines[name]}): the plan was compiled for {expected}, the data"
-                f" source gives {came if came is not None else 'no such key'}; compile the job for"
-                " this source, or give it the source that it was compiled for"
-            )

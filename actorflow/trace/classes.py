@@ -43,7 +43,9 @@ _WHEN_MADE = frozenset(
 )
 """Methods of a class that matter only where a trace itself makes objects of it."""
 
-_OF_EVERY_PARAMETER = frozenset(("_type", "init", "source", "is_frozen", "cell"))
+_OF_EVERY_PARAMETER = frozenset(
+    ("_type", "init", "source", "is_frozen", "cell", "_layout", "_layout_source")
+)
 """Attributes of which a row tells, or which are no part of a graph."""
 
 _OWN_SLOTS = frozenset(("__dict__", "__weakref__", "_memo"))
@@ -84,6 +86,9 @@ def read_parameter(reading: Reading, what: str, value: Stored) -> None:
     frozen = " frozen" if value.is_frozen else ""
     reading.row(f"parameter {what!r}", f"{value.type}{frozen}")
     reading.row(f"the initialiser of parameter {what!r}", repr(value.init))
+    if value._layout:
+        words = ", ".join([f"{axis}={word}" for axis, word in value._layout])
+        reading.row(f"the layout of parameter {what!r}", words)
     reading.guard.parameter(value)
     if type(value) not in (Parameter, Buffer):
         read_class(reading, f"class of {what}", type(value), is_called=False)

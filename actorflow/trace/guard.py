@@ -24,7 +24,7 @@ import xxhash
 
 _ATTRIBUTES = attrgetter("__dict__")
 _FUNCTION = attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
-_IS_FROZEN, _INIT = attrgetter("is_frozen"), attrgetter("init")
+_IS_FROZEN, _INIT, _LAYOUT = map(attrgetter, ("is_frozen", "init", "_layout"))
 _CELL = attrgetter("cell_contents")
 _MRO = attrgetter("__mro__")
 
@@ -96,7 +96,7 @@ class Guard:
         self._cells.append(value)
 
     def parameter(self, value: object) -> None:
-        """Note a parameter: whether it is frozen, and its initialiser; its values are no matter."""
+        """Note a parameter: whether it is frozen, its initialiser and layout, but no values."""
         self._parameters.append(value)
 
     def of_class(self, value: type) -> None:
@@ -145,8 +145,9 @@ class Guard:
     def _read_rest(self) -> Iterator[object]:
         """Return what was read and is in no container, in an order and number that stay."""
         return chain(
-            map(_IS_FROZEN, self._parameters),  # two getters of one: a tuple less for each
+            map(_IS_FROZEN, self._parameters),  # a getter of each: a tuple less
             map(_INIT, self._parameters),
+            map(_LAYOUT, self._parameters),
             chain.from_iterable(map(_FUNCTION, self._functions)),
             map(_CELL, self._cells),
             map(_MRO, self._classes),

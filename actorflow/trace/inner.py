@@ -7,7 +7,7 @@ operand of the body, the same at every step.
 from __future__ import annotations
 
 from actorflow.tensor import Tensor
-from actorflow.trace.tracer import InitSpec, Trace, find_source
+from actorflow.trace.tracer import Constraint, InitSpec, Trace, find_source
 from compiler.attrs import Attrs
 from compiler.body import Body, closed, operand
 from compiler.errors import CompileError
@@ -21,6 +21,7 @@ class InnerTrace(Trace):
 
     def __init__(self, outer: Trace, what: str) -> None:
         super().__init__({}, {}, {}, is_training=outer.is_training, devices=outer.devices)
+        self.mesh = outer.mesh
         self.outer = outer
         self.taken: dict[ValueId, ValueId] = {}
         self.batches_per_step = outer.batches_per_step
@@ -51,11 +52,21 @@ class InnerTrace(Trace):
         return self.taken[value]
 
     def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
-        """Append a node. Raises CompileError where it would leave the device of the whole."""
+        """Append a node. Raises CompileError where it would leave the device, stage or rank."""
         if self.regions[-1] != 0 or op.name == "copy_to":
             raise CompileError(
                 f"{find_source()}: {self._what} runs on one device, and cannot move to another"
                 " within; say around it where it runs: with af.device(...):"
+            )
+        if len(self.stages) > 1:
+            raise CompileError(
+                f"{find_source()}: {self._what} runs on one stage, and cannot move to another"
+                " within; say around it where it runs: with af.stage(...):"
+            )
+        if op.name == "to_sbp":
+            raise CompileError(
+                f"{find_source()}: {self._what} runs on each rank by itself, and lays nothing out"
+                " within; call to_sbp on what it takes, or on what it returns"
             )
         return super().emit(op, inputs, attrs)
 
@@ -86,9 +97,10 @@ class InnerTrace(Trace):
         role: str,
         init: InitSpec,
         source: SourceLocation | None = None,
+        sbp: Constraint = (),
     ) -> ValueId:
         """Return a variable of the job as an operand."""
-        return self.take(self.outer.variable(name, type_, role, init, source))
+        return self.take(self.outer.variable(name, type_, role, init, source, sbp))
 
     def has_variable(self, name: str) -> bool:
         """Whether the job uses a variable."""

@@ -68,6 +68,7 @@ def trace_job(
         is_training=options.train,
         batches_per_step=options.accumulate,
         devices=devices,
+        mesh=options.mesh,
     )
     forget()
     with collector_paused(), recording(trace):

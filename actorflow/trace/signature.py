@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from actorflow.initialise import whole_type
 from actorflow.nn.parameter import Stored
 from compiler.ops.sources import OF_MODEL
 from compiler.plan import Plan
@@ -88,6 +89,6 @@ def carried_over(
                 continue
             name = name.removesuffix(path) + old
         array = left.get(name)
-        if array is not None and array.shape == plan.views[variable.view].type.shape:
+        if array is not None and array.shape == whole_type(plan, variable).shape:
             carried[variable.name] = array
     return carried

@@ -20,7 +20,8 @@ from typing import Any
 from actorflow.trace.code import OURS, WINGS
 from compiler.attrs import Attrs, PlainValue
 from compiler.errors import CompileError
-from compiler.graph import UNPLACED, GraphBuilder, SourceLocation
+from compiler.graph import UNPLACED, UNSTAGED, GraphBuilder, SourceLocation
+from compiler.mesh import Mesh
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.placement import HOST, Device
 from compiler.registry import Op
@@ -28,6 +29,9 @@ from compiler.types import TensorType, ValueId
 
 InitSpec = tuple[tuple[str, PlainValue], ...]
 """How a variable gets its first value: ("kind", ...) and its parameters."""
+
+Constraint = tuple[tuple[str, str], ...]
+"""How a value must lie on the ranks: axes of the mesh, outermost first, and words as texts."""
 
 
 def find_source() -> SourceLocation:
@@ -80,6 +84,7 @@ class Trace:
         is_training: False for jobs that only evaluate; dropout is the identity then.
         batches_per_step: batches whose gradients are summed before an update.
         devices: of the job, in order.
+        mesh: of the job's ranks; None for one.
     """
 
     def __init__(
@@ -91,11 +96,14 @@ class Trace:
         is_training: bool,
         batches_per_step: int = 1,
         devices: tuple[Device, ...] = (HOST,),
+        mesh: Mesh | None = None,
     ) -> None:
         self.builder = GraphBuilder()
         self.devices = devices
+        self.mesh = mesh
         self.names_devices = False
         self.regions = [0 if len(devices) == 1 else UNPLACED]
+        self.stages = [UNSTAGED]
         self.batches_per_step = batches_per_step
         self.is_training = is_training
         self.is_open = True
@@ -112,9 +120,11 @@ class Trace:
     def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
         """Append a node at the user's current line. Raises CompileError naming that line.
 
-        It is on the device of the innermost region; see `actorflow.trace.devices`.
+        It is on the device and the stage of the innermost regions; see `actorflow.trace.devices`
+        and `actorflow.trace.stages`.
         """
-        with self.builder.at(self._scope, find_source(), device=self.regions[-1]):
+        device, stage = self.regions[-1], self.stages[-1]
+        with self.builder.at(self._scope, find_source(), device=device, stage=stage):
             return self.builder.emit(op, inputs, attrs)
 
     def inside(self, module: object) -> AbstractContextManager[None]:
@@ -160,6 +170,7 @@ class Trace:
         role: str,
         init: InitSpec,
         source: SourceLocation | None = None,
+        sbp: Constraint = (),
     ) -> ValueId:
         """Return the value of a variable before this step's update, declaring it at first use."""
         if name not in self._variables:
@@ -170,6 +181,7 @@ class Trace:
                     "shape": type_.shape,
                     "role": role,
                     "init": init,
+                    **({"sbp": sbp} if sbp else {}),
                 }
             )
             line = source or find_source()

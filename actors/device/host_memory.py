@@ -13,7 +13,7 @@ from compiler.types import TensorType, numpy_dtype
 def allocate(size_bytes: int, alignment: int, memory: Memory) -> Array:
     """Return a block; see `DeviceStore.allocate`. Memory is ordinary whatever is asked for."""
     if memory is Memory.SHARED:
-        raise InternalError("no memory is shared between processes yet")
+        raise InternalError("memory that ranks share is made by what they meet through")
     try:
         block = np.empty(size_bytes + alignment, np.uint8)
     except ValueError as error:  # more than numpy can address

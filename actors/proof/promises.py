@@ -5,12 +5,14 @@
 - What has begun to change the variables can come to its end, though a listener waits for just
   that: with one sink at rest all updates come to the same step.
 - A source reads what the steps admitted so far need, and no more.
+- Collectives come in their own order, whatever takes how long: on every rank the same.
 - What happens every n steps begins a resumed run in one step: tokens at the start agree.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 from actors.clocks import unroll
 from actors.rounds import Moment
@@ -29,7 +31,11 @@ def check_promises(plan: Plan, table: MachineTable, order: MachineTable) -> None
     """
     writers = [int(actor.id) for actor in plan.actors if _is_update(plan, actor)]
     sinks = [int(actor.id) for actor in plan.actors if actor.kind is ActorKind.SINK]
-    _check_told(table, order, sinks, writers)
+    moments: list[list[Moment]] = [[] for _ in range(order.num_actors)]
+    for actor, _, moment in unroll(order, _PERIODS, ENDLESS):
+        moments[actor].append(moment)
+    _check_told(table, order, moments, sinks, writers)
+    _check_met(order, moments, [int(a.id) for a in plan.actors if a.kind is ActorKind.COMM])
     for sink in sinks:
         _check_ends(table, sink, writers)
     _check_read(plan, table)
@@ -44,12 +50,26 @@ def _is_update(plan: Plan, actor: Actor) -> bool:
     return not registers.isdisjoint(written)
 
 
+def _check_met(order: MachineTable, moments: list[list[Moment]], meeting: list[int]) -> None:
+    """Check that actors which meet other ranks fire one after another, as they are numbered."""
+    for one, other in pairwise(meeting):
+        if order.repetitions[one] != order.repetitions[other]:
+            continue  # of sums over batches, and of batches: what is summed orders them
+        for before, after in zip(moments[one], moments[other], strict=False):
+            if not before.is_before(after.clock):
+                raise InternalError(
+                    f"nothing says that {order.names[one]!r} meets other ranks before"
+                    f" {order.names[other]!r} does"
+                )
+
+
 def _check_told(
-    table: MachineTable, order: MachineTable, sinks: list[int], writers: list[int]
+    table: MachineTable,
+    order: MachineTable,
+    moments: list[list[Moment]],
+    sinks: list[int],
+    writers: list[int],
 ) -> None:
-    moments: list[list[Moment]] = [[] for _ in range(order.num_actors)]
-    for actor, _, moment in unroll(order, _PERIODS, ENDLESS):
-        moments[actor].append(moment)
     for sink in sinks:
         for writer in writers:
             own, its = order.repetitions[sink], order.repetitions[writer]

@@ -9,6 +9,7 @@ from compiler.budget.choice import BudgetChoice
 from compiler.graph import Graph
 from compiler.lowering.step_program import make_program
 from compiler.options import CompileOptions
+from compiler.placement import SHARED
 from compiler.plan import Plan
 from compiler.target import Hardware
 
@@ -37,9 +38,7 @@ class Trials:
         rewritten = lru_cache(_KEPT)(rewrite)
         self.plan = lru_cache(_KEPT)(lambda choice: lower(rewritten(choice)))
         """Return the plan of a choice."""
-        self.arena_bytes = lru_cache(None)(
-            lambda choice: self.plan(choice).arenas[fullest(self.plan(choice))].size_bytes
-        )
+        self.arena_bytes = lru_cache(None)(lambda choice: _fullest_bytes(self.plan(choice)))
         """Return the bytes on the device that holds the most; other memories have no budget."""
         self.step_ns = lru_cache(None)(
             lambda choice: (
@@ -53,3 +52,10 @@ def fullest(plan: Plan) -> int:
     """Return the number of the arena, of those that devices compute in, that is the largest."""
     own = [i for i, arena in enumerate(plan.arenas) if arena.place == arena.device.place]
     return max(own, key=lambda i: (plan.arenas[i].size_bytes, -i))
+
+
+def _fullest_bytes(plan: Plan) -> int:
+    """Return what is in that arena, and what ranks share where that is the host's."""
+    arena = plan.arenas[fullest(plan)]
+    beside = [a.size_bytes for a in plan.arenas if a.place == SHARED and a.device == arena.device]
+    return arena.size_bytes + sum(beside)

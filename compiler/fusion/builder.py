@@ -127,13 +127,16 @@ class ProgramBuilder:
         dtype, kind = self.dtype_of(value), self.kind_of(value)
         return self._emit("check_index", (value,), dtype, kind, (extent,))
 
-    def philox(self, seed: int, step: int, key: int, p: float) -> int:
-        """Emit whether dropout keeps an element, see `compiler.fusion.program.OTHERS`."""
-        return self._emit("philox", (seed, step), DType.BOOL, Kind.FULL, (key, p))
+    def philox(self, state: tuple[int, ...], key: int, p: float) -> int:
+        """Emit whether dropout keeps an element, see `compiler.fusion.program.OTHERS`.
 
-    def random_bits(self, seed: int, step: int, key: int) -> int:
+        `state`: seed and step, and perhaps the number of the first element.
+        """
+        return self._emit("philox", state, DType.BOOL, Kind.FULL, (key, p))
+
+    def random_bits(self, state: tuple[int, ...], key: int) -> int:
         """Emit 24 random bits for each element, an int32."""
-        return self._emit("philox", (seed, step), DType.INT32, Kind.FULL, (key, 0.0))
+        return self._emit("philox", state, DType.INT32, Kind.FULL, (key, 0.0))
 
     def replay(self, program: FusedProgram, values: tuple[int, ...]) -> tuple[int, ...]:
         """Emit the instructions of a whole program on these inputs; return its outputs.

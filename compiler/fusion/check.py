@@ -117,8 +117,10 @@ def _check_other(
         _expect_result(instruction, dtypes[0], Kind.ROW)
         return
     if op == "philox":
-        is_state = dtypes == (DType.INT64,) * 2 and kinds == (Kind.SCALAR,) * 2
-        _expect(op, is_state, "seed and step, single numbers of int64")
+        is_state = len(kinds) in (2, 3) and kinds[:2] == (Kind.SCALAR,) * 2
+        is_placed = kinds[2:] in ((), (Kind.SCALAR,), (Kind.ROW,))
+        is_state = is_state and is_placed and {*dtypes} == {DType.INT64}
+        _expect(op, is_state, "seed and step, single numbers of int64, and perhaps a first one")
         _expect_whole(op, constants[0], -(2**63), 2**64 - 1)
         _expect(op, 0 <= constants[1] < 1, "a share to drop from 0 to 1")
         is_bits = instruction.dtype is DType.INT32

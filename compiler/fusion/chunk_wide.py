@@ -41,6 +41,7 @@ from compiler.ops.shape import RESHAPE, TRANSPOSE
 from compiler.prune import prune
 from compiler.rates import needed_per_step
 from compiler.target import WideOf
+from compiler.turns import first_buckets_after, last_buckets_before
 from compiler.types import DType, Phase, ValueId
 
 _SUMMED = (DType.FLOAT32, DType.FLOAT64)
@@ -119,6 +120,9 @@ class _ChunkSearch:
         per_step = needed_per_step(self.graph)
         if len({per_step[i] for i in members}) > 1 or len(members) < 2:
             return None
+        before, after = last_buckets_before(self.graph), first_buckets_after(self.graph)
+        if max([before[i] for i in members]) >= min([after[i] for i in members]):
+            return None  # one of them makes what another one waits for, by way of other ranks
         return Wide(space.rows, space.columns, self.base, frozenset(self.turned)), members
 
     def _through(self, index: int, value: ValueId, space: Space) -> list[ValueId] | None:

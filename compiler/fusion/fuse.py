@@ -23,7 +23,8 @@ a matrix product reads it, it joins a cluster of any greater depth that reads th
 it reads comes from smaller depths still, and its readers come after.
 
 A cluster never spans two phases, two devices, nor two rates: a value is not made before the phase
-that asked for it, nor elsewhere, nor more often than it is needed.
+that asked for it, nor elsewhere, nor more often than it is needed. Nor does it span a collective,
+which would then wait for what comes after it in the order of all ranks.
 
 Guarantees: every value that leaves a cluster has the type that it had; no op with an `expand` cell
 is left that a cluster could compute; the order of nodes is topological.
@@ -49,6 +50,7 @@ from compiler.lowering.order import sort_launches
 from compiler.lowering.storage import launch_of_values, write_after_read
 from compiler.rates import needed_per_step
 from compiler.target import WIDE_IN_CACHE
+from compiler.turns import last_buckets_before
 from compiler.types import Phase, ValueId
 
 MAX_INSTRUCTIONS = 64
@@ -58,8 +60,11 @@ MAX_FULL_INPUTS = 10
 """Tensors read at once: with the outputs, about what the prefetchers of a core follow."""
 
 
-Sort = tuple[Phase, int, bool]
-"""What all members have in common: phase, device, and whether they run once a step."""
+Sort = tuple[Phase, int, bool, int]
+"""What all members have in common: phase, device, whether they run once a step, and their era.
+
+That is the last bucket of collectives that they need: see `compiler.turns`.
+"""
 
 
 @dataclass(slots=True)
@@ -159,7 +164,8 @@ def find_clusters(
     kept = saved_values(members) if ends_at_saved else frozenset()
     kept -= finished_values(members, finishes) if kept else frozenset()
     rates, waits = needed_per_step(graph), waiting_nodes(members)
-    sorts = [(n.phase, n.device, rates[i]) for i, n in enumerate(graph.nodes)]
+    eras = last_buckets_before(graph)
+    sorts = [(n.phase, n.device, rates[i], eras[i]) for i, n in enumerate(graph.nodes)]
     state = _Assignment(members, made_by, sorts, kept, [0] * nodes, [-1] * nodes, waits)
     for index in order:
         before = [made_by[v] for v in graph.nodes[index].inputs if made_by[v] >= 0]

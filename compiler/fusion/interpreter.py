@@ -100,14 +100,14 @@ def _width(dtype: DType) -> np.dtype[Any]:
 def _random(
     operands: list[Array], constants: tuple[int | float, ...], space: Space, dtype: DType
 ) -> Array:
-    seed, step = [int(v.reshape(())) for v in operands]
+    seed, step = [int(v.reshape(())) for v in operands[:2]]
     key, p = constants
-    count = space.rows * space.columns
-    if dtype is DType.BOOL:
-        made = dropout_mask(seed, step, int(key), p, count)
-    else:
-        made = random_bits(seed, step, int(key), count)
-    return made.reshape(space.rows, space.columns)
+    firsts = operands[2].reshape(-1) if len(operands) > 2 else np.zeros(1, np.int64)
+    count = space.rows * space.columns // firsts.size
+    share = (p,) if dtype is DType.BOOL else ()
+    draw: Callable[..., Array] = dropout_mask if share else random_bits
+    made = [draw(seed, step, int(key), *share, count, int(first)) for first in firsts]
+    return np.concatenate(made).reshape(space.rows, space.columns)
 
 
 def _spread(operand: ProgramInput, array: Array, space: Space) -> Array:

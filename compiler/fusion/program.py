@@ -82,7 +82,9 @@ count is 0, an int32 (kind ROW); `check_index` (extent; operand an integer ROW: 
 operand, and the launch fails where one is not in [0, extent); `philox` (operands seed, step: int64
 SCALAR; constants key, p) -> bool FULL: whether dropout keeps the element, as
 `compiler.ops.random.dropout_mask` has it, over the row-major index row * columns + column; or int32
-FULL: the number of 24 bits that this is decided by."""
+FULL: the number of 24 bits that this is decided by. With a third operand, an int64, the index is of
+a whole tensor that this is a part of: SCALAR, it is that of the first element, to which is added
+what it is without; ROW, that of the first one of the row."""
 
 
 @dataclass(frozen=True, slots=True)

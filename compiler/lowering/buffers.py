@@ -15,6 +15,8 @@ from compiler.attrs import NO_ATTRS
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node
 from compiler.lowering.storage import Storage, call_of, dense_layout, is_dense
+from compiler.ops.channels import is_collective
+from compiler.ops.comm import ALL_REDUCE, ALL_TO_ALL, sent_in_ring
 from compiler.ops.copies import is_copy, place_number, places
 from compiler.ops.shape import COPY
 from compiler.registry import is_comm
@@ -88,13 +90,25 @@ def _kernel_of(graph: Graph, storage: Storage, node: Node, hardware: Hardware) -
     """Ask the target of its device for a node's kernel. Raises LookupError when it has none."""
     target = hardware.targets[node.device]
     if is_comm.get(node.op):
-        moved = sum([graph.types[v].size_bytes for v in node.inputs])
-        time_ns = target.collective_ns(moved)
-        return KernelInfo(node.op.name, in_place=((0, 0),), duration_ns=time_ns)
+        time_ns = _meeting_ns(graph, node, hardware)
+        # What ranks exchange cannot be overwritten while others still read it.
+        in_place = ((0, 0),) if node.op is ALL_REDUCE else ()
+        return KernelInfo(node.op.name, in_place=in_place, duration_ns=time_ns)
     if is_copy(node):
         x = node.inputs[0]
         return copy_info(hardware, place_number(graph, x), node.attrs.int_("to"), graph.types[x])
     return target.query(call_of(node, graph.types, storage.layout.__getitem__))
+
+
+def _meeting_ns(graph: Graph, node: Node, hardware: Hardware) -> float:
+    """Return what a collective, or a message, is stated to take: on all ranks the same."""
+    num_ranks = node.attrs.int_("num_ranks")
+    size = max([graph.types[v].size_bytes for v in (*node.inputs, *node.outputs)])
+    link = hardware.ranks.link(node.attrs.str_("group"))
+    if not is_collective(node.op):
+        return link.time_ns(size, 1)
+    size *= num_ranks if node.op is ALL_TO_ALL else 1
+    return link.time_ns(*sent_in_ring(node.op, size, num_ranks))
 
 
 def copy_info(hardware: Hardware, start: int, end: int, type_: TensorType) -> KernelInfo:

@@ -15,25 +15,26 @@ from compiler.graph import SourceLocation
 from compiler.labels import launch_label
 from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.buffers import LaunchDraft, assign_buffers, may_share_bytes
+from compiler.lowering.pipelines import CHANNELS
 from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
+from compiler.lowering.stage_fences import hold_batches
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.storage import launch_of_values
 from compiler.lowering.value_versions import ValueVersions
 from compiler.ops.copies import is_copy
-from compiler.placement import HOST_SIDE, StreamRole
+from compiler.placement import HOST_SIDE, RANK_SIDE, StreamRole
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.registry import is_comm
-from compiler.types import DType, RegisterId, StreamId, TensorType, ValueId
+from compiler.types import DType, PartOf, RegisterId, StreamId, TensorType, ValueId
 from memory.slots import choose_slots
 
 _MOVING = {
-    (StreamRole.COMM, False): ("all_reduce", ActorKind.COMM),
     (StreamRole.H2D, False): ("copy_in", ActorKind.COPY),
     (StreamRole.D2H, False): ("copy_out", ActorKind.COPY),
     (StreamRole.H2D, True): ("feed", ActorKind.COPY),
     (StreamRole.D2H, True): ("fetch", ActorKind.COPY),
 }
-"""Names and kind of the actors on streams that do not compute, by whether they are beside steps."""
+"""Names and kind of the actors on streams of copies, by whether they are beside steps."""
 
 BESIDE_BUDGET_BYTES = 1 << 30
 """Slots of one edge between a step and a copy beside it may take this much."""
@@ -92,7 +93,9 @@ class ChainActors:
     def add(self, names: Callable[[bool], str]) -> None:
         """Add an actor per chain. `names` gives a name by whether a chain runs once per step."""
         bound = [
-            _MOVING.get((chain.stream.role, chain.is_beside))
+            (CHANNELS[chain.stream.nth], ActorKind.COMM)
+            if chain.stream.role is StreamRole.COMM
+            else _MOVING.get((chain.stream.role, chain.is_beside))
             or (names(chain.is_per_step), ActorKind.COMPUTE)
             for chain in self.program.chains
         ]
@@ -123,21 +126,33 @@ class ChainActors:
     # -- bytes -----------------------------------------------------------------------------------
 
     def place_of(self, roots: Sequence[ValueId]) -> int:
-        """Return where a register with some roots lies; roots in several places lie pinned."""
+        """Return where a register with some roots lies.
+
+        Roots in several places of the host lie pinned if a device copies some, else shared.
+        """
         found = tuple(dict.fromkeys([self.program.place[root] for root in roots]))
         if len(found) == 1:
             return found[0]
         if any([self.plan.hardware.is_apart(number) for number in found]):
             raise InternalError(f"values {roots} of one register lie on several devices")
+        if RANK_SIDE in found and HOST_SIDE not in found:
+            return RANK_SIDE
         # A port whose register holds nothing has it on the host all the same.
         return HOST_SIDE if found or self.plan.hardware.is_apart(0) else 0
 
-    def add_field(self, name: str, value: ValueId, home: Home, source: SourceLocation) -> None:
+    def add_field(
+        self,
+        name: str,
+        value: ValueId,
+        home: Home,
+        source: SourceLocation,
+        part: PartOf | None = None,
+    ) -> None:
         """Let a value live in a register that a port sees, as a field of it."""
         register, offset = self.home[value] = home
         view = self.plan.view(register, self.program.graph.types[value], offset)
         line, version = self.plan.source(source), self.versions.of(value)
-        self.plan.fields.append(Field(name, register, view, line, version))
+        self.plan.fields.append(Field(name, register, view, line, version, part))
 
     def place_crossings(self) -> None:
         """Add the registers between chains, one per maker and set of readers."""
@@ -156,7 +171,7 @@ class ChainActors:
             offsets, size = self.plan.stack([self.program.graph.types[r] for r in roots], place)
             names = [self.actors.drafts[self.numbers[c]].name for c in ends]
             is_beside = any([self.program.chains[c].is_beside for c in ends])
-            slots, reason = 1, "1: within a step"
+            slots, reason = self.program.slots_between(maker, others)
             if is_beside:
                 slots, reason = self._slots_beside(size, maker, others, names)
             register = self.plan.register(
@@ -164,7 +179,9 @@ class ChainActors:
                 RegisterKind.DATA,
                 size,
                 num_slots=slots,
-                chains=() if is_beside else tuple([self.first_chain + c for c in ends]),
+                chains=()
+                if slots > 1 or is_beside
+                else tuple([self.first_chain + c for c in ends]),
                 reason=reason,
                 place=place,
             )
@@ -183,14 +200,16 @@ class ChainActors:
     def _met_in_place(self) -> dict[ValueId, ValueId]:
         """Return what a collective overwrites, and the value that it leaves there.
 
-        Nobody else reads what it overwrites. Who reads what it leaves holds the same register, and
-        waits for it by an edge of control: see `hold_order`.
+        Nobody else reads what it overwrites, nor does another one overwrite what it leaves: of one
+        token one consumer alone makes another. Who reads what it leaves holds the same register,
+        and waits for it by an edge of control: see `hold_order`.
         """
         program, storage = self.program, self.program.storage
         found: dict[ValueId, ValueId] = {}
+        left: set[ValueId] = set()
         for c, chain in enumerate(program.chains):
             for draft in [program.drafts[i] for i in chain.launches]:
-                if not is_comm.get(draft.node.op):
+                if not is_comm.get(draft.node.op) or not draft.info.in_place:
                     continue
                 if not may_share_bytes(program.graph, storage, draft, 0, 0):
                     continue
@@ -198,8 +217,11 @@ class ChainActors:
                     storage.root[v[0]] for v in (draft.node.inputs, draft.node.outputs)
                 ]
                 is_theirs = self.readers(before) == (c,) and program.maker.get(before, c) != c
-                if is_theirs and before not in self.home and after not in self.home:
+                # What runs beside steps waits for registers alone.
+                is_theirs &= not any([program.chains[r].is_beside for r in self.readers(after)])
+                if is_theirs and before not in left and not {before, after} & self.home.keys():
                     found[before] = after
+                    left.add(after)
         return found
 
     def _slots_beside(
@@ -329,7 +351,9 @@ class ChainActors:
             a, b = self.numbers[earlier], self.numbers[later]
             if not self.actors.is_before(a, b):
                 names = [self.actors.drafts[n].name for n in (a, b)]
-                self.actors.control(f"{names[0]}>{names[1]}", a, b, "1: order within a step")
+                slots, _ = self.program.slots_between(earlier, (later,))
+                reason = f"{slots}: order within a step"
+                self.actors.control(f"{names[0]}>{names[1]}", a, b, reason, slots)
 
     def fence(self, *, is_per_step: bool, compute: StreamId, in_flight: int = 1) -> Span | None:
         """Let `in_flight` firings of one rate be under way; return who begins and who ends one.
@@ -349,9 +373,11 @@ class ChainActors:
         actors = self.actors
         begins = [n for n in chains if not any([actors.is_before(m, n) for m in chains])]
         ends = [n for n in chains if not any([actors.is_before(n, m) for m in chains])]
+        if self.program.is_pipelined and not is_per_step:
+            in_flight = hold_batches(self.program, self.actors, self.numbers)
         end = ends[0]
         if len(ends) > 1:
-            own = [n for n in chains if actors.drafts[n].kind is not ActorKind.COPY]
+            own = [n for n in chains if actors.drafts[n].kind is ActorKind.COMPUTE]
             name = actors.drafts[own[0]].name.partition(".")[0]
             end = actors.add(f"{name}.end", ActorKind.COMPUTE, compute)
             for n in ends:

@@ -67,8 +67,8 @@ class LaunchWork:
 
     What computes may run on any compute stream of its device, and its stream is the first of them.
     `buckets` are those of copies and collectives; a bucket begins once all that its members wait
-    for is done. `turns` are those of collectives, which go in this order. Launches stand in an
-    order that obeys `before`.
+    for is done. `turns` are those of collectives, which go in this order; of these `late` are what
+    nothing but the end of a step waits for. Launches stand in an order that obeys `before`.
     """
 
     duration_ns: tuple[float, ...]
@@ -76,6 +76,7 @@ class LaunchWork:
     stream: tuple[StreamKey, ...]
     buckets: Mapping[int, int] = field(default_factory=dict)
     turns: Mapping[int, int] = field(default_factory=dict)
+    late: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +164,10 @@ def _tasks(work: LaunchWork, launches: Sequence[int]) -> list[_Task]:
     for i in sorted([i for i in launches if i in work.buckets], key=lambda i: work.turns.get(i, 0)):
         bound.setdefault((work.stream[i], work.buckets[i]), []).append(i)
     groups += bound.values()
-    meetings = [group for group in bound.values() if group[0] in work.turns]
-    turn = {later[0]: earlier[0] for earlier, later in itertools.pairwise(meetings)}
+    turn: dict[int, int] = {}
+    for nth in dict.fromkeys([stream.nth for stream, _ in bound]):  # collectives, or one channel's
+        own = [group for (s, _), group in bound.items() if s.nth == nth and group[0] in work.turns]
+        turn |= {later[0]: earlier[0] for earlier, later in itertools.pairwise(own)}
     # A bucket stands after the last launch that any of its members waits for.
     groups.sort(key=lambda group: max(_position(work, i) for i in group))
     task_of = {i: index for index, group in enumerate(groups) for i in group}
@@ -191,10 +194,12 @@ def _position(work: LaunchWork, launch: int) -> float:
 
 
 def _depths(work: LaunchWork, launches: Sequence[int]) -> dict[int, int]:
+    """Return how many collectives are on the way to each; late ones count more than all others."""
+    steps = {p: len(work.turns) if p in work.late else 1 for p in work.turns}
     depth: dict[int, int] = {}
     for i in launches:
         earlier = [p for p in work.before[i] if p in depth]
-        depth[i] = max([depth[p] + (p in work.turns) for p in earlier], default=0)
+        depth[i] = max([depth[p] + steps.get(p, 0) for p in earlier], default=0)
     return depth
 
 
@@ -279,10 +284,11 @@ def _place(
     free: dict[StreamKey, float],
     message_ns: MessageNs,
 ) -> _ScheduledTask:
-    """Return the task's place on the stream of its kind where it ends first."""
+    """Return the task's place on its stream; of those that compute, where it ends first."""
     best: _ScheduledTask | None = None
     for stream, start in free.items():
-        if stream.device != task.stream.device or stream.role is not task.stream.role:
+        is_like = stream.computes and task.stream.computes and stream.device == task.stream.device
+        if not is_like and stream != task.stream:
             continue
         for p in task.before:
             other = placed[p].stream

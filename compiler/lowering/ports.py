@@ -7,7 +7,7 @@ some. How many slots these have follows from how long either end takes, and from
 from __future__ import annotations
 
 from compiler.lowering.chain_actors import ChainActors
-from compiler.ops.sources import INPUT
+from compiler.ops.sources import INPUT, declared_part
 from compiler.placement import HOST_SIDE
 from compiler.plan import ActorKind, RegisterKind
 from compiler.types import RegisterId, ValueId
@@ -45,6 +45,8 @@ def add_source(chains: ChainActors, source: str, name: str) -> tuple[int, Regist
     reader = "feed" if place == HOST_SIDE else "compute"
     ends = (source, _io_ns(size)), (reader, program.batch_ns)
     slots, reason = _slots(size, 1, *ends, place, latency_ns=IO_LATENCY_NS)
+    if program.is_pipelined and slots < program.in_flight + 1:
+        slots, reason = program.in_flight + 1, "batches under way read it until they are done"
     register = chains.plan.register(
         name,
         RegisterKind.DATA,
@@ -55,7 +57,8 @@ def add_source(chains: ChainActors, source: str, name: str) -> tuple[int, Regist
     )
     for node, offset in zip(nodes, offsets, strict=True):
         label = node.attrs.str_("name")
-        chains.add_field(label, node.outputs[0], (register, offset), node.source)
+        part = declared_part(node.attrs)
+        chains.add_field(label, node.outputs[0], (register, offset), node.source, part)
     actor = chains.actors.add(source, ActorKind.SOURCE, chains.plan.port(source))
     chains.actors.produce(actor, register)
     return actor, register

@@ -6,7 +6,7 @@ from compiler.errors import InternalError
 from compiler.graph import Node
 from compiler.lowering.chain_actors import ChainActors
 from compiler.lowering.plan_builder import PlanBuilder
-from compiler.ops.sources import CONSTANT, UNSAVED, VARIABLE
+from compiler.ops.sources import CONSTANT, UNSAVED, VARIABLE, declared_part
 from compiler.plan import Constant, PlainValue, RegisterKind, Variable
 from compiler.types import RegisterId, ValueId, Version
 
@@ -56,8 +56,9 @@ class StateRegisters:
             role, before = node.attrs.str_("role"), chains.versions.of(value)
             after = before if written is None else chains.versions.of(written)
             self._between[name] = before if written is None else self._plan.version()
+            between, part = self._between[name], declared_part(node.attrs)
             self._plan.variables.append(
-                Variable(name, role, view, init, before, after, self._between[name])
+                Variable(name, role, view, init, before, after, between, part)
             )
         return self._registers[name]
 

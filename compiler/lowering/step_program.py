@@ -7,7 +7,7 @@ for every root the chain that makes it and the chains that read it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.errors import InternalError
@@ -24,9 +24,19 @@ from compiler.lowering.chains import (
     form_chains,
 )
 from compiler.lowering.destinations import Placed, place_parts
+from compiler.lowering.pipelines import (
+    CHANNELS,
+    batches_in_flight,
+    comm_stream,
+    has_channels,
+    is_returning,
+    return_edges,
+)
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
+from compiler.ops.comm import ALL_REDUCE, LATE, met_values
 from compiler.ops.copies import is_copy, places
-from compiler.placement import HOST_SIDE, StreamRole
+from compiler.ops.sources import CONSTANT, SCRATCH, VARIABLE
+from compiler.placement import HOST_SIDE, RANK_SIDE, StreamRole
 from compiler.rates import batches_per_step, needed_per_step
 from compiler.registry import is_comm
 from compiler.target import Hardware
@@ -41,6 +51,8 @@ class StepProgram:
     chain of a batch comes before every chain of a step. `maker` and `readers` are by root: the
     chain that makes it, and those that read it, in order; so is `place`, where its register lies.
     `makespan_ns` is the estimated time of a whole step, with every chain on its stream.
+    Of a stage of a pipeline, `in_flight` batches may be under way, and `late` are the chains that
+    wait for what comes back from later stages; see `compiler.lowering.pipelines`.
     """
 
     graph: Graph
@@ -53,6 +65,9 @@ class StepProgram:
     place: tuple[int, ...]
     batches_per_step: int
     makespan_ns: float
+    in_flight: int = 1
+    is_pipelined: bool = False
+    late: frozenset[int] = frozenset()
 
     @property
     def batch_ns(self) -> float:
@@ -63,6 +78,27 @@ class StepProgram:
     def step_ns(self) -> float:
         """Estimated time of a whole step."""
         return self.batches_per_step * self.batch_ns + self._time(is_per_step=True)
+
+    def slots_between(self, maker: int, readers: Sequence[int]) -> tuple[int, str]:
+        """Return the slots of a register between chains of a step, and why so many.
+
+        What a stage keeps until gradients come back has one for each batch under way. What leaves
+        its ranks has two, and what comes from another one more than it keeps, so that the stage
+        goes on meanwhile.
+        """
+        if not self.is_pipelined or self.chains[maker].is_per_step:
+            return 1, "1: within a step"
+        is_kept = maker not in self.late and any([c in self.late for c in readers])
+        slots = self.in_flight if is_kept else 1
+        if CHANNELS[self._comm(maker)].startswith("receive"):
+            return slots + 1, f"{slots + 1}: batches under way, and one that comes in"
+        if any([CHANNELS[self._comm(c)].startswith("send") for c in readers]):
+            return max(slots, 2), f"{max(slots, 2)}: batches under way, or on their way out"
+        return slots, f"{slots}: batches under way"
+
+    def _comm(self, chain: int) -> int:
+        stream = self.chains[chain].stream
+        return stream.nth if stream.role is StreamRole.COMM else 0
 
     def _time(self, *, is_per_step: bool) -> float:
         return sum(
@@ -88,6 +124,8 @@ def make_program(
     nodes = storage.launches
     launch_at = {node: index for index, node in enumerate(nodes)}
     work = _work(graph, storage, drafts, launch_at, hardware)
+    is_pipelined = has_channels(graph)
+    num_streams = 1 if is_pipelined else num_streams  # who is first among batches, slots say
     per_step, is_beside = needed_per_step(graph), runs_beside_steps(graph)
     every = batches_per_step(graph)
     makespan_ns = 0.0
@@ -107,10 +145,16 @@ def make_program(
         makespan_ns += end_ns if is_per_step else every * end_ns
         order += [(a + len(chains), b + len(chains)) for a, b in formed.order]
         spans = _spans(formed, first_rank)
+        first = first_rank
         first_rank = max([first_rank, *[end for _, end in spans]])
+        if is_pipelined and not is_per_step:  # any of them may run while any other one does
+            spans = [(first, first_rank)] * len(spans)
         for chain, (start, end) in zip(formed.chains, spans, strict=True):
-            # A link may be far slower than was assumed: nobody waits for bytes of a collective.
-            end = first_rank if chain.stream.role is StreamRole.COMM else end
+            # A link may be far slower than was assumed: nobody waits for bytes of a collective
+            # that nobody waits for. But what is reduced to parts is the larger, and given back.
+            is_late = not work.late.isdisjoint(chain.launches)
+            is_kept = all([drafts[i].node.op is ALL_REDUCE for i in chain.launches])
+            end = first_rank if is_late and is_kept else end
             chains.append(ChainDraft(chain.launches, chain.stream, is_per_step, (start, end)))
     placed = place_parts(graph, storage, drafts, chains, hardware)
     maker, readers = _crossings(placed)
@@ -125,6 +169,23 @@ def make_program(
         _register_places(placed, maker, readers, hardware),
         every,
         makespan_ns,
+        batches_in_flight(graph) if is_pipelined else 1,
+        is_pipelined,
+        _late(drafts, work, chains),
+    )
+
+
+def _late(
+    drafts: Sequence[LaunchDraft], work: LaunchWork, chains: Sequence[ChainDraft]
+) -> frozenset[int]:
+    """Return the chains that wait for what comes back from later stages."""
+    is_late = [is_returning(draft.node) for draft in drafts]
+    if not any(is_late):
+        return frozenset()
+    for index, before in enumerate(work.before):  # launches stand in an order that obeys it
+        is_late[index] = is_late[index] or any([is_late[p] for p in before])
+    return frozenset(
+        [c for c, chain in enumerate(chains) if any([is_late[i] for i in chain.launches])]
     )
 
 
@@ -143,6 +204,8 @@ def _work(
     for reader, writer in write_after_read(graph):
         if storage.is_launch[reader]:
             before[launch_at[writer]].append(launch_at[reader])
+    for earlier, later in return_edges(graph):
+        before[launch_at[later]].append(launch_at[earlier])
     meetings = [i for i, draft in enumerate(drafts) if is_comm.get(draft.node.op)]
     bound = [*meetings, *[i for i, draft in enumerate(drafts) if is_copy(draft.node)]]
     return LaunchWork(
@@ -151,6 +214,7 @@ def _work(
         tuple([_stream(graph, draft.node, hardware) for draft in drafts]),
         {i: drafts[i].node.attrs.int_("bucket") for i in bound},
         {i: drafts[i].node.attrs.int_("order") for i in meetings},
+        frozenset([i for i in meetings if drafts[i].node.attrs.get("when") == LATE]),
     )
 
 
@@ -159,8 +223,9 @@ def _stream(graph: Graph, node: Node, hardware: Hardware) -> StreamKey:
     if is_copy(node):
         ends = places(graph)[node.inputs[0]], node.attrs.int_("to")
         return StreamKey(*hardware.copy_stream(*ends))
-    role = StreamRole.COMM if is_comm.get(node.op) else StreamRole.COMPUTE
-    return StreamKey(node.device, role)
+    if is_comm.get(node.op):
+        return StreamKey(node.device, StreamRole.COMM, comm_stream(node))
+    return StreamKey(node.device, StreamRole.COMPUTE)
 
 
 def _chains_beside(work: LaunchWork, launches: Mapping[int, bool]) -> list[ChainDraft]:
@@ -226,12 +291,14 @@ def _register_places(
     readers: dict[ValueId, tuple[int, ...]],
     hardware: Hardware,
 ) -> tuple[int, ...]:
-    """Return, by root, where its register lies: with the value, or pinned.
+    """Return, by root, where its register lies: with the value, pinned, or shared by ranks.
 
     Pinned is what the host works on and the stream of another device copies, whichever way: other
-    memory of the host is too slow for it, or out of its reach.
+    memory of the host is too slow for it, or out of its reach. Shared is what other ranks work on;
+    nothing else, for shared memory has small pages and is slower.
     """
     column = list(places(placed.graph))
+    _share_met(placed, column, hardware)
     apart = [hardware.is_apart(chain.stream.device) for chain in placed.chains]
     if not any(apart):
         return tuple(column)
@@ -240,3 +307,32 @@ def _register_places(
         if apart[chain] and not hardware.is_apart(column[root]):
             column[root] = HOST_SIDE
     return tuple(column)
+
+
+def _share_met(placed: Placed, column: list[int], hardware: Hardware) -> None:
+    """Let what other ranks work on lie where they see it; state stays where it is copied from."""
+    graph, root = placed.graph, placed.storage.root
+    met = [
+        root[value]
+        for draft in placed.drafts
+        if is_comm.get(draft.node.op)
+        for value in met_values(draft.node.op, draft.node.inputs, draft.node.outputs)
+    ]
+    if not met:
+        return
+    made_by = graph.producers()
+    for value in met:
+        maker = graph.nodes[made_by[value]]
+        is_state = maker.op is CONSTANT or (maker.op is VARIABLE and not _is_sum(maker))
+        if column[value] >= 0 and not hardware.is_apart(column[value]) and not is_state:
+            column[value] = RANK_SIDE
+    # A sum over batches is its variable's register, and met as it lies there.
+    for write in graph.writes:
+        is_met = column[root[write.value]] == RANK_SIDE
+        if is_met and _is_sum(graph.nodes[made_by[write.variable]]):
+            column[root[write.variable]] = RANK_SIDE
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether a node is a variable that means nothing between two steps."""
+    return node.op is VARIABLE and node.attrs["role"] == SCRATCH

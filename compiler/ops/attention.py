@@ -20,7 +20,7 @@ from compiler.graph import GraphBuilder, Node
 from compiler.ops.binary import ADD, MUL, SUB
 from compiler.ops.elementwise import EXP, cast_to
 from compiler.ops.matmul import MATMUL
-from compiler.ops.random import DROPOUT, dropout_mask
+from compiler.ops.random import DROPOUT, least_kept, numbers_of_part
 from compiler.ops.reduce import SUM, sum_to, total
 from compiler.ops.rule import Grads
 from compiler.ops.shape import reshape_to, swap_last_axes
@@ -32,7 +32,7 @@ from compiler.ops.signature import (
     expect_inputs,
     expect_type,
 )
-from compiler.ops.sources import scalar
+from compiler.ops.sources import constant, scalar
 from compiler.registry import Cost, OpTypeError, cost, define, infer_type, reference
 from compiler.rules import gradient
 from compiler.sbp.signatures import SbpSignature, by_axes, last_labels, sbp_signatures
@@ -56,7 +56,9 @@ After v may come a mask, and after that a seed [] and a step [] (int64):
   nothing, -inf throughout, gets zeros, and gives none a gradient. Not together with causal. What it
   hides has a weight of 0 that meets keys and values in products, as in torch: 0 * NaN is NaN.
 - with seed and step and the attrs p and key, weights are dropped as `dropout` would drop a tensor
-  [..., T, S]: its bits are those of the whole tensor, however kernels cut it.
+  [..., T, S]: its bits are those of the whole tensor, however kernels cut it. With the attr
+  numbered there comes another input, first [...] (int64): where q is a part of a larger tensor, the
+  number that the first score of each matrix has there.
 """
 
 ATTENTION_GRAD = define("attention_grad")
@@ -96,11 +98,11 @@ def _attention_grad_type(inputs: Types, attrs: Attrs) -> Types:
 
 def _expect_more(inputs: Types, count: int) -> Types:
     """Return what comes after the first `count` inputs: a mask, or seed and step, or all three."""
-    return inputs[count:] if len(inputs) <= count + 3 else ()
+    return inputs[count:] if len(inputs) <= count + 4 else ()
 
 
 def _expect_extras(q: TensorType, k: TensorType, more: Types, attrs: Attrs) -> None:
-    mask, drawn = extras_of(more)
+    mask, drawn = extras_of(more, attrs)
     whole = (*q.shape[:-1], k.shape[-2])
     if mask is not None:
         expect_equal_dtypes((q, mask))
@@ -114,16 +116,17 @@ def _expect_extras(q: TensorType, k: TensorType, more: Types, attrs: Attrs) -> N
         if attrs.bool_("causal"):
             raise OpTypeError("takes no mask when causal; say both in the mask")
     if drawn:
-        for name, type_ in zip(("seed", "step"), drawn, strict=True):
-            expect_type(type_, name, TensorType(DType.INT64, ()))
+        shapes = ((), (), q.shape[:-2])[: len(drawn)]
+        for name, type_, shape in zip(("seed", "step", "first"), drawn, shapes, strict=False):
+            expect_type(type_, name, TensorType(DType.INT64, shape))
         if not 0 < attrs.float_("p") < 1:
             raise OpTypeError(f"needs 0 < p < 1, got {attrs.float_('p')}")
         attrs.int_("key")
 
 
-def extras_of(more: Sequence[T]) -> tuple[T | None, Sequence[T]]:
-    """Return the mask, and seed and step or nothing, of what comes after the other inputs."""
-    count = len(more) % 2
+def extras_of(more: Sequence[T], attrs: Attrs) -> tuple[T | None, Sequence[T]]:
+    """Return the mask, and seed, step and first or nothing, of what comes after other inputs."""
+    count = (len(more) - ("numbered" in attrs)) % 2
     return more[0] if count else None, more[count:]
 
 
@@ -160,7 +163,7 @@ def _expect_attention(q: TensorType, k: TensorType, v: TensorType, attrs: Attrs)
 @reference.of(ATTENTION)
 def _attention_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     q, k, v, *more = inputs
-    mask, drawn = extras_of(more)
+    mask, drawn = extras_of(more, attrs)
     scores = _scores(q, k, mask, attrs)
     largest = scores.max(axis=-1, keepdims=True)
     if mask is not None:
@@ -176,7 +179,7 @@ def _attention_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
 @reference.of(ATTENTION_GRAD)
 def _attention_grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     dy, q, k, v, y, lse, *more = inputs
-    mask, drawn = extras_of(more)
+    mask, drawn = extras_of(more, attrs)
     p = np.exp(_scores(q, k, mask, attrs) - lse[..., None])
     kept = _kept(p, drawn, attrs)
     # sum(dy * y) of a row is sum(dp * p) of it, and needs no scores.
@@ -195,9 +198,10 @@ def _kept(scores: Array, drawn: Sequence[Array], attrs: Attrs) -> Array:
     """Return what dropout multiplies weights with: 0 or 1 / (1 - p), or 1 where there is none."""
     if not drawn:
         return np.ones((), scores.dtype)
-    p, (seed, step) = attrs.float_("p"), drawn
-    kept = dropout_mask(int(seed), int(step), attrs.int_("key"), p, scores.size)
-    return np.where(kept, 1 / (1 - p), 0.0).astype(scores.dtype).reshape(scores.shape)
+    p, size = attrs.float_("p"), math.prod(scores.shape[-2:])
+    bits = numbers_of_part(drawn, attrs.int_("key"), (math.prod(scores.shape[:-2]), size))
+    kept = (bits >= least_kept(p)).reshape(scores.shape)
+    return np.where(kept, 1 / (1 - p), 0.0).astype(scores.dtype)
 
 
 def _weighted(p: Array, v: Array, attrs: Attrs) -> Array:
@@ -266,7 +270,7 @@ def _attention_gradient(b: GraphBuilder, node: Node, grads: Grads) -> Grads:
         return (None,) * len(node.inputs)
     q, k, v, *more = node.inputs
     made = b.emit(ATTENTION_GRAD, (dy, q, k, v, *node.outputs, *more), node.attrs)
-    mask, drawn = extras_of(more)
+    mask, drawn = extras_of(more, node.attrs)
     of_mask = () if mask is None else (_mask_gradient(b, node, mask, dy),)
     return (*made, *of_mask, *[None] * len(drawn))
 
@@ -282,17 +286,25 @@ def _mask_gradient(b: GraphBuilder, node: Node, mask: ValueId, dy: ValueId) -> V
     dp = b.one(MATMUL, dy, swap_last_axes(b, v))
     if drawn:
         attrs = {name: node.attrs[name] for name in ("p", "key")}
-        (dp,) = b.emit(DROPOUT, (dp, *drawn), attrs)
+        (dp,) = b.emit(DROPOUT, (dp, *drawn[:2], *_firsts_of_rows(b, dp, drawn[2:])), attrs)
     delta = b.one(SUM, b.one(MUL, dy, y), axes=(b.type_of(y).rank - 1,), keepdims=True)
     slopes = b.one(MUL, b.one(EXP, b.one(SUB, scores, by_row)), b.one(SUB, dp, delta))
     return sum_to(b, slopes, b.type_of(mask).shape)
 
 
+def _firsts_of_rows(b: GraphBuilder, scores: ValueId, firsts: Sequence[ValueId]) -> list[ValueId]:
+    """Emit the numbers of the first score of each row, from those of each matrix."""
+    *_, rows, columns = b.type_of(scores).shape
+    along = constant(b, np.arange(rows, dtype=np.int64) * columns)
+    shapes = [(*b.type_of(first).shape, 1) for first in firsts]
+    return [b.one(ADD, reshape_to(b, f, s), along) for f, s in zip(firsts, shapes, strict=True)]
+
+
 @sbp_signatures.of(ATTENTION, ATTENTION_GRAD)
 def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
-    """Split leading axes; weights that are dropped are numbered over the whole tensor."""
-    if "p" in attrs:
-        return []
+    """Split leading axes; what is dropped follows (`compiler.ops.random_parts`)."""
+    if "numbered" in attrs:
+        return []  # a part already
     wide = outputs[0].shape[:-2]
     names = list(map(str, range(len(wide))))
     given = [

@@ -25,6 +25,7 @@ from compiler.ops import (
 )
 from compiler.ops.copies import COPY_TO
 from compiler.ops.random import DROPOUT
+from compiler.ops.to_sbp import TO_SBP
 from compiler.registry import OpAttr
 
 
@@ -80,6 +81,7 @@ FOLLOWING = (
     *(pooling.MAX_POOL, pooling.MAX_POOL_GRAD, pooling.MAX_POOL_PICK),
     DROPOUT,
     COPY_TO,
+    TO_SBP,
 )
 """The ops that take what comes. Comparisons do not: low or not, the answer is the same."""
 

@@ -142,6 +142,10 @@ def _cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     if not isinstance(body, Body):  # it is planned, and priced, by then
         return Cost(0.0, float(sum([t.size_bytes for t in (*inputs, *outputs)])))
     graph, flops, moved = body.graph, 0.0, 0.0
+    # A part of the operands is a part of the work.
+    wanted = [t.num_elements for t in body.operand_types[: attrs.int_("carries")]]
+    came = [t.num_elements for t in inputs[: attrs.int_("carries")]]
+    share = min([n / max(m, 1) for n, m in zip(came, wanted, strict=True)], default=1.0)
     for node in graph.nodes:
         if not is_source.get(node.op):
             read, made = [
@@ -149,7 +153,7 @@ def _cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
             ]
             own_cost = cost.get(node.op)(read, made, node.attrs)
             flops, moved = flops + own_cost.flops, moved + own_cost.bytes
-    return Cost(length * flops, length * moved)
+    return Cost(share * length * flops, share * length * moved)
 
 
 # -- gradient --------------------------------------------------------------------------------------

@@ -19,16 +19,17 @@ from compiler.registry import (
     is_source,
     reference,
 )
-from compiler.sbp.project import LocalCall, project, with_local_shape
+from compiler.sbp.project import LocalCall, project
 from compiler.sbp.signatures import SbpSignature, sbp_signatures
-from compiler.sbp.words import Split
-from compiler.types import DType, TensorType, ValueId
+from compiler.sbp.words import PARTIAL, Split
+from compiler.types import DType, PartOf, TensorType, ValueId
 
 INPUT = define("input")
-"""() -> x. A tensor of the batch. Attrs: name, dtype, shape."""
+"""() -> x. A tensor of the batch. Attrs: name, dtype, shape; of a rank's part, whole and splits."""
 
 VARIABLE = define("variable")
-"""() -> x. Persistent state. Attrs: name, dtype, shape, role, init (pairs)."""
+"""() -> x. Persistent state. Attrs: name, dtype, shape, role, init (pairs); of a rank's part, whole
+(the extents of the whole tensor) and splits (pairs of an axis of the mesh and one of it)."""
 
 CONSTANT = define("constant")
 """() -> x. Attrs: dtype, shape, data (bytes, dense and row-major)."""
@@ -42,13 +43,17 @@ ROUNDED = "rounded"
 PACKED = "packed"
 """The role of what a launch keeps of a variable, `of` its init, from step to step."""
 
+NUMBERS = "numbers"
+"""The role of a variable that holds 0, 1, 2, ...: of one rank's part of it the first says where the
+rank's rows begin, so that ranks with equal graphs tell their rows apart. It is never saved."""
+
 OF_MODEL = ("parameter", "buffer")
 """Roles of what a model keeps itself: what is trained, and what is not."""
 
-ROLES = (*OF_MODEL, "optimizer", "counter", SCRATCH, ROUNDED, PACKED)
+ROLES = (*OF_MODEL, "optimizer", "counter", SCRATCH, ROUNDED, PACKED, NUMBERS)
 """What a variable is for: the model's, state of an optimizer, a count, scratch, or a copy."""
 
-UNSAVED = (SCRATCH, ROUNDED, PACKED)
+UNSAVED = (SCRATCH, ROUNDED, PACKED, NUMBERS)
 """Roles of what is no state: it means nothing between two steps, or follows from another one."""
 
 MOST_AT_FIRST = 1e30
@@ -92,6 +97,14 @@ def declared_type(attrs: Attrs) -> TensorType:
     if any(extent < 0 for extent in shape):
         raise OpTypeError(f"needs extents of 0 or more, got shape {list(shape)}")
     return TensorType(declared_dtype(attrs), shape)
+
+
+def declared_part(attrs: Attrs) -> PartOf | None:
+    """Return what attrs `whole` and `splits` declare of an input or variable of one rank."""
+    if "whole" not in attrs:
+        return None
+    splits = cast("tuple[tuple[str, int], ...]", attrs["splits"])
+    return PartOf(attrs.ints("whole"), splits)
 
 
 def declared_dtype(attrs: Attrs) -> DType:
@@ -140,11 +153,20 @@ def _no_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
 
 @sbp_signatures.of(INPUT, VARIABLE, CONSTANT)
 def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
-    """Have any slice: each rank is given its own."""
-    return [SbpSignature((), (Split(axis),)) for axis in range(outputs[0].rank)]
+    """Have any slice: each rank is given its own. What sums over batches may sum shares."""
+    found = [SbpSignature((), (Split(axis),)) for axis in range(outputs[0].rank)]
+    is_sum = attrs.get("role") == SCRATCH and outputs[0].dtype.is_float
+    return [*found, SbpSignature((), (PARTIAL,))] if is_sum else found
 
 
-project.of(INPUT, VARIABLE)(with_local_shape)
+@project.of(INPUT, VARIABLE)
+def _own_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    """Emit a rank's part, which says of what it is one, but not whose: other ranks' look alike."""
+    attrs = {name: value for name, value in call.node.attrs.items() if name != "sbp"}
+    if splits := call.output_splits[0]:
+        whole = call.whole_outputs[0].shape
+        attrs |= {"shape": call.output_shape(), "whole": whole, "splits": splits}
+    return b.emit(call.node.op, (), attrs)
 
 
 @project.of(CONSTANT)

@@ -33,6 +33,7 @@ from compiler.ops.sources import scalar
 from compiler.ops.square_sum import SQUARE_SUM
 from compiler.ops.update import is_update
 from compiler.options import GRAD_NORM, CompileOptions
+from compiler.passes.stages import over_stages, stages_of
 from compiler.types import DType, Phase, ValueId
 
 _WIDE = DType.FLOAT64
@@ -51,7 +52,8 @@ def run(graph: Graph, options: CompileOptions) -> Graph:
     if options.clip_value:
         gradients = [_within(b, node, options.clip_value) for node in updates]
     if options.clip_norm:
-        norm = _norm(b, updates[0], gradients)
+        pairs = zip(graph.nodes, stages_of(graph), strict=True)
+        norm = _norm(b, updates[0], gradients, [own for node, own in pairs if is_update(node)])
         b.outputs.append(Output(GRAD_NORM, norm))
         if math.isfinite(options.clip_norm):
             gradients = _scaled(b, updates, gradients, norm, options.clip_norm)
@@ -69,15 +71,13 @@ def _within(b: GraphBuilder, node: Node, value: float) -> ValueId:
         return b.one(MINIMUM, low, scalar(b, value, dtype))
 
 
-def _norm(b: GraphBuilder, first: Node, gradients: list[ValueId]) -> ValueId:
+def _norm(b: GraphBuilder, first: Node, gradients: list[ValueId], stages: list[int]) -> ValueId:
     """Emit the norm of some gradients, squares added up in the order of their making."""
-    shown = [_shown(b, value) for value in gradients if b.type_of(value).num_elements]
-    total: tuple[ValueId, ...] = ()
+    pairs = zip(gradients, stages, strict=True)
+    shown = [(_shown(b, v), stage) for v, stage in pairs if b.type_of(v).num_elements]
     with b.at("optimizer", first.source, Phase.UPDATE, first.device):
-        for value in sorted(shown):  # a gradient that is read twice counts twice
-            with b.on(b.producer_of(value).device):  # the sum goes to the values
-                total = b.emit(SQUARE_SUM, (value, *total))
-        return b.one(SQRT, *(total or (scalar(b, 0.0, _WIDE),)))
+        # A gradient that is read twice counts twice.
+        return b.one(SQRT, over_stages(b, SQUARE_SUM, sorted(shown), "sum", _WIDE))
 
 
 def _scaled(

@@ -77,8 +77,8 @@ def _find(graph: Graph) -> dict[int, _Scores]:
         made_by = producers[p]
         if graph.nodes[made_by].op is SOFTMAX and p != v and _is_same_batch(graph, p, v):
             scores = _trace_back(graph, made_by, producers, is_kept)
-            # One launch runs on one device, and each of these where the user put it.
-            if scores is not None and _is_on_one_device(graph, (index, *scores.nodes)):
+            # One launch runs on one device and stage, and each of these where the user put it.
+            if scores is not None and _is_in_one_place(graph, (index, *scores.nodes)):
                 found[index] = scores
     return found
 
@@ -124,8 +124,8 @@ def _without_factor(
     return None
 
 
-def _is_on_one_device(graph: Graph, nodes: tuple[int, ...]) -> bool:
-    return len({graph.nodes[index].device for index in nodes}) == 1
+def _is_in_one_place(graph: Graph, nodes: tuple[int, ...]) -> bool:
+    return len({(graph.nodes[index].device, graph.nodes[index].stage) for index in nodes}) == 1
 
 
 def _is_same_batch(graph: Graph, a: ValueId, b: ValueId) -> bool:

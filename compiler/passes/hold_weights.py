@@ -28,7 +28,7 @@ from compiler.types import ValueId
 
 def run(graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
     """Return the graph with weights held where the kernels of a device hold them. O(nodes)."""
-    if options.is_training or options.asks_for_less or options.num_ranks > 1:
+    if options.is_training or options.asks_for_less or options.mesh:
         return graph
     changed = {write.variable for write in graph.writes}
     read_only = {

@@ -10,7 +10,7 @@ the bits of a kernel that approximates, or adds in another order, are not the re
 exception is a power with the constant exponent 1 or 2, which becomes x or its square: these are
 correctly rounded, and a kernel's pow may be a unit in the last place beside them.
 
-Guarantees: no unused node, no two equal pure nodes on one device, no foldable node under
+Guarantees: no unused node, no two equal pure nodes on one device and stage, no foldable node under
 FOLD_LIMIT_BYTES.
 """
 
@@ -31,8 +31,8 @@ from compiler.types import TensorType, ValueId
 FOLD_LIMIT_BYTES = 1 << 16
 """Larger constants cost more to store and load than to compute."""
 
-_Same = tuple[Op, tuple[ValueId, ...], Attrs, int]
-"""What two nodes have in common that are one: op, inputs, attributes and device."""
+_Same = tuple[Op, tuple[ValueId, ...], Attrs, int, int]
+"""What two nodes have in common that are one: op, inputs, attributes, device and stage."""
 
 MAX_ROUNDS = 8
 """A rewrite may uncover another; real graphs settle in two or three rounds."""
@@ -88,7 +88,7 @@ def _copied(
     """Copy a node, or find the equal one that was copied before."""
     if node.writes:
         return b.copy(node, inputs, types)
-    key = (node.op, inputs, node.attrs, node.device)
+    key = (node.op, inputs, node.attrs, node.device, node.stage)
     if key not in seen:
         seen[key] = b.copy(node, inputs, types)
     return seen[key]

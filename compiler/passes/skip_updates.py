@@ -33,6 +33,7 @@ from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.ops.update import ACCUMULATE, COUNT, ends_step, is_update
 from compiler.options import SKIPPED
+from compiler.passes.stages import over_stages, stages_of
 from compiler.types import DType, Phase, ValueId
 
 _ZEROS = (("kind", "zeros"),)
@@ -70,7 +71,7 @@ def run(graph: Graph, losses: tuple[str, ...] = ("loss",)) -> Graph:
 
 def _flag(b: GraphBuilder, graph: Graph, updates: list[Node], losses: tuple[str, ...]) -> ValueId:
     """Emit the search through losses and what updates read, in the order of their making."""
-    made_by = graph.producers()
+    made_by, stages = graph.producers(), stages_of(graph)
     read = [
         value
         for node in updates
@@ -79,13 +80,12 @@ def _flag(b: GraphBuilder, graph: Graph, updates: list[Node], losses: tuple[str,
         if graph.types[value].dtype.is_float and position not in [over for _, over in node.writes]
     ]
     read = [_untransposed(b, value) for value in read if graph.types[value].num_elements]
-    values = [_loss_of_step(b, o) for o in graph.outputs if o.name in losses]
-    values += sorted(dict.fromkeys(read), key=lambda value: made_by[value])
-    flag: tuple[ValueId, ...] = ()
-    for value in values:
-        with b.on(b.producer_of(value).device):  # the flag goes to the values, not they to it
-            flag = b.emit(NON_FINITE, (value, *flag))
-    return flag[0]
+    values = [
+        (_loss_of_step(b, o), stages[made_by[o.value]]) for o in graph.outputs if o.name in losses
+    ]
+    ordered = sorted(dict.fromkeys(read), key=lambda value: made_by[value])
+    values += [(value, stages[made_by[value]]) for value in ordered]
+    return over_stages(b, NON_FINITE, values, "max", DType.INT64)
 
 
 def _untransposed(b: GraphBuilder, value: ValueId) -> ValueId:

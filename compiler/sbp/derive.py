@@ -12,7 +12,7 @@ A partial value stays partial as long as what is made of it is linear. What is m
 of classes split over ranks need no op of their own. Nothing is made whole that came partial: that
 is the business of whoever brought it.
 
-The numbers of rows and columns are those of the rank's part; random numbers are lost.
+The numbers of rows and columns are those of the rank's part, and so are random numbers.
 """
 
 from __future__ import annotations
@@ -207,7 +207,10 @@ def _result(
     if name in ("column_index", "row_index"):
         return _position(call, axis, instruction, way)
     if name == "philox" and axis >= 0:
-        raise _LostError
+        if {*states} != {Known.ALL} or len(operands) > 2:
+            raise _LostError  # that of a part already
+        way.reads_position = True
+        return Known.SLICE
     if any([s in _SHARES for s in states]):
         found = _linear(call.program, instruction, states)
         if found is not None:

@@ -2,8 +2,8 @@
 
 It is the program of the whole call, instruction by instruction as nodes of the graph, on parts: so
 a divisor is that of the whole. Between two instructions a share of a sum is made whole, where the
-signature says so, and numbers of rows and columns are those of the rank's part. Fusion makes few
-launches of the nodes, as it would of anybody's.
+signature says so, and numbers of rows and columns, and random ones, are those of the rank's part.
+Fusion makes few launches of the nodes, as it would of anybody's.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from compiler.errors import InternalError
 from compiler.fusion.products import GraphEmitter
 from compiler.fusion.program import Instruction
 from compiler.graph import GraphBuilder
 from compiler.ops.embedding import CHECKED_INDEX
+from compiler.ops.random_parts import bits_of_part, kept_by
 from compiler.ops.reduce import MAX, SUM
 from compiler.ops.shape import broadcast_value, reshape_to
-from compiler.ops.sources import constant, scalar
+from compiler.ops.sources import scalar
 from compiler.registry import infer_type
 from compiler.sbp.derive import Found, ProgramCall, call_of
+from compiler.sbp.positions import PartPlace, row_major_numbers
 from compiler.sbp.project import LocalCall, Part, local_attrs, shape_of
 from compiler.sbp.words import By, Shape
-from compiler.types import ValueId
+from compiler.types import DType, ValueId
 
 MakeWhole = Callable[[GraphBuilder, ValueId, By, int], ValueId]
 """Emits what makes a value whole that is a share on the ranks along an axis of the mesh."""
@@ -78,8 +77,11 @@ class _Local:
         for mesh_axis, found in founds:
             for before, value, by in found.whole:
                 self.whole.setdefault(before, []).append((value, by, mesh_axis))
-        self.part = _walked(call, whole)
-        self.shape = shape_of(self.part)
+        names = call.mesh.names
+        axes = [(names[axis], f.axis) for axis, f in founds if names]
+        splits = tuple([(name, axis) for name, axis in axes if axis >= 0])
+        self.place = PartPlace(whole.frame.shape, _walked(call, whole), splits, call.shared)
+        self.shape = self.place.own
         self.values: list[ValueId] = []
 
     def emit(self) -> tuple[ValueId, ...]:
@@ -136,7 +138,7 @@ class _Local:
         if name == "cast":
             return emitter.cast(operands[0], instruction.dtype)
         if name in ("row_index", "column_index"):
-            return constant(b, self._numbers(instruction))
+            return self._numbers(instruction)
         if name == "check_index":
             extent = int(instruction.constants[0])
             shape = b.type_of(operands[0]).shape
@@ -150,8 +152,14 @@ class _Local:
         if name == "select" and instruction.operands[1] == instruction.operands[2]:
             return operands[1]  # a value of a lesser kind, which numpy's rule stretches
         if name == "philox":
-            raise InternalError("random numbers have no local form")
+            return self._random(instruction, operands)
         return emitter.op(name, *operands)
+
+    def _random(self, instruction: Instruction, state: Sequence[ValueId]) -> ValueId:
+        """Emit the random bits of the rank's part, or whether they keep an element."""
+        key, p = instruction.constants
+        bits = bits_of_part(self.b, tuple(state), int(key), self.place)
+        return kept_by(self.b, bits, p) if instruction.dtype is DType.BOOL else bits
 
     def _reduced(self, name: str, value: ValueId) -> ValueId:
         """Emit a sum or maximum of the rank's part, whose axes stay with extent 1."""
@@ -160,19 +168,20 @@ class _Local:
         axes = tuple(range(cut)) if name == "column_sum" else tuple(range(cut, rank))
         return self.b.one(MAX if name == "row_max" else SUM, value, axes=axes, keepdims=True)
 
-    def _numbers(self, instruction: Instruction) -> np.ndarray:
-        """Return the numbers of the rank's rows [..., 1] or columns."""
-        shape, cut = self.call.frame.shape, self.call.num_leading
-        own = shape[cut:] if instruction.op == "column_index" else shape[:cut]
-        part = self.part[cut:] if instruction.op == "column_index" else self.part[:cut]
-        numbers = np.arange(math.prod(own), dtype=np.int32).reshape(own)[part]
-        if instruction.op == "column_index":
-            return np.ascontiguousarray(numbers)
-        every, count = map(int, instruction.constants)
-        numbers = numbers // every
-        if count:
-            numbers = numbers % count
-        return np.ascontiguousarray(numbers.reshape(*numbers.shape, *[1] * (len(shape) - cut)))
+    def _numbers(self, instruction: Instruction) -> ValueId:
+        """Emit the numbers of the rank's rows [..., 1] or columns."""
+        place, cut = self.place, self.call.num_leading
+        rank, emitter = len(place.shape), GraphEmitter(self.b)
+        is_column = instruction.op == "column_index"
+        axes = range(cut, rank) if is_column else range(cut)
+        numbers = row_major_numbers(self.b, place, axes)
+        if not is_column:
+            every, count = map(int, instruction.constants)
+            for op, by in (("floordiv", every), ("mod", count)):
+                if by > 1 or (op == "mod" and by):
+                    numbers = emitter.op(op, numbers, scalar(self.b, by, DType.INT64))
+            numbers = reshape_to(self.b, numbers, (*place.own[:cut], *[1] * (rank - cut)))
+        return emitter.cast(numbers, instruction.dtype)
 
 
 def _read(instruction: Instruction) -> tuple[int, ...]:
@@ -185,7 +194,8 @@ def _walked(call: LocalCall, whole: ProgramCall) -> Part:
     """Return which elements of the walked tensor are the rank's, from those of its operands."""
     frame = whole.frame
     found = [slice(0, n) for n in frame.shape]
-    operands = zip(frame.inputs, call.input_parts, call.whole_inputs, strict=True)
+    # An operand beyond those of the program, such as the flag of a skipped step, is walked nowhere.
+    operands = zip(frame.inputs, call.input_parts, call.whole_inputs, strict=False)
     for aligned, part, type_ in operands:
         own = [(rows, n) for rows, n in zip(part, type_.shape, strict=True) if n != 1]
         first = len(frame.shape) - len(aligned)

@@ -20,9 +20,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from compiler.errors import InternalError
+from compiler.mesh import MeshLinks
+from compiler.ops.comm import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, sent_in_ring
 from compiler.sbp.words import (
     BROADCAST,
     Broadcast,
+    By,
     NdSbp,
     Partial,
     Sbp,
@@ -32,13 +35,8 @@ from compiler.sbp.words import (
 )
 from compiler.types import TensorType
 
-
-@dataclass(frozen=True, slots=True)
-class MeshLink:
-    """What it takes to send along an axis of the mesh, as stated: equal on all ranks."""
-
-    bytes_per_ns: float = 12.5
-    latency_ns: float = 5_000.0
+LAUNCH_NS = 500.0
+"""What any step takes: a slice is a launch, too. Of ways that cost the same, the shorter counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +48,6 @@ class Hop:
     new: Sbp
     sent_bytes: float
     messages: int
-
-
-MeshLinks = tuple[MeshLink, ...]
-"""One for each axis of the mesh."""
 
 
 @lru_cache(maxsize=65_536)
@@ -77,9 +71,7 @@ def ways_between(
         done.add(words)
         for step in _steps(type_, words, target, mesh):
             wire = wires[step.axis]
-            later = time + step.sent_bytes / wire.bytes_per_ns + step.messages * wire.latency_ns
-            # Of ways that cost the same, the shorter one; a slice is work, too.
-            later += 1.0
+            later = time + wire.time_ns(step.sent_bytes, step.messages) + LAUNCH_NS
             after = (*words[: step.axis], step.new, *words[step.axis + 1 :])
             if later < best.get(after, float("inf")):
                 best[after] = later
@@ -92,8 +84,10 @@ def _steps(type_: TensorType, words: NdSbp, target: NdSbp, mesh: tuple[int, ...]
     """Return the steps that a layout can take."""
     for axis, old in enumerate(words):
         news: list[Sbp] = [BROADCAST, *map(Split, range(type_.rank))]
-        if isinstance(target[axis], Partial):
-            news.append(target[axis])
+        aim = target[axis]
+        # Beside slices there are zeros, which are shares of a sum and of nothing else.
+        if isinstance(aim, Partial) and (aim.by is By.SUM or isinstance(old, Broadcast)):
+            news.append(aim)
         for new in news:
             if new != old and _may(type_, words, axis, new, mesh):
                 sent, messages = _sent(
@@ -131,9 +125,7 @@ def _gathered_bytes(type_: TensorType, words: NdSbp, axis: int, mesh: tuple[int,
 
 def _sent(size: float, old: Sbp, new: Sbp, parts: int) -> tuple[float, int]:
     """Return what each rank sends, and in how many messages."""
-    share, around = size * (parts - 1) / parts, parts - 1
     if parts == 1 or isinstance(old, Broadcast) or isinstance(new, Partial):
         return 0.0, 0
-    if isinstance(old, Partial):
-        return (2 * share, 2 * around) if isinstance(new, Broadcast) else (share, around)
-    return (share, around) if isinstance(new, Broadcast) else (share / parts, around)
+    ops = (ALL_REDUCE, REDUCE_SCATTER) if isinstance(old, Partial) else (ALL_GATHER, ALL_TO_ALL)
+    return sent_in_ring(ops[isinstance(new, Split)], size, parts)

@@ -8,13 +8,18 @@ follows from the program (`compiler.sbp.local_form`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compiler.attrs import Attrs
 from compiler.graph import GraphBuilder, Node
+from compiler.mesh import Mesh
 from compiler.registry import OpAttr, Types
+from compiler.sbp.parts import Splits
+from compiler.sbp.signatures import SbpSignature
 from compiler.sbp.words import Shape
 from compiler.types import ValueId
+
+_NO_MESH = Mesh((), ())
 
 Part = tuple[slice, ...]
 """Which elements of a whole tensor a rank has: all of them where it is partial."""
@@ -26,6 +31,9 @@ class LocalCall:
 
     `inputs` are the rank's parts in the builder; `whole_inputs` and `whole_outputs` the types of
     the whole tensors, and the parts which elements of these the rank has and makes.
+    `input_splits` and `output_splits` say by which axes of the mesh each is split. `shared` are
+    values that the rank's graph has once for all who want them, by what they are; `coordinates`
+    those of the rank in the mesh. `signatures` are what was chosen along each axis of it.
     """
 
     node: Node
@@ -34,6 +42,12 @@ class LocalCall:
     whole_outputs: Types
     input_parts: tuple[Part, ...]
     output_parts: tuple[Part, ...]
+    input_splits: tuple[Splits, ...] = ()
+    output_splits: tuple[Splits, ...] = ()
+    mesh: Mesh = _NO_MESH
+    coordinates: tuple[int, ...] = ()
+    shared: dict[object, ValueId] = field(default_factory=dict)
+    signatures: tuple[SbpSignature, ...] = ()
 
     def output_shape(self, index: int = 0) -> Shape:
         """Return the shape of the rank's part of a result."""

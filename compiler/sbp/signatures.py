@@ -26,6 +26,11 @@ class SbpSignature:
     inputs: tuple[Sbp, ...]
     outputs: tuple[Sbp, ...]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all operands and results are whole."""
+        return {*self.inputs, *self.outputs} <= {BROADCAST}
+
     def __str__(self) -> str:
         sides = [", ".join(map(str, side)) for side in (self.inputs, self.outputs)]
         return " -> ".join(sides)

@@ -14,8 +14,8 @@ from compiler.registry import Op, Types
 from compiler.sbp.derive import Found, call_of, derived
 from compiler.sbp.local_form import MakeWhole, emit_local
 from compiler.sbp.project import LocalCall, project, shape_of
-from compiler.sbp.signatures import sbp_signatures, whole
-from compiler.sbp.words import BROADCAST, Partial, Sbp, Split
+from compiler.sbp.signatures import SbpSignature, sbp_signatures, whole
+from compiler.sbp.words import BROADCAST, Partial, Split
 from compiler.types import TensorType, ValueId
 
 
@@ -33,13 +33,7 @@ def ways_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> 
         completed = _completed(way, inputs)
         found.setdefault(completed.signature, completed)
     types = (*inputs, *outputs)
-    return tuple(
-        [
-            way
-            for signature, way in found.items()
-            if _is_possible((*signature.inputs, *signature.outputs), types, parts)
-        ]
-    )
+    return tuple([way for signature, way in found.items() if is_possible(signature, types, parts)])
 
 
 def _completed(way: Found, inputs: Types) -> Found:
@@ -49,9 +43,12 @@ def _completed(way: Found, inputs: Types) -> Found:
     return replace(way, signature=replace(way.signature, inputs=given + more)) if more else way
 
 
-def _is_possible(words: Sequence[Sbp], types: Types, parts: int) -> bool:
-    """Whether all parts of what is split have rows, and what is partial can be summed."""
-    for word, type_ in zip(words, types, strict=True):
+def is_possible(signature: SbpSignature, types: Types, parts: int) -> bool:
+    """Whether all parts of what is split have rows, and what is partial can be summed.
+
+    `types` are those of inputs and outputs; of parts that are not alike, of the least.
+    """
+    for word, type_ in zip((*signature.inputs, *signature.outputs), types, strict=True):
         if isinstance(word, Split) and type_.shape[word.axis] < parts:
             return False
         if isinstance(word, Partial) and not (type_.dtype.is_float or type_.dtype in SIGNED):
@@ -67,6 +64,7 @@ def emit_part(
     Raises InternalError where that makes other types than those of the rank's parts.
     """
     node = call.node
+    call = replace(call, signatures=tuple([found.signature for _, found in ways]))
     if project.has(node.op):
         made = project.get(node.op)(b, call)
     else:

@@ -66,6 +66,19 @@ PARTIAL_MAX = Partial(By.MAX)
 PARTIAL_MIN = Partial(By.MIN)
 
 
+def word_of(text: str) -> Sbp:
+    """Return the word of a text such as "S(1)", "B" or "P(max)". Raises ValueError for others."""
+    named: dict[str, Sbp] = {
+        str(word): word for word in (BROADCAST, PARTIAL, PARTIAL_MAX, PARTIAL_MIN)
+    }
+    if text in named:
+        return named[text]
+    number = text[2:-1]
+    if text[:2] != "S(" or text[-1:] != ")" or not (number.isascii() and number.isdecimal()):
+        raise ValueError(f'a layout is "S(axis)", {", ".join(map(repr, named))}; got {text!r}')
+    return Split(int(number))
+
+
 def words_text(words: NdSbp) -> str:
     """Return a layout as text, such as "S(0), B"."""
     return ", ".join(map(str, words))

@@ -30,6 +30,7 @@ def test_every_variable_is_read():
             "ACTORFLOW_CACHE": "/big/cache",
             "ACTORFLOW_THREADS": "3",
             "ACTORFLOW_STALL_SECONDS": "2.5",
+            "ACTORFLOW_RANK_SECONDS": "30",
             "ACTORFLOW_SIM_SEED": "7",
             **HOME,
         }
@@ -47,6 +48,7 @@ def test_every_variable_is_read():
         cache=Path("/big/cache"),
         threads=3,
         stall_seconds=2.5,
+        rank_seconds=30.0,
         sim_seed=7,
     )
 

@@ -6,9 +6,10 @@ import pytest
 from actors.device.host import HostDevice
 from actors.load import load as load_on
 from actors.load import num_phases
-from compiler.errors import InternalError, OutOfMemory
-from compiler.plan import ActorKind, Constant, RegisterKind, Variable
-from compiler.types import DType, contiguous_strides
+from compiler.errors import DeviceError, InternalError, OutOfMemory
+from compiler.placement import HOST, Memory
+from compiler.plan import ActorKind, Arena, Constant, RegisterKind, Variable
+from compiler.types import DType, TensorType, contiguous_strides
 
 
 def load(plan, ports, kernels):
@@ -231,3 +232,61 @@ def test_a_constant_of_the_wrong_size_is_our_bug(plan_maker):
     make.constants.append(Constant(view, b"abc", 0))
     with pytest.raises(InternalError, match="needs 8 bytes, the plan carries 3"):
         load(make.plan(), {}, {})
+
+
+class FakeCommunicator:
+    """Gives ordinary memory, and writes down what was bound."""
+
+    def __init__(self):
+        self.bound, self.blocks = [], []
+
+    def allocate(self, size_bytes, alignment):
+        assert alignment >= 64
+        self.blocks.append(np.zeros(size_bytes, np.uint8))
+        return self.blocks[-1]
+
+    def bind(self, call, inputs, outputs):
+        self.bound.append((call, inputs, outputs))
+        return lambda: None
+
+
+@pytest.fixture
+def meeting(plan_maker):
+    """A chain and a collective after it, over a register of three slots in shared memory."""
+    make = plan_maker()
+    batch, whole = make.edge("batch", 2), make.edge("whole", 3)
+    first = make.launch("copy", [make.field_view(batch)], [make.field_view(whole)])
+    reduce = make.launch(
+        "all_reduce", [make.field_view(whole)], [make.field_view(whole)], [("order", 4)]
+    )
+    make.actor("data", ActorKind.SOURCE, outputs=[(batch, 1)])
+    make.actor("step", ActorKind.COMPUTE, [(batch, 1)], [(whole, 1)], [first])
+    make.actor("reduce", ActorKind.COMM, [(whole, 1)], launches=[reduce])
+    plan = make.plan()
+    shared = Arena(HOST, Memory.SHARED, plan.registers[1].offsets_bytes[-1] + 64, 64)
+    registers = [dataclasses.replace(r, arena=r.id) for r in plan.registers]
+    return dataclasses.replace(plan, arenas=(*plan.arenas, shared), registers=tuple(registers))
+
+
+def test_collectives_are_bound_by_the_communicator_in_every_slot(meeting, fake_port, fake_kernel):
+    communicator, kernel = FakeCommunicator(), fake_kernel()
+    devices = (HostDevice({"copy": kernel}),)
+    load_on(meeting, {"data": fake_port()}, devices, communicator=communicator)
+    calls = [call for call, _, _ in communicator.bound]
+    assert [call.phase for call in calls] == [0, 1, 2]
+    call = calls[0]
+    assert (call.op, dict(call.attrs), call.actor) == ("op_all_reduce", {"order": 4}, "reduce")
+    assert call.stream == 0
+    assert call.inputs == call.outputs == (TensorType(DType.FLOAT32, (2,)),)
+    assert call.where == "scope.all_reduce: op_all_reduce at train.py:4"
+    (block,) = communicator.blocks
+    seen = {
+        address(array) - address(block) for _, arrays, _ in communicator.bound for array in arrays
+    }
+    assert seen == set(meeting.registers[1].offsets_bytes)
+    assert {address(left) - address(block) for _, _, (left,), _ in kernel.bound} == seen
+
+
+def test_a_plan_of_several_ranks_needs_a_way_to_the_others(meeting, fake_port, fake_kernel):
+    with pytest.raises(DeviceError, match=r"actor 'reduce', launch 1 of 1.*would meet nobody"):
+        load(meeting, {"data": fake_port()}, {"copy": fake_kernel()})

@@ -77,7 +77,10 @@ def test_added_passes_may_need_each_other_in_any_order_of_registration(add):
     ("place", "message"),
     [
         ({"needs": ("tea",)}, r"'mine' \(.*test_added_passes.py\) needs 'tea', and no pass prov"),
-        ({"after": "fusee"}, r"is to run after 'fusee', which is no pass; there are \['fuse_att"),
+        (
+            {"after": "fusee"},
+            r"is to run after 'fusee', which is no pass; there are \['stages', ",
+        ),
         ({"before": "fusee"}, "is to run before 'fusee', which is no pass"),
         ({"after": "order", "before": "simplify"}, "cannot stand anywhere: .*'order', and before"),
         ({"provides": ("order",)}, "provides 'order', as 'order' does"),

@@ -7,26 +7,22 @@ from graphs import adam, descend, variable, weighted_sum
 from compiler.fusion.update_programs import update_programs
 from compiler.graph import GraphBuilder
 from compiler.ops.binary import ADD, MUL
-from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.fused import program_of
 from compiler.ops.reduce import SUM
 from compiler.ops.shape import TRANSPOSE
 from compiler.ops.square_sum import SQUARE_SUM
 from compiler.ops.update import ADAMW_UPDATE, is_update
 from compiler.options import CompileOptions
-from compiler.passes import autodiff, clip, collectives, outputs, rates, simplify, skip_updates
+from compiler.passes import autodiff, clip, outputs, rates, simplify, skip_updates
 from compiler.passes.check import check
-from compiler.placement import Ranks
 
 NORM = CompileOptions("job", clip_norm=0.5)
 VALUE = CompileOptions("job", clip_value=0.25)
 BOTH = CompileOptions("job", clip_norm=0.5, clip_value=0.25)
 
 
-def clipped(graph, options=NORM, **ranks):
+def clipped(graph, options=NORM):
     graph = simplify.run(autodiff.run(graph))
-    if ranks:
-        graph = collectives.run(graph, Ranks(**ranks))
     return check(clip.run(graph, options), "clip")
 
 
@@ -108,14 +104,6 @@ def test_a_transposed_gradient_is_squared_as_it_lies(job):
     squared = [graph.nodes[makers[n.inputs[0]]].op for n in graph.nodes if n.op is SQUARE_SUM]
     assert len(squared) == 2
     assert TRANSPOSE not in squared
-
-
-def test_ranks_clip_what_was_summed_over_all_of_them(job):
-    graph = clipped(job, count=2)
-    makers = graph.producers()
-    for node in graph.nodes:
-        if node.op is SQUARE_SUM:
-            assert graph.nodes[makers[node.inputs[0]]].op is ALL_REDUCE
 
 
 def test_an_empty_parameter_has_no_part_in_the_norm():

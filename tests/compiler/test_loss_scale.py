@@ -4,12 +4,10 @@ import pytest
 from compiler.attrs import Attrs
 from compiler.graph import Output, UpdateRule, Write
 from compiler.ops.binary import MUL
-from compiler.ops.non_finite import NON_FINITE
 from compiler.ops.reduce import SUM
 from compiler.ops.update import ADAMW_UPDATE, RESCALE, SGD_UPDATE
-from compiler.passes import autodiff, collectives, loss_scale, simplify, skip_updates
+from compiler.passes import autodiff, loss_scale, simplify, skip_updates
 from compiler.passes.check import check
-from compiler.placement import Ranks
 from compiler.registry import reference
 
 ADAMW = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
@@ -69,16 +67,6 @@ def test_a_scale_does_not_grow_to_infinity():
     scale = np.array(2.0**127, np.float32)
     grown, good = reference.get(RESCALE)(Attrs(SETTINGS), scale, np.array(2), np.array(0))
     assert (grown, good) == (scale, 0)
-
-
-def test_ranks_sum_a_gradient_once_for_the_search_and_the_update(scaled):
-    graph = collectives.run(scaled, Ranks(2))
-    reduced = [node.outputs[0] for node in graph.nodes if node.op.name == "all_reduce"]
-    update = next(node for node in graph.nodes if node.op is ADAMW_UPDATE)
-    searched = {node.inputs[0] for node in graph.nodes if node.op is NON_FINITE}
-    assert len(reduced) == 2, "the loss and the gradient"
-    assert update.inputs[1] in reduced
-    assert set(reduced) <= searched
 
 
 def test_a_graph_without_updates_stays_as_it_is(sketch):

@@ -17,10 +17,10 @@ EVERYTHING = CompileOptions(
     clip_norm=1.0,
     memory_budget=1,
     devices=("host:0", "sim:0"),
-    num_ranks=2,
+    mesh=(("data", 2),),
 )
 IN_FLOAT16 = replace(EVERYTHING, precision="fp16")
-FREE = replace(EVERYTHING, memory_budget=0, num_ranks=1)
+FREE = replace(EVERYTHING, memory_budget=0, mesh=())
 
 
 def wanting(*steps):

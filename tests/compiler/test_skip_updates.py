@@ -8,13 +8,10 @@ from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import SQRT
 from compiler.ops.non_finite import NON_FINITE
 from compiler.ops.reduce import SUM
-from compiler.ops.shape import RESHAPE
-from compiler.ops.slicing import SLICE
 from compiler.ops.sources import SCRATCH
 from compiler.ops.update import ADAMW_UPDATE, MOMENTUM_UPDATE, SGD_UPDATE
-from compiler.passes import autodiff, collectives, outputs, rates, simplify, skip_updates
+from compiler.passes import autodiff, outputs, rates, simplify, skip_updates
 from compiler.passes.check import check
-from compiler.placement import Ranks
 from compiler.rates import needed_per_step
 
 ADAMW = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
@@ -108,19 +105,6 @@ def test_with_sums_over_batches_the_step_is_dropped_whole(sketch, evaluate):
     assert third["skipped"] == 5, "the sums begin anew"
     searches = [i for i, node in enumerate(graph.nodes) if node.op is NON_FINITE]
     assert all(needed_per_step(graph)[i] for i in searches)
-
-
-def test_every_rank_decides_by_the_losses_and_gradients_of_all(sketch):
-    graph = collectives.run(skipping(Job(sketch)), Ranks(2))
-    made_by = graph.producers()
-    searched = [node.inputs[0] for node in graph.nodes if node.op is NON_FINITE]
-    makers = []
-    for value in searched:
-        maker = graph.nodes[made_by[value]]
-        while maker.op in (SLICE, RESHAPE):
-            maker = graph.nodes[made_by[maker.inputs[0]]]
-        makers.append(maker.op.name)
-    assert sorted(makers) == ["all_reduce"] * 3 + ["constant"]  # the learning rate is everyone's
 
 
 def test_a_graph_without_updates_stays_as_it_is(sketch):

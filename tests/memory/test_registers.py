@@ -293,6 +293,18 @@ def visits_of(graph):
     return len(visits)
 
 
+def test_a_long_period_of_many_actors_of_one_rate_is_hardly_longer_to_play():
+    """Those that fire most often, one after the other, with one slot between any two."""
+
+    def chain(every):
+        steps = [edge(a, a + 1) for a in range(9)]
+        return 11, [*steps, edge(0, 9), edge(9, 10, 1, every, num_slots=every)]
+
+    few, many = visits_of(chain(1_000)), visits_of(chain(10_000_000))
+    assert few < 100
+    assert many <= few
+
+
 def test_a_rare_actor_makes_a_period_hardly_longer_to_play():
     few, many = visits_of(training(1_000)), visits_of(training(10_000_000))
     assert few < 200

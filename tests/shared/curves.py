@@ -83,6 +83,8 @@ class Curve:
     names: tuple[tuple[str, str], ...] = ()
     weights: Mapping[str, float] | None = None
     """How far from 0 matrices begin, by pattern of names; 1 / sqrt(elements of a row) else."""
+    spread: float = 1.0
+    """How many times the tolerance losses may be apart: where another BLAS alone takes them so."""
 
 
 def classifies(model: Any, batch: Any) -> Any:
@@ -186,8 +188,8 @@ def check(curve: Curve, precision: str, expected: Mapping[str, Sequence[float]])
         np.testing.assert_allclose(
             losses,
             expected[key],
-            rtol=TOLERANCE[precision],
-            atol=TOLERANCE[precision],
+            rtol=TOLERANCE[precision] * (curve.spread if precision == "float32" else 1),
+            atol=TOLERANCE[precision] * (curve.spread if precision == "float32" else 1),
             err_msg=f"{key} of {curve.name} in {precision}",
         )
 

@@ -116,8 +116,12 @@ def _step(instruction, operands, rows, columns):
         return operands[0]
     if op == "philox":
         key, p = instruction.constants
-        seed, step = (int(x[0, 0]) for x in operands)
-        return dropout_mask(seed, step, key, p, rows * columns).reshape(rows, columns)
+        seed, step = (int(x[0, 0]) for x in operands[:2])
+        own = np.arange(rows * columns).reshape(rows, columns)
+        for first in operands[2:]:
+            own = np.arange(columns) + first if len(first) > 1 else own + first
+        kept = dropout_mask(seed, step, key, p, int(own.max(initial=0)) + 1)
+        return kept[own]
     if op in _REDUCTIONS:
         x = np.broadcast_to(operands[0], (rows, columns))
         return _REDUCTIONS[op](x, axis=1, keepdims=True).astype(wide)
@@ -230,6 +234,17 @@ def dropout(p=0.3, key=11):
     return b.program(b.op("mul", b.op("add", x, bias), factor), kept)
 
 
+def dropout_of_part(kind):
+    """Return dropout whose elements are numbered from a square on: of a part, or of each row."""
+    b = Builder()
+    x, seed, step = b.input(), b.input(SCALAR, I64), b.input(SCALAR, I64)
+    root = b.input(kind, I64)
+    state = (seed, step, b.op("mul", root, root))
+    kept = b.op("philox", *state, dtype=BOOL, kind=FULL, constants=(5, 0.4))
+    y = b.op("select", kept, x, b.constant(0.0))
+    return b.program(y, b.reduce("row_sum", y))
+
+
 def flat_dropout():
     b = Builder()
     x, seed, step = b.input(), b.input(SCALAR, I64), b.input(SCALAR, I64)
@@ -327,6 +342,8 @@ def known(rows, columns):
         "cross-entropy": cross_entropy(100_003),
         "dropout": dropout(),
         "flat dropout": flat_dropout(),
+        "dropout of a part": dropout_of_part(SCALAR),
+        "dropout by rows": dropout_of_part(ROW),
         "gelu gradient": gelu_grad_and_bias(),
         "adamw": adamw(),
         "repeated rows": repeated(1, max(1, (rows + 1) // 2)),

@@ -138,9 +138,6 @@ class HostCosts:
     message_ns, alignment, link, wide_values = 20_000.0, 64, None, WIDE_IN_CACHE
     product_finishes = ()
 
-    def collective_ns(self, size_bytes):
-        return 50_000.0 + size_bytes / 5.0
-
     def joined_updates(self, num_full):
         return 1
 

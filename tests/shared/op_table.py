@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from loss_formulas import bce_of_logits, losses, picked_losses, soft_losses, weighted_losses
 from norm_formulas import batch_norm, layer_norm, rms_norm, statistics
+from random_formulas import dropout, dropout_of_part, random_numbers
 from update_formulas import (
     RESCALE,
     adagrad,
@@ -101,13 +102,14 @@ def softmax(x, scale, causal):
     return e / e.sum(-1, keepdims=True)
 
 
-def attention(q, k, v, *more, scale, causal, p=0.0, key=0):
-    """With a mask, or seed and step, or all three after v."""
-    scores = scale * (q @ k.swapaxes(-1, -2)) + (more[0] if len(more) % 2 else 0)
+def attention(q, k, v, *more, scale, causal, p=0.0, key=0, numbered=False):
+    scores = scale * (q @ k.swapaxes(-1, -2)) + (more[0] if (len(more) - numbered) % 2 else 0)
     seen = np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2], dtype=bool)
     e = np.exp(np.where(seen | (not causal), scores, -np.inf))
-    weights = e / e.sum(-1, keepdims=True)
-    kept = dropout(weights, *more[-2:], p=p, key=key) if len(more) > 1 else weights
+    kept = weights = e / e.sum(-1, keepdims=True)
+    drop, flat = dropout_of_part if numbered else dropout, weights.reshape(*q.shape[:-2], -1)
+    if len(more) > 1:
+        kept = drop(flat, *more[-2 - numbered :], p=p, key=key).reshape(weights.shape)
     return kept @ v, np.log(e.sum(-1))
 
 
@@ -131,12 +133,6 @@ def scattered(dy, ids, rows):
     out = np.zeros((rows, dy.shape[-1]))
     np.add.at(out, ids.astype(int), dy)
     return out
-
-
-def random_numbers(seed, step, shape, key):
-    counter, keys = np.array([0, 0, step, 0], "u8"), np.array([seed, key], "u8")
-    generator = np.random.Generator(np.random.Philox(key=keys, counter=counter))
-    return np.asarray(generator.random(shape, np.float32) * 2**24).astype(np.int32)
 
 
 def order(x, descending):
@@ -165,13 +161,6 @@ def accumulated(total, x, step, every):
 
 def handed_on(batch, variable, held, every):
     return variable if batch % every == 0 else held
-
-
-def dropout(x, seed, step, p, key):
-    keys = np.array([seed, key], np.int64).view(np.uint64)
-    counter = np.array([0, 0, step, 0], np.uint64)
-    generator = np.random.Generator(np.random.Philox(key=keys, counter=counter))
-    return np.where(generator.random(x.shape, np.float32) >= p, x / (1 - p), 0)
 
 
 def row(op, formula, *inputs, flags="", **attrs):
@@ -356,7 +345,7 @@ ROWS_OF_OPS = (
         for axis in (0, 1, 2)
         for parts in [np.split(counts(4, 6, 12), 2, axis)]
     ],
-    row("copy", lambda x: x, X, flags=MOVES),
+    *[row(op, lambda x: x, X, flags=MOVES) for op in ("copy", "to_sbp")],
     row("copy_to", lambda x: x, X, to=0, bucket=0, flags=MOVES),
     *[
         row("copy", lambda x: x, counts(*shape, dtype=t))
@@ -392,6 +381,9 @@ ROWS_OF_OPS = (
     row("attention", attention, *[normal(2, 2, 9, 8, seed=s) for s in range(3)], **CAUSAL),
     row("attention", attention, *[normal(2, 9, 8, seed=s) for s in range(3)], normal(1, 9, 9),
         np.array(5), np.array(3), p=0.3, key=4, **SOFT),
+    *[row("attention", attention, *[normal(2, 9, 8, seed=s) for s in range(3)], *masks,
+          np.array(5), np.array(3), np.array([403, 90]), p=0.3, key=4, numbered=True, **SOFT)
+      for masks in ((), (normal(1, 9, 9),))],
     row("layer_norm", layer_norm, CUBE + 2, normal(4), positive(4), eps=1e-3),
     row("layer_norm", layer_norm, normal(4), normal(4), positive(4), eps=1e-3),
     row("layer_norm", layer_norm, normal(4, 1), normal(1), positive(1), eps=1e-3, flags="fused"),
@@ -466,6 +458,13 @@ ROWS_OF_OPS = (
     *[
         row("dropout", dropout, normal(7, 9), np.array(seed), np.array(step), p=0.3, key=key)
         for seed, step, key in ((-5, 0, 2**40), (2**62, 10**9, 0))
+    ],
+    *[
+        row("dropout", dropout_of_part, x, ONE, np.array(7), np.array(first), p=0.4, key=2)
+        for x, first in (
+            (normal(3, 5), 12), (normal(4), 8), (normal(), 3), (normal(1, 1), 5),
+            (normal(2, 3, 7), [[9, 0, 31], [64, 7, 1]]), (normal(1, 6), [41]),
+        )
     ],
     row("non_finite", lambda x: np.array(int(not np.isfinite(x).all())), X),
     row("non_finite", lambda x, before: np.array(1), X, np.array(1)),

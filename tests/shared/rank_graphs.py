@@ -12,8 +12,17 @@ from op_table import ROWS_OF_OPS
 
 import compiler.ops.sparse_update  # registers an op of the table
 import compiler.ops.standard  # noqa: F401
-from compiler.ops.sources import CONSTANT, INPUT, VARIABLE, constant_array
-from compiler.registry import all_ops, is_comm, reference
+from compiler.ops.channels import OVER_STAGES, RECEIVE, SEND
+from compiler.ops.sources import (
+    CONSTANT,
+    INPUT,
+    NUMBERS,
+    VARIABLE,
+    constant_array,
+    declared_part,
+)
+from compiler.registry import all_ops, infer_type, is_comm, reference
+from compiler.sbp.parts import own_part
 from compiler.sbp.words import By, Partial, Split, local_slices, part_of
 from compiler.types import DType, TensorType
 
@@ -61,14 +70,47 @@ def whole_of(parts, word):
 def run_ranks(graphs, feeds, mesh):
     """Return the values of every rank's graph, by rank; `feeds` are those of its sources."""
     values = [dict(own) for own in feeds]
+    for rank, (graph, own) in enumerate(zip(graphs, values, strict=True)):
+        own.update(numbers_of(graph, mesh, rank))
     walks = [_walk(graph, own) for graph, own in zip(graphs, values, strict=True)]
-    waiting = [next(walk) for walk in walks]
+    waiting, mail = [next(walk) for walk in walks], {}
     while any(x is not None for x in waiting):
-        assert all(x is not None for x in waiting), "a rank has ended before a collective"
-        assert len({(n.op, n.attrs["order"], n.attrs["group"]) for n, _ in waiting}) == 1
-        news = [_met(waiting, rank, mesh) for rank in range(len(graphs))]
-        waiting = [walk.send(new) for walk, new in zip(walks, news, strict=True)]
+        news = _done(waiting, mesh, mail)
+        assert news, "the ranks wait for each other"
+        for rank, new in news.items():
+            waiting[rank] = walks[rank].send(new)
+    assert not mail, "a tensor was sent that nobody received"
     return values
+
+
+def numbers_of(graph, mesh, rank):
+    """Return the values of variables that hold a rank's numbers of rows."""
+    found = {}
+    for node in graph.nodes:
+        if node.op is VARIABLE and node.attrs["role"] == NUMBERS:
+            rows = own_part(declared_part(node.attrs), mesh, rank)[0]
+            found[node.outputs[0]] = np.arange(rows.start, rows.stop)
+    return found
+
+
+def _done(waiting, mesh, mail):
+    """Return what comes of the transfers that can be done now, by rank."""
+    news = {}
+    for rank, (node, *read) in [(r, w) for r, w in enumerate(waiting) if w is not None]:
+        group = mesh.group(rank, mesh.axis(node.attrs["group"]))
+        peer, order = group[node.attrs.get("peer", 0)], node.attrs["order"]
+        if node.op is SEND:
+            assert (rank, peer, order) not in mail
+            mail[rank, peer, order], news[rank] = read[0], np.zeros(0, np.uint8)
+        elif node.op is RECEIVE:
+            if (peer, rank, order) in mail:
+                news[rank] = mail.pop((peer, rank, order))
+                assert types_of([news[rank]]) == infer_type.get(RECEIVE)((), node.attrs)
+        elif all(waiting[other] is not None for other in group):
+            at = {(waiting[r][0].op, waiting[r][0].attrs["order"]) for r in group}
+            if len(at) == 1:
+                news[rank] = _met(waiting, rank, mesh)
+    return news
 
 
 def _walk(graph, values):
@@ -77,7 +119,7 @@ def _walk(graph, values):
         if node.op in (INPUT, VARIABLE):
             continue
         read = [values[v] for v in node.inputs]
-        if is_comm.get(node.op):
+        if is_comm.get(node.op) and node.op is not OVER_STAGES:
             values[node.outputs[0]] = yield node, *read
             continue
         made = (constant_array(node),) if node.op is CONSTANT else None

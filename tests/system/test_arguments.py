@@ -249,10 +249,10 @@ def test_an_option_that_there_is_not_is_a_type_error_of_the_call():
         make_job().fit(Model(), source())
 
 
-@pytest.mark.parametrize("num_ranks", [0, "2", None, 1.0, True])
-def test_what_is_no_number_of_ranks_is_refused(num_ranks):
-    with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: num_ranks must be an integer"):
-        make_job().compile(Model(), source(), num_ranks=num_ranks)
+@pytest.mark.parametrize("rank", [-1, 1, "0", 1.0, True])
+def test_what_is_no_rank_of_the_mesh_is_refused(rank):
+    with pytest.raises(af.CompileError, match=rf"{HERE}:\d+: rank must be an integer from 0 to 0"):
+        make_job().compile(Model(), source(), rank=rank)
 
 
 @pytest.mark.parametrize(

@@ -218,21 +218,6 @@ def test_a_buffer_may_be_of_any_dtype(every):
             assert (found.dtype, found.tobytes()) == (np.dtype(dtype), given[dtype].tobytes())
 
 
-def test_ranks_keep_the_mean_of_what_they_assign():
-    spec = {
-        "x": af.TensorType(af.DType.FLOAT32, (ROWS, WIDTH)),
-        "y": af.TensorType(af.DType.FLOAT32, (ROWS, 2)),
-    }
-    plan = job().compile(Centred(), spec, num_ranks=2)
-    views = {v.view: v.name for v in plan.variables}
-    launches = [launch for actor in plan.actors for launch in actor.launches]
-    (assigned,) = [x for x in launches if x.op == "assign" and views[x.outputs[0]] == "mean"]
-    makers = {y: x.op for x in launches for y in x.writes}
-    read = assigned.reads[1]
-    whole = read if read >= 0 else plan.parts[-read - 1].version
-    assert "all_reduce" in makers[whole]
-
-
 def test_a_module_names_saves_and_shows_its_buffers():
     model = Centred()
     assert [name for name, _ in model.named_buffers()] == ["mean", "count", "shift"]

@@ -31,7 +31,7 @@ def data(seed=0):
 
 
 def job(**options):
-    @af.job(optimizer=af.optim.AdamW(1e-2), seed=3, **options)
+    @af.job(optimizer=af.optim.AdamW(1e-2), seed=3, deterministic=True, **options)
     def train(model, batch):
         return af.cross_entropy(model(batch.x), batch.y)
 

@@ -74,7 +74,7 @@ def test_a_plan_file_trains_to_the_same_bytes_as_the_script(actorflow, tmp_path)
 def test_the_whole_plan_can_be_printed_and_simulated(actorflow):
     actorflow("plan", "script.py", "--save", "p.plan")
     shown = actorflow("plan", "p.plan", "--full").stdout
-    assert re.search(r"\[(numpy|onednn|openblas|cuda)\.\S*(matmul|fused_product|region)\]: ", shown)
+    assert re.search(r"\[\w+\.\S*(matmul|fused_product|region)\]: ", shown)
     assert "stream compute" in actorflow("simulate", "p.plan", "--steps", "50").stdout
 
 

@@ -6,10 +6,12 @@ from jobs import GPT, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
+from actorflow.compile.targets import hardware_for
 from actorflow.data.source import checked_spec
 from compiler import pipeline
 from compiler.errors import CompileError
 from compiler.options import CompileOptions
+from compiler.placement import HOST
 from compiler.printer import print_plan, summarise
 from compiler.types import DType, TensorType
 
@@ -117,10 +119,10 @@ def test_parameters_and_optimizer_state_are_float32_and_products_read_bfloat16(n
 
 def test_weights_are_cast_once_a_step_and_few_other_values_are():
     graph = make_job("bf16").graph(make_model(), tokens().spec())
-    options = CompileOptions("train", precision="bf16")
+    options, hardware = CompileOptions("train", precision="bf16"), hardware_for((HOST,), "")
     for step in pipeline.PASSES[: [p.name for p in pipeline.PASSES].index("hold_weights")]:
         if step.is_wanted(options):
-            graph = step.run(graph)
+            graph = step.apply(graph, hardware, options)
     casts = [node for node in graph.nodes if node.op.name == "cast"]
     variables = {v for node in graph.nodes if node.op.name == "variable" for v in node.outputs}
     weights = [node for node in casts if node.inputs[0] in variables]

@@ -20,7 +20,18 @@ def test_the_environment_table_is_the_one_the_code_reads():
 
 
 def test_every_command_of_the_readme_has_help(capsys):
-    for command in ("run", "plan", "pack", "simulate", "bench", "top", "ckpt", "ops", "doctor"):
+    for command in (
+        "run",
+        "launch",
+        "plan",
+        "pack",
+        "simulate",
+        "bench",
+        "top",
+        "ckpt",
+        "ops",
+        "doctor",
+    ):
         assert f"actorflow {command}" in README
         with pytest.raises(SystemExit, match=r"^0$"):
             main([command, "--help"])

@@ -176,13 +176,14 @@ class _LoopWriter:
         return self.values.op(value) != "row_sum" and self.values.is_float(value)
 
     def _random_bits(self, value: int) -> list[str]:
-        """Return the bits of elements r C + b0 .. r C + b1: 8 elements per counter."""
+        """Return the bits of columns b0 .. b1 of a row: 8 elements per counter."""
         instruction = self.values.instruction(value)
-        seed, step = [self.values.name(v) for v in instruction.operands]
+        seed, step = [self.values.name(v) for v in instruction.operands[:2]]
         key = int(instruction.constants[0]) % 2**64
+        first = self.values.first_number(value)
         return [
             f"uint64_t w{value}[{PHILOX_COLUMNS // 2 + 32}];",
-            f"const int64_t e{value} = r * a[{words.COLUMNS}].i + b0;",
+            f"const int64_t e{value} = {first} + b0;",
             f"af_philox(w{value}, 1u + (uint64_t)(e{value} >> 3),",
             f"    ((e{value} & 7) + b1 - b0 + 7) >> 3, (uint64_t){step}, (uint64_t){seed},",
             f"    {key}ULL);",

@@ -105,6 +105,14 @@ class Values:
         is_output = value in self.program.outputs
         return rounded(instruction.dtype, f"({text})") if is_output else text
 
+    def first_number(self, value: int) -> str:
+        """Return the number of the first element of row r among those that random bits are for."""
+        rows, places = f"r * a[{words.COLUMNS}].i", self.instruction(value).operands[2:]
+        if not places:
+            return rows
+        name = self.name(places[0])
+        return name if self.kind(places[0]) is Kind.ROW else f"({name} + {rows})"
+
     def _special(self, instruction: Instruction, bits: str, suffix: str) -> str | None:
         """Return what depends on a place in the space; None for other ops."""
         if instruction.op == "column_index":

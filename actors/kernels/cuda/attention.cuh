@@ -91,6 +91,7 @@ AF_KERNEL NAME_finite(AF_ARGUMENTS(NAME_finite) arguments) {
 typedef struct {
     uint8_t *kept;
     const uint64_t *seed, *step;
+    const int64_t *firsts; /* of each head, where that is told */
     int64_t key, least, first_head, first_row, all_rows, all_columns, num_rows, num_columns, count;
 } NAME_kept_arguments;
 
@@ -102,7 +103,9 @@ AF_KERNEL NAME_kept(AF_ARGUMENTS(NAME_kept) arguments) {
         const int64_t head = a->first_head + place / a->num_rows;
         const int64_t row = a->first_row + place % a->num_rows;
         uint32_t bits[8];
-        af_random8(bits, (head * a->all_rows + row) * a->all_columns + column, *a->step, *a->seed,
+        const int64_t size = a->all_rows * a->all_columns;
+        const int64_t first = a->firsts ? a->firsts[head] : head * size;
+        af_random8(bits, first + row * a->all_columns + column, *a->step, *a->seed,
                    (uint64_t)a->key);
         uint8_t *kept = a->kept + place * a->num_columns + column;
         for (int32_t k = 0; k < 8; k++)

@@ -319,9 +319,9 @@ def operands_of(
 def _dropout(e: BlockExtents, attrs: Attrs, inputs: tuple[DeviceView, ...]) -> DropoutPlaces | None:
     if not e.is_dropped:
         return None
-    seed, step = [x.address for x in inputs[-2:]]
+    seed, step, *firsts = [x.address for x in inputs[-2 - e.is_numbered :]]
     key = integer(attrs, "key")
-    return DropoutPlaces(seed, step, key, number(attrs, "p"), e.rows, e.columns)
+    return DropoutPlaces(seed, step, key, number(attrs, "p"), e.rows, e.columns, *firsts)
 
 
 def _view(array: Array, dtype: DType) -> DeviceView:

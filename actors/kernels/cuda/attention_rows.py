@@ -67,7 +67,10 @@ def _heads_of(shape: tuple[int, ...], operands: Sequence[Array]) -> tuple[Axis, 
 
 @dataclass(frozen=True, slots=True)
 class DropoutPlaces:
-    """Where one call of attention draws: its weights are `num_rows` x `num_columns` per head."""
+    """Where one call of attention draws: its weights are `num_rows` x `num_columns` per head.
+
+    `firsts` is the address of the numbers of each head's first weight, or 0.
+    """
 
     seed: int
     step: int
@@ -75,6 +78,7 @@ class DropoutPlaces:
     p: float
     num_rows: int
     num_columns: int
+    firsts: int = 0
 
     @property
     def factor(self) -> float:
@@ -127,7 +131,7 @@ class AttentionRows:
             return ()
         *_, rows, columns = made.shape
         count = self.count * rows * -(-columns // 8)
-        drawn = (made.address, d.seed, d.step, d.key, math.ceil(d.p * 2**24))
+        drawn = (made.address, d.seed, d.step, d.firsts, d.key, math.ceil(d.p * 2**24))
         places = (first_head, first_row, d.num_rows, d.num_columns, rows, columns, count)
         blocks = min(-(-count // _THREADS), self._gpu.num_sms * _WAVES)
         return self._run("kept", blocks, (*drawn, *places))

@@ -196,11 +196,11 @@ class PhaseWriter:
         values, text = self.values, []
         for v in [v for v in phase.body if values.op(v) == "philox"]:
             instruction = values.instruction(v)
-            seed, step = [values.name(operand) for operand in instruction.operands]
+            seed, step = [values.name(operand) for operand in instruction.operands[:2]]
             key = int(instruction.constants[0]) % 2**64
             text += [
                 f"uint32_t u{v}[{RANDOM_COLUMNS}];",
-                f"af_random8(u{v}, r * a[{words.COLUMNS}].i + b, (uint64_t){step},",
+                f"af_random8(u{v}, {values.first_number(v)} + b, (uint64_t){step},",
                 f"    (uint64_t){seed}, {key}ULL);",
             ]
         return text

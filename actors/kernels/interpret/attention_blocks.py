@@ -73,7 +73,8 @@ class Shaped(Protocol):
 class BlockExtents:
     """Extents of a call: `heads` of [rows, width] against [columns, width] and [columns, out].
 
-    `is_masked`: a mask comes after the other inputs. `is_dropped`: seed and step come last.
+    `is_masked`: a mask comes after the other inputs. `is_dropped`: seed and step come next;
+    `is_numbered`: and last the number of the first score of each head.
     """
 
     heads: int
@@ -84,6 +85,7 @@ class BlockExtents:
     causal: bool
     is_masked: bool = False
     is_dropped: bool = False
+    is_numbered: bool = False
 
     @property
     def offset(self) -> int:
@@ -121,11 +123,13 @@ class BlockExtents:
 def extents_of(attrs: Attrs, inputs: Sequence[Shaped], first: int = 0) -> BlockExtents:
     """Return the extents of a call from its inputs, of which q, k and v begin at `first`."""
     q, k, v = [x.shape for x in inputs[first : first + 3]]
-    num_extras = len(inputs) - (6 if first else 3)
+    is_numbered = bool(attrs.get("numbered", False))
+    num_extras = len(inputs) - (6 if first else 3) - is_numbered
     return BlockExtents(
         *(math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1], flag(attrs, "causal")),
         is_masked=num_extras % 2 == 1,
         is_dropped=num_extras > 1,
+        is_numbered=is_numbered,
     )
 
 

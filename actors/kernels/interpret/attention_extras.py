@@ -44,7 +44,8 @@ class AttentionExtras:
             p = number(attrs, "p")
             self._least = np.array(math.ceil(p * 2**24) / 2**24, np.float32)
             self._factor = np.array(1 / (1 - p), kept.dtype)
-            seed, step = more[-2:]
+            seed, step, *firsts = more[e.is_masked :]
+            self._firsts = [first.reshape(-1) for first in firsts]
             self._rewind, self._generator = rewound_generator(seed, step, integer(attrs, "key"))
 
     def masks(self, shape: tuple[int, ...]) -> Arrays:
@@ -93,7 +94,8 @@ class AttentionExtras:
         e, count = self.extents, len(columns)
         for head, block in enumerate(kept, self._first):
             for row, line in zip(rows, block, strict=True):
-                element = (head * e.rows + row) * e.columns + columns.start
+                first = int(self._firsts[0][head]) if e.is_numbered else head * e.rows * e.columns
+                element = first + row * e.columns + columns.start
                 skipped = element % 8
                 self._rewind(element - skipped)
                 drawn: Any = self._line[: skipped + count]

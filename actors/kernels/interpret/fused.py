@@ -25,7 +25,7 @@ from actors.kernels.attributes import integer
 from actors.kernels.codegen.phases import op_of, operands_of
 from actors.kernels.codegen.programs import made_of, split_skip
 from actors.kernels.indices import checked
-from actors.kernels.interpret.random import rewound_generator
+from actors.kernels.interpret.random import Rewind, draw_rows, rewound_generator
 from actors.kernels.interpret.registers import takes_several_calls
 from actors.kernels.interpret.steps import (
     reduction_calls,
@@ -149,6 +149,7 @@ class _Binding:
         ]
         self.inputs, self.outputs = views[: len(inputs)], views[len(inputs) :]
         self.values: dict[int, Array] = {}
+        self.rewinds: dict[int, Rewind] = {}
         self.generators: dict[int, np.random.Generator] = {}
         self.launches: list[Launch] = []
 
@@ -200,10 +201,10 @@ class _Binding:
             self._call(self.held["total", v].fill, 0)
         for phase in self.plan.phases:
             for v in [v for v in phase.body if op_of(program, v) == "philox"]:
-                seed, step = [self.values[x].reshape(()) for x in operands_of(program, v)]
+                seed, step = [self.values[x].reshape(()) for x in operands_of(program, v)[:2]]
                 key = int(program.instructions[v - len(program.inputs)].constants[0])
-                rewind, self.generators[v] = rewound_generator(seed, step, key)
-                self.launches.append(rewind)
+                self.rewinds[v], self.generators[v] = rewound_generator(seed, step, key)
+                self.launches.append(self.rewinds[v])
         for v in [v for v in self.plan.rows[0] if op_of(program, v) == "check_index"]:
             given = operands_of(program, v)[0]
             if given < len(program.inputs):
@@ -285,7 +286,7 @@ class _Binding:
             for v in phase.kept:
                 self.values[v] = self._kept(v, r1 - r0)[:, cut]
         for v in phase.body:
-            self._in_block(v, self._home(index, v, (r0, r1), cut), c0)
+            self._in_block(v, self._home(index, v, (r0, r1), cut), r0, c0)
         for v in phase.reductions:
             x = np.broadcast_to(self.values[operands_of(program, v)[0]], shape)
             part = None if self.walk.is_one_block else self.held["part", v][: shape[0]]
@@ -320,15 +321,14 @@ class _Binding:
     def _kept(self, value: int, num_rows: int) -> Array:
         return self.held["kept", value][:num_rows]
 
-    def _in_block(self, value: int, out: Array, c0: int) -> None:
+    def _in_block(self, value: int, out: Array, r0: int, c0: int) -> None:
         instruction = self.program.instructions[value - len(self.program.inputs)]
         if instruction.op == "column_index":
             self.values[value] = np.arange(c0, c0 + out.shape[1], dtype=np.int32)[None]
         elif instruction.op == "philox":
-            # Blocks follow row-major order, so drawing on continues the numbering of elements.
             uniform = scratch.window(self.held["uniform", value].reshape(-1), out.shape)
             p = np.array(np.ceil(float(instruction.constants[1]) * 2**24) * 2.0**-24, np.float32)
-            self._call(self.generators[value].random, out=uniform, dtype=np.float32)
+            self._draw(value, uniform, r0, c0)
             if instruction.dtype is DType.BOOL:
                 self._call(np.greater_equal, uniform, p, out=out)
             else:  # the bits again
@@ -337,6 +337,21 @@ class _Binding:
             self.values[value] = out
         else:
             self._compute(value, out)
+
+    def _draw(self, value: int, uniform: Array, r0: int, c0: int) -> None:
+        """Add the call that draws for a block, whose rows and columns begin at r0 and c0."""
+        places = operands_of(self.program, value)[2:]
+        generator = self.generators[value]
+        if not places:
+            # Blocks follow row-major order, so drawing on continues the numbering of elements.
+            self._call(generator.random, out=uniform, dtype=np.float32)
+            return
+        is_by_row, columns = self.program.kind_of(places[0]) is Kind.ROW, self.walk.space.columns
+        step, first = (0, c0) if is_by_row else (columns, r0 * columns + c0)
+        line = self.held["line", value].reshape(-1)
+        firsts = self.values[places[0]].reshape(-1)
+        rewind = self.rewinds[value]
+        self._call(draw_rows, rewind, generator, uniform, firsts, step, first, line)
 
     def _finish(self) -> None:
         """Add the calls behind all rows: COLUMN and SCALAR outputs."""

@@ -16,7 +16,7 @@ stream (`Generator.random` in float32 from `Philox`), which counts up before it 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -47,3 +47,33 @@ def rewound_generator(seed: Array, step: Array, key: int) -> tuple[Rewind, np.ra
         bits.state = state
 
     return rewind, np.random.Generator(bits)
+
+
+def draw_rows(
+    rewind: Rewind,
+    generator: np.random.Generator,
+    out: Array,
+    firsts: Array,
+    step: int,
+    first: int,
+    line: Array,
+) -> None:
+    """Draw the numbers of a block of rows, each of which begins anywhere in a tensor.
+
+    Args:
+        rewind: What sets the generator.
+        generator: What draws.
+        out: The block.
+        firsts: The element that each row begins at, or the first of them alone.
+        step: The elements from row to row that are added to that.
+        first: What is added throughout.
+        line: Scratch of a row and 8 elements.
+    """
+    count = out.shape[1]
+    for row, mine in enumerate(out):
+        element = int(firsts[row % len(firsts)]) + row * step + first
+        skipped = element % 8
+        rewind(element - skipped)
+        drawn: Any = line[: skipped + count]
+        generator.random(dtype=np.float32, out=drawn)
+        mine[...] = drawn[skipped:]

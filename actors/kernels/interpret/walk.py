@@ -112,6 +112,8 @@ class Walk:
                 if op_of(program, v) == "philox":
                     shape = (self.rows, self.columns)
                     self.places["uniform", v] = (shape, np.dtype(np.float32))
+                    if len(operands_of(program, v)) > 2:
+                        self.places["line", v] = ((1, self.columns + 8), np.dtype(np.float32))
             for v in phase.loads:
                 if self.is_gathered(v):
                     self._add("value", v, self.rows, self.columns)

@@ -53,10 +53,11 @@ typedef struct {
     int64_t least;     /* of 2^24, above which a weight is kept; 0 where none is dropped */
     float factor;
     uint64_t key, seed, step;
+    const int64_t *firsts; /* the number of the first weight of each head, where that is told */
 } call;
 
 enum { ROWS, COLUMNS, WIDTH, OUT, CAUSAL, HALF, SCALE, HEADS, KEYS, STRIP, BLOCK, PARTS, WORKERS,
-       BYTES, SCRATCH, MASKED, MASK_STEP, LEAST, FACTOR, KEY, SEED, STEP, OPERANDS };
+       BYTES, SCRATCH, MASKED, MASK_STEP, LEAST, FACTOR, KEY, SEED, STEP, FIRSTS, OPERANDS };
 
 static call read_call(const af_word *w) {
     return (call){
@@ -68,7 +69,7 @@ static call read_call(const af_word *w) {
         .masked = (int)w[MASKED].i, .mask_step = w[MASK_STEP].i, .least = w[LEAST].i,
         .factor = w[FACTOR].f, .key = (uint64_t)w[KEY].i,
         .seed = w[LEAST].i ? *(const uint64_t *)w[SEED].p : 0,
-        .step = w[LEAST].i ? *(const uint64_t *)w[STEP].p : 0,
+        .step = w[LEAST].i ? *(const uint64_t *)w[STEP].p : 0, .firsts = w[FIRSTS].p,
     };
 }
 
@@ -150,7 +151,8 @@ static void add_mask(float *s, int64_t count, const af_word *w, const call *c, i
 static void draw(float *kept, int64_t count, const call *c, int64_t head, int64_t row,
                  int64_t first) {
     uint64_t words[4 * (MOST_KEYS / 8 + 8)];
-    uint64_t element = (uint64_t)((head * c->rows + row) * c->columns + first);
+    int64_t begin = c->firsts ? c->firsts[head] : head * c->rows * c->columns;
+    uint64_t element = (uint64_t)(begin + row * c->columns + first);
     int64_t skipped = (int64_t)(element % 8);
     af_philox(words, 1 + element / 8, (skipped + count + 7) / 8, c->step, c->seed, c->key);
     for (int64_t j = 0; j < count; j++) {

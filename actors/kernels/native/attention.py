@@ -146,7 +146,7 @@ def launch(
 ) -> Launch:
     """Return the launch on operands in the order of the C function; lse is the one by row.
 
-    `more`: the mask, and seed and step, where there are any.
+    `more`: the mask, and seed, step and first numbers, where there are any.
     """
     scratch_bytes = forward_bytes(e) if is_forward else backward_bytes(e)
     available = 0 if workspace is None else workspace.size // scratch_bytes
@@ -173,11 +173,12 @@ def launch(
 def _dropout(e: BlockExtents, attrs: Attrs, drawn: Sequence[Array]) -> list[Word]:
     """Return what the C function wants for dropout, or zeros."""
     if not e.is_dropped:
-        return [0, single(0), 0, 0, 0]
+        return [0, single(0), 0, 0, 0, 0]
     p, key = number(attrs, "p"), integer(attrs, "key")
     # ctypes takes keys of 64 bits with a sign.
     key = (key + (1 << 63)) % (1 << 64) - (1 << 63)
-    return [math.ceil(p * 2**24), single(1 / (1 - p)), key, *map(address, drawn)]
+    state = [*map(address, drawn), *[0] * (not e.is_numbered)]
+    return [math.ceil(p * 2**24), single(1 / (1 - p)), key, *state]
 
 
 def _offsets(operand: Array, batch: int) -> Array:

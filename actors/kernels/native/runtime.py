@@ -265,7 +265,12 @@ def _address(library: ctypes.CDLL, symbol: str) -> int:
 
 
 def _text_of(file: str) -> str:
-    return _with_includes((_HERE / file).read_text(encoding="utf-8"))
+    return text_of(_HERE / file)
+
+
+def text_of(path: Path) -> str:
+    """Return a C file as one text, with what it includes of the headers of this folder."""
+    return _with_includes(path.read_text(encoding="utf-8"))
 
 
 def _with_includes(text: str) -> str:

@@ -39,7 +39,15 @@ def with_all_reduce(plan):
     register = Register(edge, "gradients", RegisterKind.DATA, 0, 4096, 1, (0,), (0, 1), "")
     view = View(edge, 0, TensorType(DType.FLOAT32, (1024,)), (4,))
     launch = Launch(
-        "any", "all_reduce", (("num_ranks", 4),), (len(plan.views),), (), None, "", 0, 0.0
+        "any",
+        "all_reduce",
+        (("group", "data"), ("num_ranks", 4), ("order", 0)),
+        (len(plan.views),),
+        (),
+        None,
+        "",
+        0,
+        0.0,
     )
     comm = Actor(
         ActorId(len(plan.actors)), "reduce", ActorKind.COMM, stream, (launch,),
@@ -121,6 +129,27 @@ def test_ranks_whose_speeds_differ_wait_for_the_slowest(plan, capsys):
     row = report(capsys, with_all_reduce(plan), "--devices", "8", "--spread", "0.3")["ranks"]
     assert row["slowdown"] > 1
     assert row["late_ms"] > 0
+
+
+def on_mesh(plan, **axes):
+    return replace(plan, options=(*plan.options, ("mesh", tuple(axes.items()))))
+
+
+def test_ranks_of_a_mesh_meet_in_their_groups(plan, capsys):
+    job = on_mesh(with_all_reduce(plan), data=4, model=3)
+    row = report(capsys, job)["ranks"]
+    assert row["devices"] == 12
+    assert row["wire_mb"] == pytest.approx(2 * 3 / 4 * 4096 / 1e6)
+    with pytest.raises(
+        CompileError, match=r"--devices 8: plan 'train' is for a mesh of data=4 x m"
+    ):
+        cli_simulate.run(job, parsed("--devices", "8"))
+
+
+def test_the_plan_of_some_ranks_is_not_simulated_as_that_of_all(plan):
+    job = on_mesh(with_all_reduce(plan), data=2)
+    with pytest.raises(CompileError, match=r"'train' is that of some ranks .* over 4 ranks along"):
+        cli_simulate.run(job, parsed())
 
 
 def test_ranks_that_would_never_meet_are_refused(plan):
@@ -240,9 +269,15 @@ def test_without_a_cache_rates_are_measured_every_time(plan, capsys, monkeypatch
 
 def test_the_plan_of_one_of_several_ranks_moves_its_gradients(capsys):
     model = nn.Linear(4, 4)
-    job = train.compile(model, {"x": TensorType(DType.FLOAT32, (4, 4))}, num_ranks=4)
+
+    @af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=4))
+    def among(model, batch):
+        return model(batch.x).mean()
+
+    job = among.compile(model, {"x": TensorType(DType.FLOAT32, (4096, 4))})
     found = report(capsys, job)["ranks"]
     assert found["devices"] == 4
     assert report(capsys, job, "--devices", "9")["ranks"]["devices"] == 9
-    assert found["wire_mb"] == pytest.approx(2 * 3 / 4 * (4 * 4 + 4) * 4 / 1e6)
+    most = 2 * 3 / 4 * (4 * 4 + 4) * 4 / 1e6
+    assert most / 2 < found["wire_mb"] <= most * 1.06  # and the loss
     assert 0 < found["efficiency"] < 1

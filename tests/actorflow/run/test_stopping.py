@@ -16,7 +16,7 @@ class Run:
         self.is_inherited = False
         self.loop = self
 
-    def stop(self):
+    def stop(self, reason=""):
         self.calls.put("stop")
 
     def give_up_sources(self):

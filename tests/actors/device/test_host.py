@@ -61,8 +61,8 @@ def test_blocks_are_aligned_and_views_lie_where_they_should(alignment):
         host_memory.view_on(block, 990, type_, (12, 4))
 
 
-def test_memory_between_processes_is_not_there_yet():
-    with pytest.raises(InternalError, match="no memory is shared between processes"):
+def test_memory_that_ranks_share_is_not_the_hosts_to_give():
+    with pytest.raises(InternalError, match="memory that ranks share is made by what they meet"):
         host_memory.allocate(8, 64, Memory.SHARED)
 
 

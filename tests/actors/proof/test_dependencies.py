@@ -51,14 +51,14 @@ def data():
     return af.data.ArraySource({"x": x, "y": y}, batch=8)
 
 
-def compiled(model, *, is_evaluated=False, num_ranks=1, **options):
+def compiled(model, *, is_evaluated=False, **options):
     """The plan of a job with a snapshot after every other step."""
     evaluation = af.Evaluation(judged, data(), every=2, batches=2) if is_evaluated else None
     job = af.job(optimizer=af.optim.AdamW(1e-2), seed=3, **options)(loss)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACTORFLOW_CACHE", "off")
         patch.setattr(HostTarget, "message_ns", 100.0)  # small models are cut into many chains
-        return job.compile(model, data(), every=2, evaluation=evaluation, num_ranks=num_ranks)
+        return job.compile(model, data(), every=2, evaluation=evaluation)
 
 
 PLANS = {
@@ -71,8 +71,7 @@ PLANS = {
     "evaluation and accumulate": lambda: compiled(Net(), is_evaluated=True, accumulate=2),
     "evaluation on two streams": lambda: compiled(Towers(), is_evaluated=True, streams=2),
     "offload": lambda: compiled(Net(), offload="optimizer"),
-    "four ranks": lambda: compiled(Net(), num_ranks=4),
-    "four ranks on two streams": lambda: compiled(Towers(), num_ranks=4, streams=2),
+    "four ranks": lambda: compiled(Net(), mesh=af.Mesh(data=4)),
     "a device": lambda: compiled(Net(), device="sim"),
     "offload from a device": lambda: compiled(Net(), device="sim", offload="optimizer"),
     "evaluation on a device": lambda: compiled(Net(), device="sim", is_evaluated=True),
@@ -89,7 +88,6 @@ LEAST = {
     "evaluation on two streams": {DATA: (35, 15), CONTROL: (9, 9), CREDIT: (6, 4), SLOT: (40, 9)},
     "offload": {DATA: (7, 4), CONTROL: (5, 5), CREDIT: (1, 1), SLOT: (12, 3)},
     "four ranks": {DATA: (4, 4), CREDIT: (1, 1), SLOT: (6, 4)},
-    "four ranks on two streams": {DATA: (30, 10), CONTROL: (9, 8), SLOT: (30, 4)},
     "a device": {DATA: (5, 5), SLOT: (6, 6), EVENT: (4, 4), HOST_WAIT: (3, 3)},
     "offload from a device": {DATA: (6, 6), CONTROL: (5, 4), EVENT: (9, 6), HOST_WAIT: (4, 4)},
     "evaluation on a device": {DATA: (8, 8), CREDIT: (5, 3), EVENT: (6, 5), HOST_WAIT: (5, 4)},

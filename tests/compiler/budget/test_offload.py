@@ -19,6 +19,7 @@ from compiler.budget.choose_offload import choose_offload
 from compiler.errors import CompileError, InternalError
 from compiler.graph import GraphBuilder, Output
 from compiler.lowering.lower import lower
+from compiler.mesh import Mesh, MeshLink, joined
 from compiler.ops.activation import TANH
 from compiler.ops.binary import MUL
 from compiler.ops.copies import COPY_TO, is_copy, places
@@ -28,10 +29,10 @@ from compiler.ops.reduce import MEAN
 from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.options import CompileOptions
-from compiler.passes import collectives
+from compiler.passes import distribute
 from compiler.passes.check import check
 from compiler.pipeline import with_choice
-from compiler.placement import HOST, HOST_SIDE, Device, DeviceKind, Ranks
+from compiler.placement import HOST, HOST_SIDE, Device, DeviceKind
 from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.shared_bytes import check_shared_bytes
 from compiler.target import Hardware, Link
@@ -66,12 +67,11 @@ def adam_job(depth=4, every=1, rng=None, ranks=1):
             value = b.one(MUL, value, b.one(TRANSPOSE, b.one(EXP, value), perm=(1, 0)))
     loss = b.one(MEAN, value, axes=(0, 1), keepdims=False)
     adam(b, loss, weights, every)
-    graph = b.freeze()
-    job = CompileOptions("job")
+    graph, job = b.freeze(), CompileOptions("job")
     for step_ in [p for p in pipeline.PASSES if p.is_wanted(job)]:
         graph = check(step_.apply(graph, linked(), job), step_.name)
         if step_.name == "simplify":
-            graph = collectives.run(graph, Ranks(ranks))
+            graph = distribute.run(graph, joined(Mesh(("data",), (ranks,)), MeshLink()))
     return graph
 
 
@@ -318,7 +318,7 @@ def test_however_late_anything_is_the_device_holds_two_buckets_and_steps_see_who
 def test_gradients_meet_the_other_ranks_before_state_comes_in_for_them(every):
     graph, target = adam_job(6, every, ranks=4), linked(Link(0.1, 0.1, 0.0))
     moved = offload.run(graph, offload.state_names(graph), target, bucket_bytes=2 * MATRIX_BYTES)
-    plan = planned(moved, target, accumulate=every)
+    plan = planned(moved, target, accumulate=every, mesh=(("data", 4),))
     check_races(plan)
     kinds = {actor.kind for actor in plan.actors}
     assert {ActorKind.COMM, ActorKind.COPY} < kinds

@@ -233,7 +233,7 @@ def test_what_writes_or_talks_to_other_ranks_is_not_among_what_may_run_again(ske
     x = sketch.input("x", (N, N))
     step = sketch.variable("step", (), "int64", "counter")
     a = b.one(EXP, x)
-    summed = b.one(ALL_REDUCE, a, num_ranks=2, group="all", bucket=0, order=0)
+    summed = b.one(ALL_REDUCE, a, num_ranks=2, group="data", bucket=0, order=0, by="sum")
     c = b.one(EXP, summed)
     b.outputs = [Output("c", c)]
     b.writes.append(Write(step, b.one(INCREMENT, step)))

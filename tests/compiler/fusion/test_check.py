@@ -133,3 +133,9 @@ def test_random_bits_need_a_seed_a_step_and_a_share():
             check_program(FusedProgram(inputs, (replace(good, constants=constants),), (2,)))
     with pytest.raises(ProgramError, match="seed and step"):
         check_program(FusedProgram((ProgramInput(I64, ROW), inputs[1]), (good,), (2,)))
+    placed = replace(good, operands=(0, 1, 2))
+    for kind in (SCALAR, ROW):
+        check_program(FusedProgram((*inputs, ProgramInput(I64, kind)), (placed,), (3,)))
+    for first in (ProgramInput(I64, FULL), ProgramInput(I32, ROW)):
+        with pytest.raises(ProgramError, match="perhaps a first one"):
+            check_program(FusedProgram((*inputs, first), (placed,), (3,)))

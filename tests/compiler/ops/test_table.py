@@ -32,6 +32,8 @@ from compiler.types import DType, TensorType, numpy_dtype
 ROWS = (*table.ROWS_OF_OPS, *ROWS_OF_ELEMENTS)
 LOW = DType.BFLOAT16
 ELSEWHERE = {
+    "over_stages": "between ranks; tests/compiler/sbp/test_cut.py",
+    **dict.fromkeys(("send", "receive"), "between ranks; tests/actors/collectives"),
     "constant": "tests/compiler/test_ops.py",
     "fused": "made of the others; tests/actors/kernels/codegen",
     "region": "made of the others; tests/actors/kernels/codegen/test_chunked.py",

@@ -1,12 +1,13 @@
 """The choice of SBP against all choices there are, and against the nearest one at each node."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
 
-from compiler.errors import CompileError
 from compiler.graph import GraphBuilder, Output, consumers
+from compiler.mesh import MeshLink
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.elementwise import EXP
 from compiler.ops.matmul import MATMUL
@@ -15,11 +16,14 @@ from compiler.ops.shape import TRANSPOSE
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.sbp import infer
 from compiler.sbp.infer import MeshAxis, Speed, choose
-from compiler.sbp.moves import MeshLink, ways_between
+from compiler.sbp.moves import ways_between
+from compiler.sbp.problem import LayoutProblem, fill, waiting_for_nobody
 from compiler.sbp.words import BROADCAST, PARTIAL, Split
 
 AXIS = MeshAxis(2, MeshLink(bytes_per_ns=1.0, latency_ns=10.0), Speed(50.0, 10.0))
 N = 64
+GRAPHS = int(os.environ.get("ACTORFLOW_TEST_GRAPHS", "100"))
+"""How many graphs are held against the best choice there is: 1,000 take a minute."""
 
 
 def random_graph(rng, nodes):
@@ -57,17 +61,54 @@ def cost_of(graph, ways, own_ns):
         for reader in consumers(graph)[value]:
             pairs = zip(graph.nodes[reader].inputs, ways[reader].signature.inputs, strict=True)
             needs |= {need for read, need in pairs if read == value}
-        for need in sorted(needs, key=str):
-            type_ = graph.types[value]
-            total += ways_between(type_, (word,), (need,), (AXIS.parts,), (AXIS.wire,))[0]
+        total += sum([move_ns(graph, value, word, need) for need in sorted(needs, key=str)])
     return total
 
 
+def move_ns(graph, value, word, need):
+    return ways_between(graph.types[value], (word,), (need,), (AXIS.parts,), (AXIS.wire,))[0]
+
+
+def problem_of(graph, fixed):
+    problem = LayoutProblem(graph, graph.types, AXIS, fixed, (), bundled=waiting_for_nobody(graph))
+    fill(problem)
+    return problem
+
+
+def least_time(graph, fixed):
+    """Return the least time of all choices there are.
+
+    What is still to be read decides what is left to pay: of choices that agree on how these values
+    lie, and on what they were brought into, the cheapest is enough. None is left out but for that.
+    """
+    problem, last = problem_of(graph, fixed), {}
+    for index, node in enumerate(graph.nodes):
+        last.update(dict.fromkeys((*node.inputs, *node.outputs), index))
+    wanted, states = {o.value for o in graph.outputs}, {(): 0.0}
+    for index, node in enumerate(graph.nodes):
+        later = {}
+        for state, time in states.items():
+            for way, own in zip(problem.ways[index], problem.own_ns[index], strict=True):
+                held, now = {value: (word, seen) for value, word, seen in state}, time + own
+                for value, need in zip(node.inputs, way.signature.inputs, strict=True):
+                    word, seen = held[value]
+                    if need not in seen:
+                        now += move_ns(graph, value, word, need)
+                        held[value] = (word, seen | {need})
+                for value, word in zip(node.outputs, way.signature.outputs, strict=True):
+                    now += move_ns(graph, value, word, BROADCAST) if value in wanted else 0.0
+                    seen = {word, BROADCAST} if value in wanted else {word}
+                    held[value] = (word, frozenset(seen))
+                live = [(v, *pair) for v, pair in sorted(held.items()) if last[v] > index]
+                key = tuple(live)
+                later[key] = min(later.get(key, float("inf")), now)
+        states = later
+    return min(states.values())
+
+
 def all_choices(graph, fixed):
-    """Return the least time of all choices there are."""
-    problem = infer._Given(graph, graph.types, AXIS, fixed, ())
-    infer._fill(problem)
-    best = float("inf")
+    """Return the least time, every choice tried by itself."""
+    problem, best = problem_of(graph, fixed), float("inf")
     for picked in itertools.product(*[range(len(ways)) for ways in problem.ways]):
         ways = [problem.ways[i][way] for i, way in enumerate(picked)]
         own = [problem.own_ns[i][way] for i, way in enumerate(picked)]
@@ -75,29 +116,44 @@ def all_choices(graph, fixed):
     return best
 
 
-def test_small_graphs_are_solved_to_the_best_there_is():
+def test_what_choices_are_held_against_is_the_least_of_all():
     rng = np.random.default_rng(0)
-    for _ in range(60):
+    for _ in range(20):
         graph, fixed = random_graph(rng, rng.integers(3, 6))
-        found = choose(graph, (), AXIS, fixed)
-        assert found.time_ns == pytest.approx(all_choices(graph, fixed), rel=0.05)
+        assert least_time(graph, fixed) == pytest.approx(all_choices(graph, fixed))
+
+
+def over_least(count, seed):
+    """Return by how much choices are dearer than the best there are, of random graphs."""
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(count):
+        graph, fixed = random_graph(rng, rng.integers(3, 11))
+        least = least_time(graph, fixed)
+        found.append((choose(graph, (), AXIS, fixed).time_ns + 1.0) / (least + 1.0))
+    return np.array(found)
+
+
+def test_choices_of_small_graphs_are_within_5_percent_of_the_best_there_are():
+    found = over_least(GRAPHS, seed=3)
+    print(f"{GRAPHS} graphs: {np.sum(found > 1 + 1e-9)} above the least, worst {found.max():.4f}")
+    assert found.min() > 1 - 1e-9
+    assert found.max() <= 1.05
 
 
 def test_no_choice_is_dearer_than_that_without_look_ahead():
     rng = np.random.default_rng(1)
-    for _ in range(200):
+    for _ in range(GRAPHS // 2):
         graph, fixed = random_graph(rng, rng.integers(4, 11))
-        problem = infer._Given(graph, graph.types, AXIS, fixed, ())
-        infer._fill(problem)
-        greedy = infer._total(problem, infer._searched(problem, 1))
+        problem = problem_of(graph, fixed)
+        search = infer._LayoutSearch(problem)
+        greedy = search.total(search.searched(1)[1])
         assert choose(graph, (), AXIS, fixed).time_ns <= greedy * (1 + 1e-12)
 
 
 def test_the_time_that_is_told_is_that_of_what_is_chosen():
     graph, fixed = random_graph(np.random.default_rng(2), 9)
     found = choose(graph, (), AXIS, fixed)
-    problem = infer._Given(graph, graph.types, AXIS, fixed, ())
-    infer._fill(problem)
+    problem = problem_of(graph, fixed)
     own = [problem.own_ns[i][problem.ways[i].index(way)] for i, way in enumerate(found.ways)]
     assert found.time_ns == pytest.approx(cost_of(graph, found.ways, own))
 
@@ -111,11 +167,3 @@ def test_batches_that_are_split_make_shares_of_gradients():
     b.outputs = [Output("loss", b.one(SUM, grad, axes=(0, 1), keepdims=False))]
     found = choose(b.freeze(), (), AXIS, {x: Split(0), w: BROADCAST})
     assert (found.words[y], found.words[grad]) == (Split(0), PARTIAL)
-
-
-def test_what_cannot_be_is_said_with_all_that_can():
-    b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(3, 1))
-    b.outputs = [Output("y", x)]
-    with pytest.raises(CompileError, match=r"input over 2 ranks cannot make S\(1\); it can: "):
-        choose(b.freeze(), (), AXIS, {x: Split(1)})

@@ -7,13 +7,13 @@ import pytest
 from rank_graphs import parts_of, run_ranks, whole_of
 
 from compiler.graph import GraphBuilder, Output
+from compiler.mesh import Mesh, MeshLink
 from compiler.ops.shape import COPY
 from compiler.ops.sources import INPUT
 from compiler.sbp.derive import Found
 from compiler.sbp.distribute import Layouts, distribute
 from compiler.sbp.infer import SbpChoice
-from compiler.sbp.mesh import Mesh
-from compiler.sbp.moves import MeshLink, ways_between
+from compiler.sbp.moves import ways_between
 from compiler.sbp.signatures import SbpSignature
 from compiler.sbp.words import BROADCAST, PARTIAL, PARTIAL_MAX, Split, words_text
 from compiler.types import DType, TensorType

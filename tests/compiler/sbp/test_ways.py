@@ -6,10 +6,11 @@ from rank_graphs import OPS, ROWS, parts_of, run_ranks, types_of, whole_of
 
 from compiler.attrs import Attrs
 from compiler.graph import UNKNOWN_SOURCE, GraphBuilder, Node
+from compiler.mesh import Mesh
 from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.sources import INPUT
 from compiler.registry import infer_type, reference
-from compiler.sbp.mesh import Mesh
+from compiler.sbp.parts import splits_of
 from compiler.sbp.project import LocalCall
 from compiler.sbp.ways import emit_part, ways_of
 from compiler.sbp.words import local_slices
@@ -44,11 +45,17 @@ def check(row, parts, way, rng):
         own = [part[rank] for part in cut]
         given = tuple([b.one(INPUT, name="x", dtype=x.dtype.name, shape=x.shape) for x in own])
         given_slices, made_slices = slices(inputs, words.inputs), slices(outputs, words.outputs)
-        call = LocalCall(node, given, inputs, outputs, given_slices, made_slices)
+        mesh = Mesh(("ranks",), (parts,))
+        splits = [
+            tuple([splits_of((word,), mesh) for word in side])
+            for side in (words.inputs, words.outputs)
+        ]
+        more = (*splits, mesh, (rank,))
+        call = LocalCall(node, given, inputs, outputs, given_slices, made_slices, *more)
         results.append(emit_part(b, call, [(0, way)], all_reduce))
         graphs.append(b.freeze())
         feeds.append(dict(zip(given, own, strict=True)))
-    values = run_ranks(graphs, feeds, Mesh(("ranks",), (parts,)))
+    values = run_ranks(graphs, feeds, mesh)
     wanted = reference.get(op)(attrs, *arrays)
     for index, (word, want) in enumerate(zip(words.outputs, wanted, strict=True)):
         own = [v[made[index]] for v, made in zip(values, results, strict=True)]

@@ -131,10 +131,10 @@ def test_attention_and_its_gradient_agree_with_float64(dtype, kind, causal, emul
 MASKS = {"none": None, "whole": (2, 3, 9, 40), "of keys": (2, 1, 1, 40), "of rows": (1, 1, 9, 1)}
 
 
-@pytest.mark.parametrize("is_dropped", [False, True], ids=["whole", "dropped"])
+@pytest.mark.parametrize("dropped", ["", "dropped", "numbered"])
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_masks_and_dropout_agree_with_the_reference(dtype, name, is_dropped, emulated_run, chunks):
+def test_masks_and_dropout_agree_with_the_reference(dtype, name, dropped, emulated_run, chunks):
     dy, q, k, v = operands(((2, 3), 9, 40, 6, 8), dtype)
     attrs, more, dtypes = {"scale": 0.7, "causal": name == "none"}, (), ()
     if MASKS[name]:
@@ -142,9 +142,12 @@ def test_masks_and_dropout_agree_with_the_reference(dtype, name, is_dropped, emu
         mask = np.where(rng.random(MASKS[name]) < 0.3, -np.inf, rng.standard_normal(MASKS[name]))
         mask[..., -1, :] = -np.inf if mask.shape[-2] > 1 else mask[..., -1, :]
         more, dtypes = (stored(mask, dtype),), (DType(dtype),)
-    if is_dropped:
+    if dropped:
         more = (*more, np.array(7), np.array(9))
         attrs, dtypes = {**attrs, "p": 0.4, "key": 2}, (*dtypes, DType.INT64, DType.INT64)
+    if dropped == "numbered":
+        more = (*more, np.array([[5, 720, 77], [4000, 0, 13]]))
+        attrs, dtypes = {**attrs, "numbered": True}, (*dtypes, DType.INT64)
     own, low = DType(dtype), DType(statistics(dtype))
     made = types_of(dtype, dy.shape) + types_of(statistics(dtype), q.shape[:-1])
     options = {"dtypes": [own] * 3 + [*dtypes], "seeds": (1,)}

@@ -1,7 +1,7 @@
 import pytest
 
 from compiler.errors import CompileError
-from compiler.sbp.mesh import Mesh
+from compiler.mesh import Mesh
 
 MESH = Mesh(("data", "model"), (2, 3))
 

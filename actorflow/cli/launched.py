@@ -1,0 +1,72 @@
+"""The process of a rank: `python -m actorflow.cli.launched FD PARENT SCRIPT.py [ARGS]`.
+
+`actorflow launch` starts it; FD holds the keys of the rank, PARENT is the launcher. It dies with
+the launcher, however that ends. An error of the script is told to the launcher, which shows it
+once, instead of being printed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from actorflow.cli.script import run_script, tell_error
+from actorflow.ranks.keys import take_over
+from actorflow.ranks.member import RankMember, become_member
+
+_PR_SET_PDEATHSIG = 1
+_CLEAN = (None, 0, *[128 + s for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)])
+"""Exit statuses of a script that ended well, or that a signal ended cleanly."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run a script as a rank, and return its exit status."""
+    fd, parent, script, *rest = arguments
+    _die_with(int(parent))
+    member = become_member(take_over(int(fd)))
+    try:
+        run_script(script, rest)
+    except SystemExit as ended:
+        if ended.code in _CLEAN:
+            _leave(member)
+        raise
+    except Exception as error:
+        return _failed(member, error)
+    _leave(member)
+    return 0
+
+
+def _leave(member: RankMember) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    member.leave()
+
+
+def _failed(member: RankMember, error: Exception) -> int:
+    shown = io.StringIO()
+    with contextlib.redirect_stderr(shown):
+        tell_error(error)
+    if not member.fail(error, shown=shown.getvalue()):
+        sys.stderr.write(shown.getvalue())
+    return 1
+
+
+def _die_with(parent: int) -> None:
+    """Have the system kill this process when its parent ends; leave at once where it has."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        _quit()
+
+
+def _quit() -> NoReturn:
+    os._exit(128 + signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

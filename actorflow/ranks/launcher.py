@@ -1,0 +1,281 @@
+"""Several processes as one job: started, watched and ended together.
+
+One thread and one loop wait for everything: the sockets of the coordinator, the processes (by
+pidfd), what they print, and signals. All ranks end with the launcher: the system kills them when it
+dies, whatever it dies of. When a rank fails the others are told, and end by themselves; who has not
+after a grace gets SIGTERM, and after another SIGKILL, with all that it started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import zmq
+
+from actorflow.logs import logger
+from actorflow.ranks.coordinator import Coordinator
+from actorflow.ranks.cores import shares
+from actorflow.ranks.starting import RankProcess, environment_of, start_rank
+from compiler.errors import ActorflowError
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BY_SIGNAL = 128
+"""What a shell adds to the number of the signal that ended a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLaunch:
+    """What is to be launched.
+
+    Args:
+        command: a script and its arguments.
+        num_ranks: how many processes run it.
+        wait_s: how long ranks wait for each other, 0 for ever.
+        grace_s: how long ranks may take to end by themselves after one has failed.
+    """
+
+    command: Sequence[str]
+    num_ranks: int
+    wait_s: float
+    grace_s: float
+
+
+def launch(asked: RankLaunch, environ: Mapping[str, str]) -> int:
+    """Run a script as several ranks, from the main thread; return the job's exit status.
+
+    That is the status of the rank that failed first, or 0. What went wrong is printed once, to
+    stderr. Raises ActorflowError where processes cannot be started.
+    """
+    if not hasattr(os, "pidfd_open"):
+        raise ActorflowError("'actorflow launch' needs Linux: it watches processes by pidfd")
+    return _Launcher(asked, environ).run()
+
+
+class _Launcher:
+    """One launch."""
+
+    def __init__(self, asked: RankLaunch, environ: Mapping[str, str]) -> None:
+        self._asked, self._environ = asked, environ
+        self._coordinator = Coordinator(asked.num_ranks, asked.wait_s)
+        self._ranks: list[RankProcess] = []
+        self._signals: list[int] = []
+        self._num_passed_on = 0
+        self._ending_since_s: float | None = None
+        self._poller = zmq.Poller()
+        for socket in self._coordinator.sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def run(self) -> int:
+        """Start all, serve them until the last has ended, and return the exit status."""
+        with self._woken_by_signals() as bell:
+            self._poller.register(bell, zmq.POLLIN)
+            try:
+                self._start()
+                while any([rank.status is None for rank in self._ranks]):
+                    came = dict(self._poller.poll(self._timeout_ms()))
+                    if bell in came:
+                        _empty(bell)
+                    self._pass_on_signals()
+                    self._coordinator.serve()
+                    self._read_output(came)
+                    self._reap(came)
+                    self._look_for_stopped()
+                    self._escalate()
+            finally:
+                self._end_all()
+        return self._verdict()
+
+    def _start(self) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        parts = shares(cores, self._asked.num_ranks)
+        for number in range(self._asked.num_ranks):
+            own = None if parts is None else parts[number]
+            keys = self._coordinator.keys(number)
+            threads = 1 if own is None else len(own)
+            environ = environment_of(self._environ, keys, self._coordinator.port, threads)
+            try:
+                rank = start_rank(keys, self._asked.command, environ, own)
+            except OSError as error:
+                raise ActorflowError(
+                    f"rank {number} of {self._asked.num_ranks} cannot be started: {error}; those"
+                    " that were are ended again"
+                ) from error
+            self._ranks.append(rank)
+            self._poller.register(rank.pidfd, zmq.POLLIN)
+            if rank.tail is not None:
+                self._poller.register(rank.tail.fd, zmq.POLLIN)
+
+    @contextmanager
+    def _woken_by_signals(self) -> Iterator[int]:
+        """Note signals while this is open, and yield what is readable when one came."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        before: dict[int, Any] = {}
+        woken = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        try:
+            number: int
+            for number in _PASSED_ON:
+                if signal.getsignal(number) != signal.SIG_IGN:  # of nohup, which ranks inherit
+                    before[number] = signal.signal(number, self._note)
+            # A child that is stopped is told by this one alone; without a handler none is woken.
+            before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+            yield read_end
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(woken)
+            os.close(read_end)
+            os.close(write_end)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _pass_on_signals(self) -> None:
+        while self._num_passed_on < len(self._signals):
+            number = self._signals[self._num_passed_on]
+            self._num_passed_on += 1
+            if self._signals[: self._num_passed_on].count(number) > 1:
+                self._begin_ending()  # asked for twice: at once
+            for rank in self._ranks:
+                _send(rank, number)
+
+    def _read_output(self, came: Mapping[Any, int]) -> None:
+        for rank in self._ranks:
+            tail = rank.tail
+            if tail is not None and tail.fd in came and not tail.read():
+                self._poller.unregister(tail.fd)
+
+    def _reap(self, came: Mapping[Any, int]) -> None:
+        for rank in self._ranks:
+            if rank.status is not None or rank.pidfd not in came:
+                continue
+            self._poller.unregister(rank.pidfd)
+            _kill_group(rank)  # what it started and left behind
+            code = rank.popen.wait()
+            rank.status = _BY_SIGNAL - code if code < 0 else code
+            if rank.tail is not None:
+                rank.tail.drain()
+            if not self._coordinator.has_left(rank.rank):
+                is_cause = code < 0 and not rank.is_forced
+                self._coordinator.lost(rank.rank, _words(code), explains=is_cause)
+
+    def _look_for_stopped(self) -> None:
+        for rank in self._ranks:
+            if rank.status is not None:
+                continue
+            flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+            with suppress(ChildProcessError):
+                while (seen := os.waitid(os.P_PIDFD, rank.pidfd, flags)) is not None:
+                    is_stopped = seen.si_code == os.CLD_STOPPED
+                    rank.stopped_at_s = time.monotonic() if is_stopped else None
+            wait_s, since_s = self._asked.wait_s, rank.stopped_at_s
+            if wait_s and since_s is not None and time.monotonic() >= since_s + wait_s:
+                text = f"was stopped (SIGSTOP) {wait_s:g} s ago and does not go on"
+                self._coordinator.lost(rank.rank, text)
+
+    def _escalate(self) -> None:
+        """End who does not end by itself, once there was a failure."""
+        if self._coordinator.failure is not None:
+            self._begin_ending()
+        if self._ending_since_s is None:
+            return
+        passed_s = time.monotonic() - self._ending_since_s
+        for rank in self._ranks:
+            if rank.status is None and passed_s >= 2 * self._asked.grace_s:
+                rank.is_forced = True
+                _kill_group(rank)
+            elif rank.status is None and passed_s >= self._asked.grace_s and not rank.is_forced:
+                rank.is_forced = True
+                _send(rank, signal.SIGTERM)
+
+    def _begin_ending(self) -> None:
+        if self._ending_since_s is None:
+            self._ending_since_s = time.monotonic()
+
+    def _timeout_ms(self) -> int | None:
+        """Return how long to wait for news before something is due."""
+        due: list[float] = []
+        if self._ending_since_s is not None:
+            grace_s = self._asked.grace_s
+            due = [self._ending_since_s + grace_s, self._ending_since_s + 2 * grace_s]
+        for rank in self._ranks:
+            if rank.stopped_at_s is not None and self._asked.wait_s and rank.status is None:
+                due.append(rank.stopped_at_s + self._asked.wait_s)
+        left = [at - time.monotonic() for at in due]
+        return min([1 + int(s * 1000) for s in left if s > 0], default=None)
+
+    def _end_all(self) -> None:
+        for rank in self._ranks:
+            if rank.status is None:
+                _kill_group(rank)
+                rank.status = _BY_SIGNAL - min(0, rank.popen.wait())
+            os.close(rank.pidfd)
+            if rank.tail is not None:
+                rank.tail.close()
+        self._coordinator.close()
+
+    def _verdict(self) -> int:
+        failure = self._coordinator.failure
+        if failure is None:
+            return self._late_verdict()
+        rank = self._ranks[failure.rank]
+        by_itself = rank.status if rank.status and not rank.is_forced else 1
+        if by_itself - _BY_SIGNAL in self._signals:
+            logger.info("%s, as the launcher was told to", failure.told)
+            return by_itself
+        if rank.tail is not None and (text := rank.tail.text()):
+            print(f"--- what rank {rank.rank} printed last:\n{text}\n---", file=sys.stderr)
+        head = f"actorflow launch: {failure.told}"
+        if failure.shown:
+            head = f"actorflow launch: rank {failure.rank} of {len(self._ranks)} failed"
+            head += f" in {failure.op}" if failure.op else ""
+            head += f" ({failure.line})" if failure.line else ""
+            head += f":\n{failure.shown.rstrip()}"
+        print(head, file=sys.stderr)
+        return by_itself
+
+    def _late_verdict(self) -> int:
+        """Return the exit status where all scripts ended well, or were stopped."""
+        for rank in self._ranks:
+            if rank.status:
+                if rank.status - _BY_SIGNAL not in self._signals:
+                    said = _words(rank.popen.returncode)
+                    text = f"rank {rank.rank} {said}, after its script had ended well"
+                    print(f"actorflow launch: {text}", file=sys.stderr)
+                return rank.status
+        return 0
+
+
+def _words(code: int) -> str:
+    if code < 0:
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by signal {-code}"
+    if code == 0:
+        return "ended without a word (os._exit?)"
+    return f"ended with exit status {code}"
+
+
+def _send(rank: RankProcess, number: int) -> None:
+    if rank.status is None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(rank.pidfd, number)
+
+
+def _kill_group(rank: RankProcess) -> None:
+    # Before the process is reaped: until then nobody else can have its number.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.popen.pid, signal.SIGKILL)
+
+
+def _empty(bell: int) -> None:
+    with suppress(BlockingIOError):
+        while os.read(bell, 4096):
+            pass

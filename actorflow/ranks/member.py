@@ -1,0 +1,256 @@
+"""What a rank has of its job: its number, and the others' agreement.
+
+    member = this_member()            # None where this process is alone
+    values = member.gather("plan", b"...")
+    run = member.begin_run(RunCallbacks(grant=..., abort=...))
+    run.finished(1)
+    run.end(1)
+
+`gather` is how ranks come to know anything of each other; a run has more to agree on, and has it
+without waiting: it says what it did and what it wants, and is told by callbacks what is common to
+all ranks. See `actorflow.ranks.agreement` for how that is decided.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from queue import Empty, SimpleQueue
+
+from actorflow.ranks.keys import RankKeys
+from actorflow.ranks.messages import (
+    Aborted,
+    Began,
+    Came,
+    Left,
+    Met,
+    Noted,
+    RankFailed,
+    ToRank,
+    WaitedInVain,
+    Welcome,
+)
+from actorflow.ranks.shared_run import RunCallbacks, SharedRun
+from actorflow.ranks.wire import pack_value, unpack_value
+from compiler.attrs import PlainValue
+from compiler.errors import ActorflowError, InternalError, PeerFailed
+
+_GLANCE_S = 0.25
+"""How long a wait lasts before the thread looks whether a signal came."""
+_NEWS_S = 1.0
+"""How long a rank that missed another waits for the reason, before it tells what it knows."""
+_MOST_FRAMES = 8
+"""Of a rank that does not do what the others do: the innermost ones say why."""
+_GOODBYE_S = 5.0
+"""How long a rank that ends waits until that was heard; without it its exit would be a failure."""
+
+
+class RankMember:
+    """One rank of a job of several. Its methods may be called from any thread.
+
+    Attributes:
+        rank: which one this is, from 0.
+        num_ranks: how many there are.
+    """
+
+    def __init__(self, keys: RankKeys) -> None:
+        self.rank, self.num_ranks = keys.rank, keys.num_ranks
+        self._wait_s = keys.wait_s
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._num_meetings = self._num_runs = 0
+        self._run: SharedRun | None = None
+        self._failure: ActorflowError | None = None
+        self._has_told = False
+        self._news: SimpleQueue[Met | None] = SimpleQueue()
+        self._noted, self._is_over = threading.Event(), threading.Event()
+        # Here, because whoever is alone has no need of zmq.
+        from actorflow.ranks.link import RankLink
+
+        self._link = RankLink(keys, self._hear, self._break)
+
+    @property
+    def failure(self) -> ActorflowError | None:
+        """What ended the job, as all ranks are told it; None where nothing did.
+
+        To be raised instead of what a run raises because it was aborted. PeerFailed, but for a bug.
+        """
+        return self._failure
+
+    def gather(self, name: str, value: PlainValue) -> list[PlainValue]:
+        """Return the values of all ranks, by rank, once all have come to this name.
+
+        Ranks come to the same names in the same order. A value has at most 256 MiB, packed.
+
+        Raises PeerFailed, on every rank, where one has come to another name, has ended its script,
+        has failed, or does not come in time; ValueError for a value that cannot travel.
+        """
+        packed = pack_value(value, name)
+        self._check_process()
+        with self._lock:
+            self._check()
+            self._num_meetings += 1
+            number = self._num_meetings
+            self._link.say(Came(number, name, packed))
+            waited_s = 0.0
+            is_told = False
+            while True:
+                try:
+                    # Not longer: a signal that is given to another thread is handled only between.
+                    met = self._news.get(timeout=_GLANCE_S)
+                except Empty:
+                    waited_s += _GLANCE_S
+                    if self._wait_s and waited_s >= self._wait_s and not is_told:
+                        is_told = True  # whose fault it is, the coordinator knows
+                        self._link.say(WaitedInVain(number, math.ceil(waited_s)))
+                    continue
+                self._check()
+                if met is not None and met.number == number:
+                    return [unpack_value(one) for one in met.values]
+
+    def begin_run(self, callbacks: RunCallbacks, *, first_step: int = 0) -> SharedRun:
+        """Meet the others for a run, whose next step is `first_step` + 1, and return it.
+
+        All ranks begin their runs in the same order, each after `end` of the one before. Waits for
+        the others as `gather` does, so that one that does not come is found, and raises what that
+        raises.
+        """
+        self._num_runs += 1
+        self.gather(f"run {self._num_runs}", first_step)
+        run = SharedRun(self._num_runs, callbacks, self._link.say)
+        self._run = run
+        self._link.say(Began(run.number, first_step))
+        if self._failure is not None:  # it came while the run was made, and found none to abort
+            run.abort(self._failure)
+        return run
+
+    def fail(self, error: BaseException, *, op: str = "", line: str = "", shown: str = "") -> bool:
+        """Tell the others that this rank has failed; a run of theirs is aborted.
+
+        The first failure of a job counts; a later call can only add `shown`. An error that is
+        another's fault (PeerFailed with its rank, or a cause that is one) is told with its name.
+        Waits, at most some seconds, until it was heard; returns whether it was, so that the
+        launcher shows it and nobody else has to.
+
+        Args:
+            error: what was raised.
+            op: the op it was raised in, where there is one.
+            line: the user's line, "file.py:12".
+            shown: what the user is to see of it, instead of the text of the error.
+        """
+        if self._pid != os.getpid():
+            return False
+        causes = _causes(error)
+        peer = next((e for e in causes if isinstance(e, PeerFailed)), None)
+        if peer is not None:
+            # A collective may miss a rank before anybody knows why; who does will tell us.
+            self._is_over.wait(_NEWS_S)
+        is_consequence = self._failure is not None and (peer is not None or self._failure in causes)
+        if is_consequence or (self._has_told and not shown):
+            return True
+        self._has_told = True
+        at_fault = self.rank if peer is None or peer.rank is None else peer.rank
+        text = str(peer or error)
+        if peer is None and not isinstance(error, ActorflowError):
+            text = f"{type(error).__name__}: {error}"
+        self._noted.clear()
+        self._link.say(RankFailed(at_fault, text, op, line, shown))
+        return self._noted.wait(_GOODBYE_S)
+
+    def leave(self) -> None:
+        """Say that the script of this rank has ended well, and end the link. Idempotent."""
+        if self._pid == os.getpid():
+            if not self._has_told:
+                self._has_told = True
+                self._link.say(Left())
+                self._noted.wait(_GOODBYE_S)
+            self._link.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ActorflowError(
+                f"rank {self.rank} is process {self._pid}, from which this one, {os.getpid()}, was"
+                " forked; it is no rank. Start it with multiprocessing's 'spawn', and do not train"
+                " in it"
+            )
+
+    def _hear(self, message: ToRank) -> None:
+        """Take a message, on the link's thread."""
+        if isinstance(message, Met):
+            self._news.put(message)
+        elif isinstance(message, Noted):
+            self._noted.set()
+        elif isinstance(message, Aborted):
+            if message.rank == self.rank and not self._has_told:
+                self._tell_where()
+            self._abort(PeerFailed(message.text, rank=message.rank))
+        elif not isinstance(message, Welcome):
+            run = self._run
+            if run is not None:
+                run.hear(message)
+
+    def _tell_where(self) -> None:
+        """Print where this rank's main thread is: its fault was found by others."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if frame is not None:
+            stack = traceback.format_stack(frame)[-_MOST_FRAMES:]
+            print(f"rank {self.rank} is here:\n{''.join(stack)}", file=sys.stderr, flush=True)
+
+    def _abort(self, error: ActorflowError) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._is_over.set()
+            self._news.put(None)
+            if self._run is not None:
+                self._run.abort(error)
+
+    def _break(self, error: BaseException) -> None:
+        broken = InternalError(f"the link to the coordinator broke: {error!r}")
+        broken.__cause__ = error
+        self._noted.set()  # nobody will answer
+        self._abort(broken)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error and what led to it."""
+    found = [error]
+    while (cause := found[-1].__cause__) is not None and cause not in found:
+        found.append(cause)
+    return found
+
+
+_given: list[RankMember] = []
+"""The member of this process, where it is a rank: the launcher's child puts it there, once."""
+
+
+def become_member(keys: RankKeys) -> RankMember:
+    """Make this process a rank. Raises InternalError when it is one already."""
+    if _given:
+        raise InternalError("this process is a rank already")
+    _given.append(RankMember(keys))
+    return _given[0]
+
+
+def this_member(environ: Mapping[str, str] = os.environ) -> RankMember | None:
+    """Return what this process has of its job of several ranks; None where it is alone.
+
+    Raises ActorflowError where the environment speaks of several ranks and nobody coordinates them.
+    """
+    if _given:
+        return _given[0] if _given[0].num_ranks > 1 else None
+    size, rank = environ.get("WORLD_SIZE", ""), environ.get("RANK", "")
+    if not rank or size in ("", "1"):
+        return None
+    raise ActorflowError(
+        f"RANK={rank} and WORLD_SIZE={size} are set, but this process is no rank that 'actorflow"
+        " launch' started; start the script with 'actorflow launch -n RANKS SCRIPT.py', or unset"
+        " both to train alone"
+    )

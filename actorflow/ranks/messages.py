@@ -1,0 +1,175 @@
+"""What ranks and their coordinator say to each other.
+
+Every message is a statement that stays true ("has finished 12 steps", not "one more"), so that one
+that comes twice, or after a newer one, changes nothing. Ranks, runs and meetings are numbered; runs
+and meetings from 1 up, on each rank by itself, which is why a number says which one is meant.
+Steps are the user's: steps of training, in all, whatever the first of the run was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """A rank has come to a meeting, and brings a packed value."""
+
+    number: int
+    name: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedInVain:
+    """A rank has waited for so many seconds in all at a meeting, which is enough."""
+
+    number: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A rank is ready for a run whose next step comes after `first_step`."""
+
+    run: int
+    first_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A rank has finished a step, and so all before it."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """A rank asks for the end of the run, for a reason."""
+
+    run: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAsked:
+    """A rank asks for a checkpoint."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndsAfter:
+    """A rank's run has no step after this one: its data ended, or the run is over."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class HasData:
+    """A rank has data for a step that comes after the end of another's."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """A rank failed, by the fault of `rank`, as this one knows it: mostly itself.
+
+    `op` and `line` say where, or nothing; `shown` is what its user is shown.
+    """
+
+    rank: int
+    text: str
+    op: str
+    line: str
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A rank's script has ended well."""
+
+
+FromRank = (
+    Hello
+    | Came
+    | WaitedInVain
+    | Began
+    | Finished
+    | StopAsked
+    | CheckpointAsked
+    | EndsAfter
+    | HasData
+    | RankFailed
+    | Left
+)
+"""What a rank says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The coordinator knows this rank."""
+
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """All ranks have come to a meeting; their values, by rank."""
+
+    number: int
+    values: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A run may begin so many steps in all; with `is_last` never more, for a reason."""
+
+    run: int
+    steps: int
+    is_last: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAt:
+    """Every rank writes the state after this step, which none has begun yet."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEndsAfter:
+    """A rank's run has no step after this one; who has data for more says so."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The job has failed, by a rank, somewhere or nowhere."""
+
+    rank: int
+    text: str
+    op: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What this rank said last, that it failed or left, was heard: it may end."""
+
+
+ToRank = Welcome | Met | Granted | CheckpointAt | OtherEndsAfter | Aborted | Noted
+"""What the coordinator says."""

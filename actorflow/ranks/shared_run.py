@@ -1,0 +1,127 @@
+"""A run that all ranks of a job are on together, as one of them has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from actorflow.ranks.messages import (
+    CheckpointAsked,
+    CheckpointAt,
+    EndsAfter,
+    Finished,
+    FromRank,
+    Granted,
+    HasData,
+    OtherEndsAfter,
+    StopAsked,
+    ToRank,
+)
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCallbacks:
+    """What a run is told. They are called on the thread of the link, and must not block on it.
+
+    Args:
+        grant: called with (steps, is_last): the run may begin steps up to this one, counted from
+            the beginning of training and not of the run; with `is_last` it ends with this one.
+        abort: called once with the error that ends the run at once, on whichever rank it arose.
+        checkpoint: called with a step that no rank has begun: all write the state after it, or the
+            next one that can be written.
+        stopping: called once, before the last grant, with the reason of a stop that was asked for.
+    """
+
+    grant: Callable[[int, bool], object]
+    abort: Callable[[BaseException], object]
+    checkpoint: Callable[[int], object] = _ignore
+    stopping: Callable[[str], object] = _ignore
+
+
+class SharedRun:
+    """A run of this rank that the others are on, too. Its methods may be called from any thread.
+
+    Steps are counted from the beginning of training, as `first_step` of `begin_run`.
+
+    Args:
+        number: which run of this process it is, from 1.
+        callbacks: what it is told.
+        say: sends a message to the coordinator, without waiting.
+    """
+
+    def __init__(
+        self, number: int, callbacks: RunCallbacks, say: Callable[[FromRank], object]
+    ) -> None:
+        self.number = number
+        self.is_over = False
+        self._callbacks = callbacks
+        self._say = say
+        self._fed = self._finished = 0
+        self._other_end: int | None = None
+        self._is_aborted = False
+
+    def fed(self, step: int) -> None:
+        """Say that this rank has data for a step. Costs nothing unless another rank's data ended.
+
+        To be called before the step begins; so that one that has more data than another says so
+        before it waits for it in vain.
+        """
+        self._fed = max(self._fed, step)
+        self._compare()
+
+    def finished(self, step: int) -> None:
+        """Say that a step is finished, and so all before it: more can be granted."""
+        self._finished = max(self._finished, step)
+        self._say(Finished(self.number, step))
+
+    def data_ended(self, step: int) -> None:
+        """Say that this rank has no data after a step."""
+        self._say(EndsAfter(self.number, step))
+
+    def ask_stop(self, reason: str) -> None:
+        """Ask for the end of the run on all ranks, at a step that the coordinator chooses.
+
+        Takes no lock, so a signal handler may call it. The answer is a grant that is the last.
+        """
+        self._say(StopAsked(self.number, reason))
+
+    def ask_checkpoint(self) -> None:
+        """Ask for a checkpoint on all ranks; no effect while one that was told is still to come."""
+        self._say(CheckpointAsked(self.number))
+
+    def end(self, step: int) -> None:
+        """Say that the run is over on this rank, and well, after a step. Idempotent."""
+        if not self.is_over:
+            self.is_over = True
+            if not self._is_aborted:
+                self._say(EndsAfter(self.number, step))
+
+    def hear(self, message: ToRank) -> None:
+        """Take what the coordinator says of a run; what is of an earlier one is left alone."""
+        if isinstance(message, Granted | CheckpointAt | OtherEndsAfter):
+            if message.run != self.number or self.is_over:
+                return
+            if isinstance(message, Granted):
+                if message.is_last:
+                    self._callbacks.stopping(message.reason)
+                self._callbacks.grant(message.steps, message.is_last)
+            elif isinstance(message, CheckpointAt):
+                self._callbacks.checkpoint(message.step)
+            else:
+                self._other_end = message.step
+                self._compare()
+
+    def abort(self, error: BaseException) -> None:
+        """End the run with an error, once."""
+        if not (self._is_aborted or self.is_over):
+            self._is_aborted = True
+            self._callbacks.abort(error)
+
+    def _compare(self) -> None:
+        # Both threads come here after they wrote what is theirs, so one of them sees both.
+        if self._other_end is not None and self._fed > self._other_end:
+            self._say(HasData(self.number, self._fed))

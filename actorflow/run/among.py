@@ -1,0 +1,164 @@
+"""One process among the ranks that run a job together: what they have to agree on before a step."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from actorflow.compile.native import toolchain_of
+from actorflow.data import DataSource
+from actorflow.settings import Settings
+from actorflow.trace.tracer import find_source
+from actors.collectives.protocol import Communicator, Gather
+from compiler.attrs import PlainValue
+from compiler.errors import CompileError, InternalError
+from compiler.joint import verify_ranks
+from compiler.mesh import Mesh
+from compiler.plan import ActorKind, Plan
+from compiler.rank_plans import RankPlans
+
+if TYPE_CHECKING:
+    from actorflow.ranks.member import RankMember
+
+_FOR_EVER_S = 1e8
+"""What a wait without an end takes at most."""
+
+
+class Among:
+    """This process among the ranks that run a job together, all of which run the same script.
+
+    Args:
+        rank: its number in the mesh.
+        gather: how it learns what the others say.
+        member: what runs of all ranks begin and end by; None, each by itself.
+    """
+
+    def __init__(self, rank: int, gather: Gather, member: RankMember | None = None) -> None:
+        self.rank = rank
+        self.member = member
+        self._gather = gather
+        self._numbers = itertools.count()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it speaks for all: it alone writes checkpoints."""
+        return self.rank == 0
+
+    def gather(self, name: str, value: PlainValue) -> list[PlainValue]:
+        """Return the values of all ranks, by rank; as `Gather`, but a name may come again."""
+        return self._gather(f"{next(self._numbers)} {name}", value)
+
+    def communicator(self, plan: Plan, settings: Settings) -> Communicator | None:
+        """Return a new end of the transport to the other ranks, where a plan meets them.
+
+        Raises DeviceError where there can be none.
+        """
+        if not any([actor.kind is ActorKind.COMM for actor in plan.actors]):
+            return None
+        from actors.collectives.shared_memory import SharedMemory  # which builds C
+
+        toolchain = toolchain_of(settings)
+        wait_s = settings.rank_seconds or _FOR_EVER_S
+        return SharedMemory(self.rank, plan.mesh, self.gather, toolchain, deadline_s=wait_s)
+
+
+ONE_RANK = Among(0, lambda name, value: [value])
+"""The only rank of a job."""
+
+
+def among_launched(environ: Mapping[str, str], job: str, mesh: Mesh) -> Among:
+    """Return this process among the ranks of a job, which `actorflow launch` has started, or alone.
+
+    Raises CompileError where there are more or less of them than the job's mesh has.
+    """
+    member = None
+    if "RANK" in environ:
+        from actorflow.ranks.member import this_member  # and zmq
+
+        member = this_member(environ)
+    launched = 1 if member is None else member.num_ranks
+    if launched != mesh.num_ranks:
+        mend = f"launch {mesh.num_ranks}, or give the job a mesh of {launched}"
+        if launched == 1:
+            mend = f"start it by 'actorflow launch -n {mesh.num_ranks} SCRIPT', or leave out mesh="
+        raise CompileError(
+            f"{find_source()}: job {job!r} is for {mesh.num_ranks} ranks"
+            f" ({mesh if mesh.names else 'it has no mesh'}), and {launched} run it; {mend}"
+        )
+    return ONE_RANK if member is None else Among(member.rank, member.gather, member)
+
+
+def agree_on_plan(among: Among, plan: Plan, seed: int) -> None:
+    """Check that all ranks of a plan's mesh are here, with the same job and the same first values.
+
+    What plans do together is proven on the first rank, once for all (`compiler.joint`).
+
+    Raises CompileError on every rank.
+    """
+    if among is ONE_RANK:
+        return
+    said = among.gather("plan and seed", (plan.name, plan.graph_hash, seed))
+    mesh = plan.mesh
+    if len(said) != mesh.num_ranks:
+        raise CompileError(
+            f"plan {plan.name!r} is for {mesh.num_ranks} ranks (mesh {mesh}), and {len(said)} run"
+            f" it; launch {mesh.num_ranks}, or give the job a mesh of {len(said)}"
+        )
+    _check_equal("plan", [row[:2] for row in _rows(said)], "run the same script on all ranks")
+    _check_equal("seed", [row[2] for row in _rows(said)], "give all ranks the same seed")
+    _prove_together(among, plan)
+
+
+def _prove_together(among: Among, plan: Plan) -> None:
+    """Have the first rank prove that the plans of all meet in everything; all hear of it."""
+    prints = among.gather("fingerprint", plan.fingerprint)
+    classes = list(dict.fromkeys(prints))
+    # Of a class of ranks one says what they all have.
+    is_asked = len(classes) > 1 and prints.index(plan.fingerprint) == among.rank
+    given = among.gather("plans of all", plan.to_bytes() if is_asked else b"")
+    reason = ""
+    if among.is_first:
+        rows = [given[prints.index(own)] for own in classes]
+        plans = [Plan.from_bytes(row) if isinstance(row, bytes) and row else plan for row in rows]
+        class_of = tuple([classes.index(own) for own in prints])
+        try:
+            verify_ranks(RankPlans(plan.mesh, tuple(plans), class_of))
+        except (CompileError, InternalError) as error:
+            reason = str(error)
+    told = among.gather("proof", reason)[0]
+    if isinstance(told, str) and told:
+        raise CompileError(f"{find_source()}: {told}")
+
+
+def agree_on_data(among: Among, source: DataSource, seed: int, what: str = "data") -> None:
+    """Check that all ranks read the same data in the same order, and draw the same numbers.
+
+    Each takes its part of a batch that none of them has whole, so another order on one of them
+    would be noticed nowhere. Reads all of the data, as a checkpoint does. Raises CompileError on
+    every rank.
+    """
+    if among is ONE_RANK:
+        return
+    position = json.dumps(source.state(), sort_keys=True, default=str)
+    said = _rows(among.gather(what, (source.fingerprint(), position, seed)))
+    mend = (
+        "each takes its part of the same batches: give all the same files, seq, batch and seed, at"
+        " the same position"
+    )
+    _check_equal(what, [row[:2] for row in said], mend)
+    _check_equal("seed", [row[2] for row in said], "give all ranks the same seed")
+
+
+def _rows(said: list[PlainValue]) -> list[tuple[PlainValue, ...]]:
+    return [row if isinstance(row, tuple) else (row,) for row in said]
+
+
+def _check_equal(what: str, values: list[Any], mend: str) -> None:
+    for rank, value in enumerate(values):
+        if value != values[0]:
+            raise CompileError(
+                f"{find_source()}: rank {rank} has {what} {value!r}, rank 0 has {values[0]!r};"
+                f" {mend}"
+            )

@@ -1,0 +1,355 @@
+/* Ranks of one host meet in shared memory, and move tensors while all are there.
+ *
+ * A rank arrives by writing what it came to into its own line, and by counting itself in a word of the
+ * group. The last one wakes all others, which sleep on that word. Nobody spins: ranks have threads
+ * enough to keep all cores busy, and 2,000 looks before sleep made a meeting 15 times as long. The
+ * lowest bit of the word says that the run is given up, so that who is about to sleep does not: the
+ * word is no longer what it was.
+ *
+ * An operand of few bytes is copied aside before the arrival, and read there by all afterwards: one
+ * arrival is enough. The place aside is one of two in turn. Who writes it again has come to a later
+ * arrival than the one between, and all have read by then. Larger operands are worked on where they
+ * lie, between an arrival that says that they are there and one that says that all is done.
+ *
+ * Every element of a sum is added in the order of ranks, halves in float32, so that all ranks have
+ * the same bits whoever adds.
+ */
+#define _GNU_SOURCE
+#include "af_math.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define SLICE_NS 50000000LL /* how often a sleeper looks whether the others live */
+
+enum { DONE, GIVEN_UP, LATE, GONE, ELSEWHERE, OTHER_FIRING }; /* with the rank in the upper bits */
+
+/* What a rank says of itself, in a lane. `arrivals` is used of a group's first rank. */
+typedef struct {
+    _Alignas(64) _Atomic uint32_t arrivals; /* twice the number; 1 more where the run is given up */
+    _Alignas(64) _Atomic uint64_t arrived;
+    struct {
+        uint64_t digest, firing, row;
+    } came_to[2]; /* in turn: others may be at the next arrival while someone looks at this one */
+} af_line;
+
+typedef struct {
+    int64_t num_ranks, own, deadline_ns, staging_bytes;
+    uint64_t num_arrivals;
+    af_line *const *lines;
+    char *const *staging;     /* of each rank: two places aside */
+    const int32_t *processes; /* a pidfd of each rank, -1 for one in this process */
+} af_group;
+
+/* Blocks of bytes in two arrays: three loops around a run. */
+typedef struct {
+    int64_t extents[3], from_strides[3], to_strides[3];
+    int64_t from_offset, to_offset, run_bytes;
+} af_region;
+
+enum { ALL_REDUCE, REDUCE_SCATTER, MOVE, TRANSFER }; /* the last from the first rank to the other */
+enum { BY_SUM, BY_MAX, BY_MIN, BY_MEAN };
+
+typedef struct {
+    af_group *group;
+    uint64_t digest, *firings;
+    int64_t op, dtype, by, itemsize, num_elements, is_aside, input_bytes, row;
+    char *input, *output;
+    char *const *const *inputs_of;  /* of each rank, by row: the operand that others read */
+    char *const *const *outputs_of; /* and what they write */
+    const af_region *regions;       /* of MOVE one per rank, else one */
+} af_meeting;
+
+/* -- arriving ---------------------------------------------------------------------------------- */
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static void wake_all(_Atomic uint32_t *word) {
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static int32_t status_of(int32_t kind, int64_t rank) { return kind | (int32_t)(rank << 8); }
+
+static int is_there(uint32_t arrivals, uint32_t wanted) {
+    return (int32_t)((arrivals & ~1u) - wanted) >= 0;
+}
+
+/* Who has not come, of those that ended (GONE), else the first of all (LATE). */
+static int32_t missing(const af_group *g, int is_late) {
+    for (int is_any = 0; is_any <= is_late; is_any++)
+        for (int64_t i = 0; i < g->num_ranks; i++) {
+            if (atomic_load(&g->lines[i]->arrived) >= g->num_arrivals) continue;
+            struct pollfd process = {.fd = g->processes[i], .events = POLLIN};
+            if (is_any) return status_of(LATE, i);
+            if (process.fd >= 0 && poll(&process, 1, 0) > 0) return status_of(GONE, i);
+        }
+    return DONE;
+}
+
+static int32_t sleep_until(const af_group *g, _Atomic uint32_t *word, uint32_t wanted) {
+    int64_t waited_ns = 0, looked_ns = 0;
+    for (;;) {
+        const uint32_t seen = atomic_load(word);
+        if (seen & 1) return GIVEN_UP;
+        if (is_there(seen, wanted)) return DONE;
+        if (waited_ns - looked_ns >= SLICE_NS || waited_ns >= g->deadline_ns) {
+            const int32_t status = missing(g, waited_ns >= g->deadline_ns);
+            if (status) return is_there(atomic_load(word), wanted) ? DONE : status;
+            looked_ns = waited_ns;
+        }
+        const int64_t begin = now_ns(), left_ns = g->deadline_ns - waited_ns;
+        const struct timespec slice = {0, (long)(left_ns < SLICE_NS ? left_ns : SLICE_NS)};
+        syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
+        /* Who was stopped itself has waited no longer than it was awake. */
+        const int64_t slept_ns = now_ns() - begin;
+        waited_ns += slept_ns < 2 * SLICE_NS ? slept_ns : 2 * SLICE_NS;
+    }
+}
+
+/* Waits for all ranks of the group, and checks that they came for the same. */
+static int32_t arrive(const af_meeting *m) {
+    af_group *g = m->group;
+    af_line *own = g->lines[g->own];
+    _Atomic uint32_t *word = &g->lines[0]->arrivals;
+    const int turn = (int)(++g->num_arrivals & 1);
+    own->came_to[turn].digest = m->digest;
+    own->came_to[turn].firing = *m->firings;
+    own->came_to[turn].row = (uint64_t)m->row;
+    atomic_store_explicit(&own->arrived, g->num_arrivals, memory_order_release);
+    const uint32_t wanted = (uint32_t)(2 * g->num_arrivals * (uint64_t)g->num_ranks);
+    const uint32_t seen = atomic_fetch_add(word, 2) + 2;
+    if (!(seen & 1) && is_there(seen, wanted)) {
+        wake_all(word);
+    } else {
+        const int32_t status = sleep_until(g, word, wanted);
+        if (status) return status;
+    }
+    for (int64_t rank = 0; rank < g->num_ranks; rank++) {
+        const af_line *line = g->lines[rank];
+        if (line->came_to[turn].digest != m->digest) return status_of(ELSEWHERE, rank);
+        if (line->came_to[turn].firing != *m->firings) return status_of(OTHER_FIRING, rank);
+    }
+    return DONE;
+}
+
+/* -- reducing ---------------------------------------------------------------------------------- */
+
+/* Elements: what has been added so far stays in the nearest cache. Copies of more than 2 KB are made by
+ * another instruction, which takes half as long again. */
+#define BLOCK 512
+
+typedef void (*af_reduce)(char *const *to, int64_t num_to, char *const *from, int64_t num_from,
+                          int64_t count, int64_t by);
+
+#define EACH(EXPRESSION)                                   \
+    _Pragma("omp simd") for (int64_t i = 0; i < count; i++) { \
+        EXPRESSION;                                        \
+    }                                                      \
+    break
+
+/* As numpy's maximum: NaN where one is NaN. */
+#define LARGER(a, b) ((a) >= (b) || (a) != (a) ? (a) : (b))
+#define SMALLER(a, b) ((a) <= (b) || (a) != (a) ? (a) : (b))
+#define SAME(x) (x)
+
+#define LINE 64    /* bytes */
+#define AHEAD 4096 /* bytes that are fetched before they are added */
+
+/* The sum of two ranks, for one of them or both: one pass takes half as long as a sum by blocks. */
+#define SUM_OF_TWO(NAME, T, READ, WRITE, ADD)                                                  \
+    static void NAME(char *const *to, int64_t num_to, char *const *from,                       \
+                     int64_t num_elements) {                                                   \
+        enum { COUNT = LINE / sizeof(T) };                                                     \
+        const T *x = (const T *)from[0], *y = (const T *)from[1];                              \
+        T *first = (T *)to[0], *second = (T *)to[num_to - 1], line[COUNT];                     \
+        int64_t start = 0;                                                                     \
+        for (; start + COUNT <= num_elements; start += COUNT) {                                \
+            __builtin_prefetch((const char *)(x + start) + AHEAD);                             \
+            __builtin_prefetch((const char *)(y + start) + AHEAD);                             \
+            _Pragma("omp simd") for (int64_t i = 0; i < COUNT; i++)                            \
+                line[i] = WRITE(ADD(READ(x[start + i]), READ(y[start + i])));                  \
+            memcpy(first + start, line, LINE);                                                 \
+            if (num_to > 1) memcpy(second + start, line, LINE);                                \
+        }                                                                                      \
+        for (; start < num_elements; start++)                                                  \
+            first[start] = second[start] = WRITE(ADD(READ(x[start]), READ(y[start])));         \
+    }
+
+#define REDUCE(NAME, T, SUM_T, READ, WRITE, ADD, MAX, MIN, SHARE)                              \
+    SUM_OF_TWO(NAME##_of_two, T, READ, WRITE, ADD)                                             \
+    static void NAME(char *const *to, int64_t num_to, char *const *from, int64_t num_from,     \
+                     int64_t num_elements, int64_t by) {                                       \
+        if (num_from == 2 && num_to <= 2 && by == BY_SUM) {                                    \
+            NAME##_of_two(to, num_to, from, num_elements);                                     \
+            return;                                                                            \
+        }                                                                                      \
+        SUM_T sum[BLOCK];                                                                      \
+        for (int64_t start = 0; start < num_elements; start += BLOCK) {                        \
+            const int64_t left = num_elements - start, count = left < BLOCK ? left : BLOCK;    \
+            const T *x = (const T *)from[0] + start;                                           \
+            for (int64_t i = 0; i < count; i++) sum[i] = READ(x[i]);                           \
+            for (int64_t rank = 1; rank < num_from; rank++) {                                  \
+                x = (const T *)from[rank] + start;                                             \
+                switch (by) {                                                                  \
+                case BY_MAX: EACH(SUM_T y = READ(x[i]); sum[i] = MAX(sum[i], y));              \
+                case BY_MIN: EACH(SUM_T y = READ(x[i]); sum[i] = MIN(sum[i], y));              \
+                default: EACH(SUM_T y = READ(x[i]); sum[i] = ADD(sum[i], y));                  \
+                }                                                                              \
+            }                                                                                  \
+            if (by == BY_MEAN)                                                                 \
+                for (int64_t i = 0; i < count; i++) sum[i] = SHARE(sum[i], num_from);          \
+            T *first = (T *)to[0] + start;                                                     \
+            for (int64_t i = 0; i < count; i++) first[i] = WRITE(sum[i]);                      \
+            for (int64_t rank = 1; rank < num_to; rank++)                                      \
+                memcpy((T *)to[rank] + start, first, (size_t)count * sizeof(T));               \
+        }                                                                                      \
+    }
+
+#define ADD(a, b) ((a) + (b))
+#define PART(a, n) ((a) / (n))
+#define WHOLE(a, n) (a)
+#define OR(a, b) ((a) | (b))
+#define AND(a, b) ((a) & (b))
+
+REDUCE(reduce_f64, double, double, SAME, SAME, ADD, LARGER, SMALLER, PART)
+REDUCE(reduce_f32, float, float, SAME, SAME, ADD, LARGER, SMALLER, PART)
+REDUCE(reduce_f16, uint16_t, float, af_from_f16, af_to_f16, ADD, LARGER, SMALLER, PART)
+REDUCE(reduce_bf16, uint16_t, float, af_from_bf16, af_to_bf16, ADD, LARGER, SMALLER, PART)
+REDUCE(reduce_bool, uint8_t, uint8_t, SAME, SAME, OR, OR, AND, WHOLE)
+
+/* Sums of integers wrap around; in C only those of unsigned ones may. */
+#define INTEGERS(BITS)                                                                           \
+    static inline int##BITS##_t add_##BITS(int##BITS##_t a, int##BITS##_t b) {                   \
+        return (int##BITS##_t)((uint##BITS##_t)a + (uint##BITS##_t)b);                           \
+    }                                                                                            \
+    REDUCE(reduce_i##BITS, int##BITS##_t, int##BITS##_t, SAME, SAME, add_##BITS, LARGER, SMALLER, \
+           WHOLE)                                                                                \
+    REDUCE(reduce_u##BITS, uint##BITS##_t, uint##BITS##_t, SAME, SAME, ADD, LARGER, SMALLER, WHOLE)
+
+INTEGERS(64)
+INTEGERS(32)
+INTEGERS(16)
+INTEGERS(8)
+
+/* In the order of `DTYPES` in native.py. */
+static const af_reduce reductions[] = {
+    reduce_f64, reduce_f32, reduce_f16, reduce_bf16, reduce_i64, reduce_i32, reduce_i16,
+    reduce_i8,  reduce_u64, reduce_u32, reduce_u16,  reduce_u8,  reduce_bool,
+};
+
+/* -- moving ------------------------------------------------------------------------------------ */
+
+#define MAX_RANKS 256
+
+static void copy_region(char *to, const char *from, const af_region *r) {
+    to += r->to_offset, from += r->from_offset;
+    if (to == from || !r->run_bytes) return;
+    for (int64_t i = 0; i < r->extents[0]; i++)
+        for (int64_t j = 0; j < r->extents[1]; j++)
+            for (int64_t k = 0; k < r->extents[2]; k++)
+                memcpy(to + i * r->to_strides[0] + j * r->to_strides[1] + k * r->to_strides[2],
+                       from + i * r->from_strides[0] + j * r->from_strides[1] +
+                           k * r->from_strides[2],
+                       (size_t)r->run_bytes);
+}
+
+static void reduce_region(const af_meeting *m, char *const *from, const af_region *r) {
+    const int64_t num_ranks = m->group->num_ranks;
+    char *rows[MAX_RANKS];
+    for (int64_t i = 0; i < r->extents[0]; i++) {
+        for (int64_t rank = 0; rank < num_ranks; rank++)
+            rows[rank] = from[rank] + r->from_offset + i * r->from_strides[0];
+        char *to = m->output + r->to_offset + i * r->to_strides[0];
+        reductions[m->dtype](&to, 1, rows, num_ranks, r->run_bytes / m->itemsize, m->by);
+    }
+}
+
+static int32_t meet_aside(const af_meeting *m) {
+    af_group *g = m->group;
+    char *aside[MAX_RANKS];
+    for (int64_t rank = 0; rank < g->num_ranks; rank++)
+        aside[rank] = g->staging[rank] + ((g->num_arrivals + 1) & 1) * g->staging_bytes;
+    if (m->input_bytes) memcpy(aside[g->own], m->input, (size_t)m->input_bytes);
+    int32_t status = arrive(m);
+    if (status) return status;
+    char *to = m->output;
+    if (m->op == ALL_REDUCE)
+        reductions[m->dtype](&to, 1, aside, g->num_ranks, m->num_elements, m->by);
+    else if (m->op == REDUCE_SCATTER)
+        reduce_region(m, aside, m->regions);
+    else if (m->op == TRANSFER) {
+        if (g->own) copy_region(to, aside[0], m->regions);
+    } else
+        for (int64_t rank = 0; rank < g->num_ranks; rank++)
+            copy_region(to, aside[rank], &m->regions[rank]);
+    return DONE;
+}
+
+/* Each rank has reduced a part of all elements, and writes it to all. */
+static void reduce_share(const af_meeting *m, char **from, char **to) {
+    const af_group *g = m->group;
+    const int64_t n = m->num_elements, begin = n * g->own / g->num_ranks,
+                  end = n * (g->own + 1) / g->num_ranks;
+    for (int64_t rank = 0; rank < g->num_ranks; rank++) {
+        from[rank] += begin * m->itemsize;
+        to[rank] += begin * m->itemsize;
+    }
+    reductions[m->dtype](to, g->num_ranks, from, g->num_ranks, end - begin, m->by);
+}
+
+static int32_t meet_in_place(const af_meeting *m) {
+    const af_group *g = m->group;
+    char *from[MAX_RANKS], *to[MAX_RANKS];
+    int32_t status = arrive(m);
+    if (status) return status;
+    const int turn = (int)(g->num_arrivals & 1);
+    for (int64_t rank = 0; rank < g->num_ranks; rank++) {
+        const uint64_t row = g->lines[rank]->came_to[turn].row;
+        from[rank] = m->inputs_of[rank][row];
+        to[rank] = m->outputs_of[rank][row];
+    }
+    if (m->op == ALL_REDUCE)
+        reduce_share(m, from, to);
+    else if (m->op == REDUCE_SCATTER)
+        reduce_region(m, from, m->regions);
+    else if (m->op == TRANSFER) {
+        if (!g->own) copy_region(to[1], m->input, m->regions);
+    } else
+        for (int64_t step = 0; step < g->num_ranks; step++) {
+            const int64_t rank = (g->own + step) % g->num_ranks; /* not all write to one first */
+            copy_region(to[rank], m->input, &m->regions[rank]);
+        }
+    return arrive(m);
+}
+
+/* One firing of a collective. Returns 0, or what went wrong with the rank that is at fault. */
+EXPORT int32_t af_meet(af_meeting *m) {
+    int32_t status = m->is_aside ? meet_aside(m) : meet_in_place(m);
+    if (!status) ++*m->firings;
+    return status;
+}
+
+/* Wakes who sleeps at a line of a first rank, for good. */
+EXPORT void af_give_up(af_line *line) {
+    atomic_fetch_or(&line->arrivals, 1);
+    wake_all(&line->arrivals);
+}
+
+/* Leaves a mark where there is none; returns the one that is there. */
+EXPORT uint32_t af_mark(_Atomic uint32_t *word, uint32_t mark) {
+    uint32_t none = 0;
+    return atomic_compare_exchange_strong(word, &none, mark) ? mark : none;
+}

@@ -1,0 +1,148 @@
+"""What collectives between ranks of this host take, and how much memory they move per second.
+
+    python benchmarks/bench_collectives.py [--ranks 2] [--kinds all_reduce,...] [--json FILE]
+
+Each rank is a process. All sizes are gone through in rounds, so that what else the machine does
+meets all of them alike; a row is the median over all rounds of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from actors.collectives.protocol import CollectiveCall
+from actors.collectives.shared_memory import SharedMemory
+from actors.kernels.native.toolchain import find_toolchain
+from compiler.mesh import Mesh
+from compiler.types import DType, TensorType
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (KIB, 16 * KIB, 64 * KIB, MIB, 25_000_000, 100_000_000)
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+SECONDS = 0.25
+"""Of each size in a round, as far as it fits at least three times."""
+
+
+def bound(communicator: SharedMemory, kind: str, size: int, order: int):
+    """Return a launch of a collective over so many bytes of float32 as all ranks have together."""
+    ranks = communicator.mesh.num_ranks
+    rows = size // (4 * ranks) // ranks * ranks
+    whole = TensorType(DType.FLOAT32, (ranks, rows))
+    part = TensorType(DType.FLOAT32, (1, rows))
+    column = TensorType(DType.FLOAT32, (ranks, rows // ranks))
+    given, left = {
+        "all_reduce": (whole, whole),
+        "reduce_scatter": (whole, part),
+        "all_gather": (part, whole),
+        "all_to_all": (part, column),
+    }[kind]
+    attrs = {"group": "data", "order": order, "num_ranks": ranks}
+    attrs |= {
+        "all_reduce": {"by": "sum"},
+        "reduce_scatter": {"by": "sum", "axis": 0, "rows": 1},
+        "all_gather": {"axis": 0, "rows": ranks},
+        "all_to_all": {"axis": 0, "rows": ranks, "to_axis": 1, "to_rows": rows // ranks},
+    }[kind]
+    arrays = [
+        communicator.allocate(type_.size_bytes, 64).view(np.float32).reshape(type_.shape)
+        for type_ in dict.fromkeys((given, left))
+    ]
+    arrays[0][...] = communicator.rank
+    call = CollectiveCall(kind, attrs, (given,), (left,), "bench", 0, 0, "here")
+    return communicator.bind(call, (arrays[0],), (arrays[-1],))
+
+
+def once(meet) -> int:
+    begin = time.perf_counter_ns()
+    meet()
+    return time.perf_counter_ns() - begin
+
+
+def run(rank: int, options: argparse.Namespace, pipe) -> None:
+    """Be one rank: time what the options ask for, in rounds."""
+
+    def gather(name: str, value: object):
+        pipe.send(value)
+        return pipe.recv()
+
+    mesh = Mesh(("data",), (options.ranks,))
+    toolchain = find_toolchain(os.environ, Path(options.cache))
+    communicator = SharedMemory(rank, mesh, gather, toolchain, deadline_s=60)
+    cases = [(kind, size) for kind in options.kinds.split(",") for size in SIZES]
+    meets = {case: bound(communicator, *case, order) for order, case in enumerate(cases)}
+    communicator.ready()
+    found: dict[tuple[str, int], list[int]] = {case: [] for case in meets}
+    for _ in range(options.rounds):
+        for case, meet in meets.items():
+            meet()
+            # All ranks make as many: as many as the slowest one's first says.
+            longest = max(gather("times", once(meet)))
+            for _ in range(max(3, min(2000, int(SECONDS * 1e9 / longest)))):
+                found[case].append(once(meet))
+    gather("found", list(found.items()))
+    communicator.close()
+
+
+def measure(options: argparse.Namespace) -> dict[tuple[str, int], float]:
+    """Run all ranks; return the median time in ns by kind and size."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(options.ranks)]
+    ranks = [
+        context.Process(target=run, args=(rank, options, theirs))
+        for rank, (_, theirs) in enumerate(pipes)
+    ]
+    for rank in ranks:
+        rank.start()
+    while True:
+        said = [ours.recv() for ours, _ in pipes]
+        for ours, _ in pipes:
+            ours.send(said)
+        if isinstance(said[0], list):
+            break
+    for rank in ranks:
+        rank.join()
+    by_rank = [dict(found) for found in said]
+    return {
+        case: statistics.median(map(max, zip(*[found[case] for found in by_rank], strict=True)))
+        for case in by_rank[0]
+    }
+
+
+def main() -> None:
+    """Print a table, or write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--cache", default=tempfile.gettempdir() + "/actorflow-bench")
+    options = parser.parse_args()
+    Path(options.cache).mkdir(mode=0o700, exist_ok=True)
+    found = measure(options)
+    print(f"{options.ranks} ranks; median of the slowest rank, ms (GB/s of the whole tensor)")
+    for kind in dict.fromkeys([kind for kind, _ in found]):
+        cells = [
+            f"{size / 1000:.6g} KB {ns / 1e6:.4g} ({size / ns:.3g})"
+            for (other, size), ns in found.items()
+            if other == kind
+        ]
+        print(f"{kind:16}", "   ".join(cells))
+    if options.json:
+        rows = [[kind, size, ns] for (kind, size), ns in found.items()]
+        options.json.write_text(json.dumps({"ranks": options.ranks, "ns": rows}))
+
+
+if __name__ == "__main__":
+    main()

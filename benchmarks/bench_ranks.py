@@ -1,0 +1,166 @@
+"""Jobs of the benchmarks on many ranks of this host, against the same job in one process.
+
+    python benchmarks/bench_ranks.py losses [ROW ...] [--steps 50] [--ranks 2,3,4]
+    python benchmarks/bench_ranks.py speed [ROW ...] [--steps 60] [--rounds 5]
+
+`losses` trains each row on meshes of 2, 3 and 4 ranks, with and without zero, with 1 and 4 batches
+a step, and prints the largest relative difference of its losses to those of one process, and
+whether all ranks end with the same bits. `speed` compares two ranks of one thread with one rank of
+two threads, in turns: the median of each, of steps after the first ten, and their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
+
+ROWS = ("mlp", "char-gpt", "lenet", "lstm")
+MESHES = {2: ("data=2", "model=2"), 3: ("data=3",), 4: ("data=2, model=2",)}
+WARM_UP = 10
+
+
+class Cycle:
+    """A data source of some batches, again and again."""
+
+    def __init__(self, batches):
+        self.batches, self.position = batches, 0
+
+    def spec(self):
+        from actorflow.data import spec_of
+
+        return spec_of(self.batches[0])
+
+    def __next__(self):
+        batch = self.batches[self.position % len(self.batches)]
+        self.position += 1
+        return batch
+
+    def state(self):
+        return {"position": self.position}
+
+    def restore(self, state):
+        self.position = state["position"]
+
+    def fingerprint(self):
+        parts = [batch[name].tobytes() for batch in self.batches for name in sorted(batch)]
+        return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+def train(asked: dict[str, object], folder: Path) -> None:
+    """Do what one process does, and write what came of it to a file of its rank."""
+    from engines.actorflow_models import FAMILIES, job_of
+    from rows.all_rows import find_row
+
+    import actorflow as af
+
+    row = find_row(asked["row"])
+    model, loss = FAMILIES[row.family](row)
+    model.load(row.weights())
+    if asked["mesh"]:
+        mesh = {k.strip(): int(v) for k, v in (a.split("=") for a in asked["mesh"].split(","))}
+        asked["options"]["mesh"] = af.Mesh(**mesh)
+    job = job_of(row, "fp32", loss, **asked["options"])
+    losses, times = [], []
+
+    def on_step(step, outputs):
+        losses.append(float(outputs["loss"]))
+        times.append(time.perf_counter())
+
+    steps = asked["steps"]
+    job.fit(model, Cycle(row.batches()), steps=steps, progress=False, on_step=on_step)
+    state = b"".join([array.tobytes() for _, array in sorted(model.state().items())])
+    apart = [after - before for before, after in pairwise(times)][WARM_UP:]
+    found = {
+        "losses": losses,
+        "state": hashlib.blake2b(state, digest_size=16).hexdigest(),
+        "ms": statistics.median(apart) * 1e3 if apart else None,
+    }
+    rank = os.environ.get("RANK", "0")
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def launched(row: str, mesh: str, ranks: int, steps: int, environ=None, **options: object):
+    """Return what each rank has told, or the last line of the error."""
+    asked = json.dumps({"row": row, "mesh": mesh, "steps": steps, "options": options})
+    with tempfile.TemporaryDirectory() as folder:
+        own = [str(Path(__file__)), "child", asked, folder]
+        start = ["-m", "actorflow", "launch", "-n", str(ranks)] if ranks > 1 else []
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
+        done = subprocess.run(
+            [sys.executable, *start, *own], capture_output=True, text=True, env=environ, check=False
+        )
+        if done.returncode:
+            return (done.stderr.strip().splitlines() or ["no word"])[-1]
+        files = [Path(folder) / f"{rank}.json" for rank in range(ranks)]
+        return [json.loads(file.read_text()) for file in files]
+
+
+def compare_losses(rows, counts, steps: int) -> None:
+    print("| row | mesh | zero | batches a step | largest difference of a loss | ranks agree |")
+    print("|---|---|---|---|---|---|")
+    for row in rows:
+        for every in (1, 4):
+            alone = launched(row, "", 1, steps, accumulate=every)
+            for mesh in [mesh for count in counts for mesh in MESHES[count]]:
+                ranks = next(count for count in counts if mesh in MESHES[count])
+                for zero in (False, True) if "data" in mesh else (False,):
+                    own = {"accumulate": every, "zero": zero}
+                    found = launched(row, mesh, ranks, steps, **own)
+                    told = f"| {row} | {mesh} | {'yes' if zero else 'no'} | {every} |"
+                    if isinstance(found, str) or isinstance(alone, str):
+                        print(told, found if isinstance(found, str) else alone, "| - |", flush=True)
+                        continue
+                    pairs = zip(found[0]["losses"], alone[0]["losses"], strict=True)
+                    worst = max([abs(a - b) / abs(b) for a, b in pairs])
+                    is_one = len({(f["state"], *f["losses"]) for f in found}) == 1
+                    print(told, f"{worst:.1e} | {'yes' if is_one else 'NO'} |", flush=True)
+
+
+def compare_speed(rows, rounds: int, steps: int) -> None:
+    print("| row | one rank, two threads, ms | two ranks of one thread, ms | ratio of rates |")
+    print("|---|---|---|---|")
+    for row in rows:
+        alone, two = [], []
+        for _ in range(rounds):
+            (own,) = launched(row, "", 1, steps, {"ACTORFLOW_THREADS": "2"})
+            alone.append(own["ms"])
+            two.append(launched(row, "data=2", 2, steps)[0]["ms"])
+        ratios = [a / b for a, b in zip(alone, two, strict=True)]
+        spans = [
+            f"{statistics.median(times):.2f} ({min(times):.2f}-{max(times):.2f})"
+            for times in (alone, two, ratios)
+        ]
+        print(f"| {row} | {spans[0]} | {spans[1]} | {spans[2]} |", flush=True)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["child"]:
+        train(json.loads(sys.argv[2]), Path(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=("losses", "speed"))
+    parser.add_argument("rows", nargs="*", default=ROWS)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", default="2,3,4")
+    args = parser.parse_args()
+    if args.what == "losses":
+        compare_losses(args.rows, [int(n) for n in args.ranks.split(",")], args.steps)
+    else:
+        compare_speed(args.rows, args.rounds, args.steps)
+
+
+if __name__ == "__main__":
+    main()

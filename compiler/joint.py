@@ -1,0 +1,377 @@
+"""Prove that the plans of all ranks fit together, before the first step, from the plans alone.
+
+Each plan is proven by itself (`compiler.verify`). Together they must say the same of every meeting,
+and nobody may wait for ever. Three parts:
+
+- *Turns.* Firings of one stream run in the order in which they were started. So at no time may two
+  meetings of a stream be ready: then their order would follow from durations, and ranks that have
+  chosen differently wait for each other (`memory.turns`).
+- *Meetings.* The ranks of a group come to the same meetings in the same order, with the same op,
+  reduction, elements and whole tensor; their parts add up to it; and all of them come. There is
+  one order of all meetings that every stream keeps (`compiler.joint_order`).
+- *Token game.* Each meeting is ONE actor in the graph of all ranks, that fires when all of its
+  ranks could. The rates of that graph balance, and one period completes with the slots there are
+  (`memory.registers`). Actors never take away what makes others ready, so no order of events
+  deadlocks if one completes. As each stream's order is forced by edges, streams add nothing.
+
+Ranks that are alike (`compiler.rank_plans`) are one in the game: when one of them can fire all can,
+for what they wait for is alike, so that the game of all ranks completes where the small one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, zip_longest
+
+from compiler.errors import CompileError, InternalError
+from compiler.joint_order import check_one_order
+from compiler.meetings import RECEIVE, SEND, CommMove, Meeting
+from compiler.plan import Plan
+from compiler.rank_plans import RankPlans
+from compiler.types import RegisterId
+from compiler.verify import edges_of
+from memory.registers import Deadlock, RateEdge, RatesError, play_period, repetition_vector
+from memory.turns import find_turns
+
+_MEND = "do all ranks run the same script with the same options, and the same version?"
+
+_OWN = ("streams", "num_streams")
+"""Options that ranks choose by what their own kernels take; no order of collectives follows."""
+
+_NUM_NAMED = 6
+"""Those who wait that a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class JointReport:
+    """What was proven: ranks, kinds of ranks that differ, and the actors and edges of the game."""
+
+    num_ranks: int
+    num_kinds: int
+    num_actors: int
+    num_edges: int
+
+
+def verify_ranks(ranks: RankPlans) -> JointReport:
+    """Prove that ranks with their plans meet in everything, and none waits for ever.
+
+    O(plans of all kinds + ranks x groups of a rank).
+
+    Raises:
+        CompileError: They do not: the message names ranks, ops and the user's lines.
+        InternalError: A plan leaves open in which order its collectives come.
+    """
+    _check_options(ranks)
+    in_turn = [_in_turn(plan, own) for plan, own in zip(ranks.plans, ranks.meetings, strict=True)]
+    _check_groups(ranks, in_turn)
+    _check_peers(ranks)
+    game = _JointGame.of(ranks)
+    game.play()
+    check_one_order(ranks, in_turn)
+    return JointReport(ranks.mesh.num_ranks, len(game.first_rank), len(game.names), len(game.edges))
+
+
+def _check_options(ranks: RankPlans) -> None:
+    """Check that plans are of one job, and for this mesh."""
+    first = ranks.plans[0]
+    for number, plan in enumerate(ranks.plans):
+        if number not in ranks.class_of:
+            continue
+        rank = ranks.class_of.index(number)
+        if plan.mesh.names and plan.mesh != ranks.mesh:
+            raise CompileError(
+                f"the plan of rank {rank} is for a mesh of {plan.mesh}, and the ranks are a mesh of"
+                f" {ranks.mesh}; compile the job for this mesh"
+            )
+        if plan.name != first.name:
+            raise CompileError(
+                f"rank {rank} runs job {plan.name!r} where rank 0 runs job {first.name!r}; {_MEND}"
+            )
+        if plan.graph_hash != first.graph_hash:
+            raise CompileError(
+                f"rank {rank} runs another job {plan.name!r} than rank 0: what was traced there is"
+                f" not the same; {_MEND}"
+            )
+        theirs, ours = dict(plan.options), dict(first.options)
+        for name in sorted({*theirs, *ours}.difference(_OWN)):
+            if theirs.get(name) != ours.get(name):
+                raise CompileError(
+                    f"rank {rank} runs job {plan.name!r} with {name} = {theirs.get(name)!r} where"
+                    f" rank 0 has {ours.get(name)!r}; {_MEND}"
+                )
+
+
+# -- turns ---------------------------------------------------------------------------------------
+
+
+def _in_turn(plan: Plan, meetings: Sequence[Meeting]) -> list[Meeting]:
+    """Return meetings in the order in which a rank comes to them, stream by stream."""
+    own: dict[int, list[Meeting]] = {}
+    for meeting in meetings:
+        own.setdefault(meeting.actor, []).append(meeting)
+    streams: dict[int, list[int]] = {}
+    for actor in own:
+        streams.setdefault(plan.actors[actor].stream, []).append(actor)
+    edges, _ = edges_of(plan)
+    repetitions = _balanced(plan, edges)
+    found: list[Meeting] = []
+    for stream, actors in sorted(streams.items()):
+        turns = find_turns(len(plan.actors), edges, repetitions, actors)
+        if turns.rivals is not None:
+            first, second = [own[actor][0].moves[0] for actor in turns.rivals]
+            raise InternalError(
+                f"plan {plan.name!r} does not say which comes first on stream"
+                f" {plan.streams[stream].name!r}, {first} or {second}: ranks that begin them in"
+                " different orders wait for each other; a control edge between their actors"
+                f" {' and '.join([repr(plan.actors[a].name) for a in turns.rivals])} is missing"
+            )
+        # Those that never have a turn are stuck, and named where the game of all is.
+        for actor in dict.fromkeys([*turns.first, *actors]):
+            found += own[actor]
+    return found
+
+
+def _balanced(plan: Plan, edges: Sequence[RateEdge]) -> tuple[int, ...]:
+    try:
+        return repetition_vector(len(plan.actors), edges)
+    except RatesError as error:
+        raise CompileError(f"plan {plan.name!r}: {error}") from None
+
+
+# -- meetings ------------------------------------------------------------------------------------
+
+
+def _check_groups(ranks: RankPlans, in_turn: Sequence[Sequence[Meeting]]) -> None:
+    """Check that the ranks of every group come to the same meetings; alike groups once."""
+    class_of = ranks.class_of
+    checked: set[tuple[str, tuple[int, ...]]] = set()
+    for rank, number in enumerate(class_of):
+        for group, meeting in {m.group: m for m in in_turn[number] if m.peer is None}.items():
+            members = ranks.group(rank, meeting)
+            key = group, tuple([class_of[member] for member in members])
+            if key not in checked:
+                checked.add(key)
+                _check_group(group, members, [in_turn[class_of[member]] for member in members])
+
+
+def _check_group(group: str, members: Sequence[int], in_turn: Sequence[Sequence[Meeting]]) -> None:
+    rows = [[m for m in own if m.group == group and m.peer is None] for own in in_turn]
+    for rank, row in zip(members[1:], rows[1:], strict=True):
+        for number, (ours, theirs) in enumerate(zip_longest(rows[0], row)):
+            _check_same(group, number, (members[0], ours), (rank, theirs))
+    for together in zip(*rows, strict=True):
+        for moves in zip(*[meeting.moves for meeting in together], strict=True):
+            _check_parts(group, members, moves)
+
+
+def _check_same(
+    group: str, number: int, one: tuple[int, Meeting | None], other: tuple[int, Meeting | None]
+) -> None:
+    """Check that two ranks come to the same meeting as number so-and-so of their group."""
+    (first, ours), (rank, theirs) = one, other
+    at = f"collective {number + 1} of their group along {group!r}"
+    if ours is None or theirs is None:
+        come, left = ((first, ours), rank) if ours is not None else ((rank, theirs), first)
+        what = come[1].moves[0] if come[1] is not None else ""
+        raise CompileError(
+            f"rank {come[0]} comes to {what} as {at}, where rank {left} comes to no more; {_MEND}"
+        )
+    for mine, yours in zip_longest(ours.moves, theirs.moves):
+        if mine is None or yours is None or (mine.op, mine.order) != (yours.op, yours.order):
+            texts = [str(m) if m is not None else "nothing more" for m in (yours, mine)]
+            raise CompileError(
+                f"rank {rank} comes to {texts[0]} where rank {first} comes to {texts[1]}, as"
+                f" {at}; {_MEND}"
+            )
+        if _words(mine) != _words(yours):
+            raise CompileError(
+                f"rank {rank} comes to {yours} with {_words(yours)}, and rank {first} with"
+                f" {_words(mine)}; {_MEND}"
+            )
+
+
+def _words(move: CommMove) -> str:
+    """Return what ranks must say alike of a move."""
+    by = f" by {move.by}" if move.by else ""
+    axes = f" along axis {' and '.join(map(str, move.axes))}" if move.axes else ""
+    return f"{move.whole}{by}{axes} over {move.group_size} ranks"
+
+
+def _check_parts(group: str, members: Sequence[int], moves: Sequence[CommMove]) -> None:
+    """Check that all are there, and that their parts add up to the whole."""
+    first = moves[0]
+    if first.group_size != len(members):
+        raise CompileError(
+            f"{first} is over {first.group_size} ranks along {group!r}, where rank {members[0]} is"
+            f" with {len(members) - 1} others; compile the job for this mesh"
+        )
+    for (axis, whole, _), *own in zip(first.parts, *[move.parts for move in moves], strict=True):
+        rows = [part for _, _, part in own]
+        if sum(rows) != whole:
+            parts = ", ".join(
+                [f"{n} on rank {r}" for n, r in zip(rows, members, strict=True)][:_NUM_NAMED]
+            )
+            raise CompileError(
+                f"the parts of {first} have {sum(rows)} of the {whole} rows of {first.whole} along"
+                f" axis {axis}: {parts}; {_MEND}"
+            )
+
+
+def _check_peers(ranks: RankPlans) -> None:
+    """Check that what a rank sends its peer receives, and the other way round."""
+    checked: set[tuple[int, int, int]] = set()
+    for rank, number in enumerate(ranks.class_of):
+        for index, meeting in enumerate(ranks.meetings[number]):
+            if meeting.peer is None:
+                continue
+            group = ranks.group(rank, meeting)
+            peer = group[0] if group[-1] == rank else group[-1]
+            place = ranks.mesh.coordinates(rank)[ranks.mesh.axis(meeting.group)]
+            key = number, index, ranks.class_of[peer]
+            if key not in checked:
+                checked.add(key)
+                _check_peer(ranks, (rank, place), peer, meeting)
+
+
+def _check_peer(ranks: RankPlans, own: tuple[int, int], peer: int, meeting: Meeting) -> None:
+    (rank, place), move = own, meeting.moves[0]
+    if peer == rank:
+        raise CompileError(f"rank {rank} would come to {move} with itself")
+    for theirs in ranks.meetings[ranks.class_of[peer]]:
+        if (theirs.place, theirs.group, theirs.peer) != (meeting.place, meeting.group, place):
+            continue
+        ends = [tuple([(m.op, m.whole) for m in found.moves]) for found in (meeting, theirs)]
+        turned = tuple([({SEND: RECEIVE, RECEIVE: SEND}[op], whole) for op, whole in ends[0]])
+        if turned == ends[1]:
+            return
+        raise CompileError(
+            f"rank {rank} comes to {move} with {move.whole} where rank {peer} comes to"
+            f" {theirs.moves[0]} with {theirs.moves[0].whole}; {_MEND}"
+        )
+    verb = "receives" if move.op == SEND else "sends"
+    raise CompileError(
+        f"rank {rank} comes to {move} with rank {peer}, which {verb} nothing there; {_MEND}"
+    )
+
+
+# -- the game of all ranks -----------------------------------------------------------------------
+
+_Key = tuple[str, frozenset[int], tuple[int, int]]
+"""A group's name, the kinds of its ranks, and the place of the meeting."""
+
+
+@dataclass(slots=True)
+class _JointGame:
+    """The graph of one rank of each kind, each meeting one actor.
+
+    `owners` has for every edge the kind of rank whose it is, and its register, None between the
+    meetings of one firing. `names` are those of actors, for people.
+    """
+
+    ranks: RankPlans
+    first_rank: list[int]
+    names: list[str] = field(default_factory=list)
+    edges: list[RateEdge] = field(default_factory=list)
+    owners: list[tuple[int, RegisterId | None]] = field(default_factory=list)
+
+    @staticmethod
+    def of(ranks: RankPlans) -> _JointGame:
+        """Return the game of some ranks."""
+        kinds = ranks.alike()
+        game = _JointGame(ranks, [kinds.index(kind) for kind in range(max(kinds, default=-1) + 1)])
+        met: dict[_Key, int] = {}
+        edges = [edges_of(plan) for plan in ranks.plans]
+        for kind, rank in enumerate(game.first_rank):
+            nodes = game._add_actors(rank, kinds, met)
+            for own in nodes:
+                game._join(kind, own)
+            for edge, register in zip(*edges[ranks.class_of[rank]], strict=True):
+                made, read = nodes[edge.producer], nodes[edge.consumer]
+                # Who is several meetings has its tokens from the last one, and its slots from the
+                # first one on; and the same the other way round.
+                for ends in dict.fromkeys([(made[-1], read[0]), (made[0], read[-1])]):
+                    game._add_edge(kind, register, ends, edge)
+        return game
+
+    def _add_actors(
+        self, rank: int, kinds: Sequence[int], met: dict[_Key, int]
+    ) -> list[tuple[int, ...]]:
+        """Add those of a rank that are not there yet; return the ones that each actor is."""
+        plan, nodes = self.ranks.plans[self.ranks.class_of[rank]], []
+        meetings: dict[int, list[int]] = {}
+        for meeting in self.ranks.meetings[self.ranks.class_of[rank]]:
+            group = self.ranks.group(rank, meeting)
+            key = meeting.group, frozenset([kinds[member] for member in group]), meeting.place
+            if key not in met:
+                met[key] = len(self.names)
+                self.names.append(f"{meeting.moves[0]} of ranks {_some(group)}")
+            meetings.setdefault(meeting.actor, []).append(met[key])
+        for actor in plan.actors:
+            if actor.id in meetings:
+                nodes.append(tuple(meetings[actor.id]))
+                continue
+            nodes.append((len(self.names),))
+            self.names.append(f"{actor.name!r} of rank {rank}")
+        return nodes
+
+    def _join(self, kind: int, nodes: Sequence[int]) -> None:
+        """Let the meetings of one firing follow each other, and the next firing all of them."""
+        if len(nodes) < 2:
+            return
+        once = RateEdge(0, 0, 1, 1, 1)
+        for ends in dict.fromkeys([*pairwise(nodes), (nodes[0], nodes[-1])]):
+            self._add_edge(kind, None, ends, once)
+
+    def _add_edge(
+        self, kind: int, register: RegisterId | None, ends: tuple[int, int], edge: RateEdge
+    ) -> None:
+        self.edges.append(RateEdge(*ends, edge.produce, edge.consume, edge.num_slots, edge.initial))
+        self.owners.append((kind, register))
+
+    def play(self) -> None:
+        """Play a period. Raises CompileError where it cannot be completed."""
+        try:
+            repetitions = repetition_vector(len(self.names), self.edges)
+        except RatesError as error:
+            edge = self.edges[error.edge]
+            raise CompileError(
+                f"the ranks do not fire equally often: {self._where(error.edge)} between"
+                f" {self.names[edge.producer]} and {self.names[edge.consumer]} has other rates than"
+                f" the plans of the others; {_MEND}"
+            ) from None
+        deadlock = play_period(len(self.names), self.edges, repetitions)
+        if deadlock is not None:
+            raise CompileError(
+                f"the ranks wait for each other for ever: {'; '.join(self._waits(deadlock))}. The"
+                " plans of some ranks do their collectives in another order, or a register lacks a"
+                f" slot; {_MEND}"
+            )
+
+    def _waits(self, deadlock: Deadlock) -> Iterator[str]:
+        """Yield who waits for what, along the cycle."""
+        for index in deadlock.cycle[:_NUM_NAMED]:
+            wait = deadlock.waits[index]
+            edge = self.edges[wait.edge]
+            other = self.names[edge.producer + edge.consumer - wait.actor]
+            wanted = "free slots" if wait.is_for_slots else "tokens"
+            yield (
+                f"{self.names[wait.actor]} waits for {wait.needed} {wanted} of"
+                f" {self._where(wait.edge)}, and so for {other}"
+            )
+        if len(deadlock.cycle) > _NUM_NAMED:
+            yield f"and so on, by way of {len(deadlock.cycle) - _NUM_NAMED} more"
+
+    def _where(self, edge: int) -> str:
+        kind, register = self.owners[edge]
+        rank = self.first_rank[kind]
+        if register is None:
+            return f"its own actor on rank {rank}"
+        plan = self.ranks.plans[self.ranks.class_of[rank]]
+        return f"register {plan.registers[register].name!r} on rank {rank}"
+
+
+def _some(ranks: Sequence[int]) -> str:
+    """Return numbers for people, the first few of many."""
+    named = ", ".join(map(str, ranks[:_NUM_NAMED]))
+    return named if len(ranks) <= _NUM_NAMED else f"{named}, ... ({len(ranks)} in all)"

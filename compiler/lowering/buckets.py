@@ -1,0 +1,312 @@
+"""Put collectives together into buckets: one launch moves what is made one after the other.
+
+    update(w, all_reduce(g), ...)   ->   b = all_reduce(concat(reshape(g), reshape(h)))
+    update(v, all_reduce(h), ...)        update(w, reshape(slice(b)), ...)
+                                         update(v, reshape(slice(b)), ...)
+
+What a bucket reduces is one row of elements. Whoever makes a gradient writes it into its slice of
+the row where that can be (`compiler.lowering.destinations`), the all-reduce works in place, and
+updates read slices. Other collectives of a bucket stay launches of their own in one firing: ranks
+have parts of each tensor, which do not lie side by side in the whole of a row.
+
+**Which tensors make a bucket, and in which order buckets go, is said by attributes**
+(`compiler.turns`), and nothing here changes it. It runs when launches have their order, so that
+the chain of launches that ends with the last gradient of a bucket begins after the last one of the
+bucket before. What ranks gather ahead of its use waits until the bucket before it is used: memory
+holds two of these, and not all parameters.
+
+Guarantees: what a collective reads is dense; none waits for another one but by its order, or for
+what that one's readers need; nodes stand in topological order, and what reads a late one after all
+that does not.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from compiler.attrs import Attrs
+from compiler.errors import InternalError
+from compiler.graph import Graph, GraphBuilder, Node
+from compiler.lowering.pipelines import return_edges
+from compiler.lowering.storage import (
+    assign_storage,
+    is_dense,
+    launch_of_values,
+    write_after_read,
+)
+from compiler.ops.channels import is_collective
+from compiler.ops.comm import AHEAD, ALL_REDUCE, LATE
+from compiler.ops.shape import COPY, RESHAPE
+from compiler.ops.slicing import CONCAT, SLICE
+from compiler.rates import needed_per_step
+from compiler.turns import sorted_by
+from compiler.types import DType, ValueId
+
+ROW_BYTES = 64
+"""What tensors of a bucket are aligned to as far as that goes: others stand behind all of these."""
+
+_Kind = tuple[int, str, DType, object]
+"""Device, group, elements and reduction of a row."""
+
+
+def run(graph: Graph) -> Graph:
+    """Return the ordered graph with a launch for each row of each bucket. O(nodes log nodes)."""
+    if not any([is_collective(node.op) for node in graph.nodes]):
+        return graph
+    return _Rows(_one_turn_each(graph)).result()
+
+
+def _one_turn_each(graph: Graph) -> Graph:
+    """Give what runs at both rates, and so stands there twice, a turn of its own per step."""
+    meeting = [(i, n.attrs) for i, n in enumerate(graph.nodes) if is_collective(n.op)]
+    per_step = needed_per_step(graph)
+    of_batches = {attrs.int_("order") for i, attrs in meeting if not per_step[i]}
+    more = 1 + max([attrs.int_("order") for _, attrs in meeting])
+    nodes = [*graph.nodes]
+    for index, attrs in meeting:
+        if per_step[index] and attrs.int_("order") in of_batches:
+            own = {name: attrs.int_(name) + more for name in ("bucket", "order")}
+            nodes[index] = replace(nodes[index], attrs=Attrs({**attrs, **own}))
+    return replace(graph, nodes=tuple(nodes)) if tuple(nodes) != graph.nodes else graph
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What has been emitted: launches of collectives, and what each value is read from now."""
+
+    graph: Graph
+    b: GraphBuilder = field(init=False)
+    met: dict[ValueId, ValueId] = field(default_factory=dict)
+    launches: list[list[int]] = field(default_factory=list)
+    """By bucket, in their order: nodes of the builder."""
+    _launch_of: dict[ValueId, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.b = GraphBuilder.continuing(self.graph)
+
+    def result(self) -> Graph:
+        """Return the graph whose readers read what collectives of buckets have made."""
+        graph, storage = self.graph, assign_storage(self.graph)
+        buckets: dict[int, list[Node]] = {}
+        for node in graph.nodes:
+            if is_collective(node.op):
+                buckets.setdefault(node.attrs.int_("bucket"), []).append(node)
+        # Wherever it begins: one block is what a collective reads.
+        layouts = [replace(own, offset_bytes=0) for own in storage.layout]
+        dense = [is_dense(t, own) for t, own in zip(graph.types, layouts, strict=True)]
+        # What leaves the step has bytes of its own, and is no part of a row.
+        leaving = {*[o.value for o in graph.outputs], *[w.value for w in graph.writes]}
+        for _, nodes in sorted(buckets.items()):
+            alike: dict[_Kind, list[Node]] = {}
+            made: list[int] = []
+            for node in sorted(nodes, key=lambda n: n.attrs.int_("order")):
+                if node.op is not ALL_REDUCE or node.outputs[0] in leaving:
+                    made.append(self._alone(node, is_ready=dense[node.inputs[0]]))
+                    continue
+                dtype = graph.types[node.inputs[0]].dtype
+                kind = node.device, node.attrs.str_("group"), dtype, node.attrs.get("by")
+                alike.setdefault(kind, []).append(node)
+            made += [self._row(own) for own in alike.values()]
+            made.sort(key=lambda index: self.b.nodes[index].attrs.int_("order"))
+            self.launches.append(made)
+        return self._in_order()
+
+    def _alone(self, node: Node, *, is_ready: bool) -> int:
+        """Emit a collective as it is; what it reads is made dense first."""
+        b, (value,) = self.b, node.inputs
+        with b.beside(node):
+            value = self.met.get(value, value)
+            if not is_ready:
+                value = b.one(COPY, value)
+            (self.met[node.outputs[0]],) = b.emit(node.op, (value,), node.attrs)
+        self._launch_of[node.outputs[0]] = len(b.nodes) - 1
+        return len(b.nodes) - 1
+
+    def _row(self, nodes: list[Node]) -> int:
+        """Emit one collective in the place of several, and the slices that they would have made."""
+        b, types = self.b, self.graph.types
+        attrs, start = nodes[0].attrs, 0
+        nodes = sorted(nodes, key=lambda n: bool(types[n.inputs[0]].size_bytes % ROW_BYTES))
+        with b.beside(nodes[0]):
+            rows = [self._flat(n.inputs[0]) for n in nodes]
+            row = rows[0] if len(rows) == 1 else b.one(CONCAT, *rows, axis=0)
+            launch = len(b.nodes)
+            (row,) = b.emit(ALL_REDUCE, (row,), attrs)
+            for node in nodes:
+                type_ = types[node.outputs[0]]
+                part, stop = row, start + type_.num_elements
+                if len(nodes) > 1:
+                    part = b.one(SLICE, row, starts=(start,), stops=(stop,), steps=(1,))
+                self.met[node.outputs[0]] = _reshaped(b, part, type_.shape)
+                self._launch_of[node.outputs[0]] = launch
+                start = stop
+        return launch
+
+    def _flat(self, value: ValueId) -> ValueId:
+        value = self.met.get(value, value)
+        return _reshaped(self.b, value, (self.b.type_of(value).num_elements,))
+
+    def _in_order(self) -> Graph:
+        """Return the graph in topological order, with each bucket as soon as it can begin."""
+        old, first = self.graph, len(self.graph.nodes)
+        kept = [i for i, node in enumerate(old.nodes) if not is_collective(node.op)]
+        new = {i: place for place, i in enumerate(kept)}
+        more = len(kept) - first
+        for own in self.launches:
+            own[:] = [index + more for index in own]
+        for i, node in enumerate(old.nodes):
+            if is_collective(node.op):
+                new[i] = self._launch_of[node.outputs[0]] + more
+        nodes = [self._reading_what_met(old.nodes[i]) for i in kept] + self.b.nodes[first:]
+        graph = replace(
+            old,
+            nodes=tuple(nodes),
+            types=tuple(self.b.types),
+            outputs=tuple([replace(o, value=self.met.get(o.value, o.value)) for o in old.outputs]),
+            writes=tuple([replace(w, value=self.met.get(w.value, w.value)) for w in old.writes]),
+        )
+        reads = [(new[a], new[b]) for a, b in (*write_after_read(old), *return_edges(old))]
+        ordered = _sorted(graph, self.launches, kept, reads)
+        if ordered is None:
+            raise InternalError("collectives wait for each other: theirs is no topological order")
+        graph, launches = ordered
+        held = _held(graph, launches)
+        if held is graph:
+            return graph
+        reads = [*write_after_read(graph), *return_edges(graph)]
+        again = _sorted(held, launches, range(len(held.nodes)), reads)
+        return graph if again is None else again[0]
+
+    def _reading_what_met(self, node: Node) -> Node:
+        if self.met.keys().isdisjoint(node.inputs):
+            return node
+        inputs = tuple([self.met.get(v, v) for v in node.inputs])
+        return node.with_values(inputs, node.outputs)
+
+
+def _reshaped(b: GraphBuilder, value: ValueId, shape: tuple[int, ...]) -> ValueId:
+    return value if b.type_of(value).shape == shape else b.one(RESHAPE, value, shape=shape)
+
+
+def _sorted(
+    graph: Graph,
+    launches: Sequence[Sequence[int]],
+    places: Sequence[int],
+    reads: Sequence[tuple[int, int]],
+) -> tuple[Graph, list[list[int]]] | None:
+    """Return the graph in topological order with its launches by bucket; None in a circle.
+
+    What the first bucket needs stands first, and so on, so that all its parts are made in one chain
+    of launches; what needs something late stands behind all else. For the rest nodes stand as they
+    stood: `places` are those of the first ones, and what is new stands where what it reads is made.
+    `reads` are of variables, before they are written, and what must come before anything else.
+    """
+    edges = _edges(graph, launches, reads)
+    given = sorted_by([(float(i),) for i in range(len(graph.nodes))], edges)
+    if given is None:
+        return None
+    keys = zip(_needed_by(graph, launches, given), _places(graph, given, places), strict=True)
+    order = sorted_by([*keys], edges) or given
+    new = {index: position for position, index in enumerate(order)}
+    ordered = replace(graph, nodes=tuple([graph.nodes[i] for i in order]))
+    return ordered, [[new[i] for i in own] for own in launches]
+
+
+def _edges(
+    graph: Graph, launches: Sequence[Sequence[int]], reads: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return pairs (before, after) of nodes: values, updates after old readers, and turns."""
+    makers = graph.producers()
+    edges = [(makers[v], i) for i, n in enumerate(graph.nodes) for v in (*n.inputs, *n.after)]
+    edges += reads
+    last: list[int] = []
+    for own in launches:
+        # A bucket begins once all that its members read is there, and the one before it is done.
+        ready = {makers[v] for i in own for v in (*graph.nodes[i].inputs, *graph.nodes[i].after)}
+        edges += [(maker, i) for i in own for maker in sorted(ready.union(last).difference(own))]
+        edges += itertools.pairwise(own)
+        last = [own[-1]]
+    return edges
+
+
+def _needed_by(
+    graph: Graph, launches: Sequence[Sequence[int]], given: Sequence[int]
+) -> list[float]:
+    """Return the first late bucket that needs a node; what none needs, with what it reads."""
+    makers, none = graph.producers(), float(len(launches))
+    found = [none] * len(graph.nodes)
+    is_after = [False] * len(graph.nodes)
+    for index in given:
+        before = [makers[v] for v in graph.nodes[index].inputs]
+        is_after[index] = any([is_after[m] or _is(graph.nodes[m], LATE) for m in before])
+    for turn, own in enumerate(launches):
+        for index in own:
+            if _is(graph.nodes[index], LATE):
+                found[index] = turn
+    for index in reversed(given):
+        for value in graph.nodes[index].inputs:
+            found[makers[value]] = min(found[makers[value]], found[index])
+    for index in given:
+        if is_after[index]:
+            found[index] = none
+        elif found[index] == none:
+            before = [makers[v] for v in graph.nodes[index].inputs]
+            found[index] = max([found[m] for m in before], default=0.0)
+    return found
+
+
+def _places(graph: Graph, given: Sequence[int], places: Sequence[int]) -> list[float]:
+    """Return where nodes stood; what is new, with what it reads."""
+    makers = graph.producers()
+    place = [float(p) for p in places] + [-1.0] * (len(graph.nodes) - len(places))
+    for index in given:
+        if index >= len(places):
+            node = graph.nodes[index]
+            place[index] = max([place[makers[v]] for v in (*node.inputs, *node.after)], default=-1)
+    return place
+
+
+def _is(node: Node, when: str) -> bool:
+    return is_collective(node.op) and node.attrs.get("when") == when
+
+
+def _held(graph: Graph, launches: Sequence[Sequence[int]]) -> Graph:
+    """Have each bucket that is ahead wait until the one before it is about to be read."""
+    per_step = needed_per_step(graph)
+    ahead = [(turn, own) for turn, own in enumerate(launches) if _is(graph.nodes[own[0]], AHEAD)]
+    made_by, reach = launch_of_values(graph), _reach(graph, launches)
+    nodes = [*graph.nodes]
+    for (_, one), (turn, other) in itertools.pairwise(ahead):
+        if per_step[one[0]] == per_step[other[0]]:
+            may = [own >= 0 and last < turn for own, last in zip(made_by, reach, strict=True)]
+            value = _about_to_be_read(graph, one, may)
+            if value is not None:
+                nodes[other[0]] = replace(nodes[other[0]], after=(value,))
+    return replace(graph, nodes=tuple(nodes)) if tuple(nodes) != graph.nodes else graph
+
+
+def _reach(graph: Graph, launches: Sequence[Sequence[int]]) -> list[int]:
+    """Return, per value, the last bucket that it needs, or -1."""
+    turn = {index: turn for turn, own in enumerate(launches) for index in own}
+    found = [-1] * len(graph.types)
+    for index, node in enumerate(graph.nodes):
+        last = max([turn.get(index, -1), *[found[v] for v in node.inputs]])
+        for value in node.outputs:
+            found[value] = last
+    return found
+
+
+def _about_to_be_read(graph: Graph, bucket: Sequence[int], may: Sequence[bool]) -> ValueId | None:
+    """Return what a bucket is read beside, of what may be waited for: it is made just before."""
+    known = {v for index in bucket for v in graph.nodes[index].outputs}
+    makers = graph.producers()
+    for node in graph.nodes[min(bucket) + 1 :]:
+        if known.isdisjoint(node.inputs):
+            continue
+        others = [v for v in node.inputs if v not in known and may[v]]
+        if others:
+            return max(others, key=lambda v: makers[v])
+        known.update(node.outputs)
+    return None

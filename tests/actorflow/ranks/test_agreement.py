@@ -1,0 +1,414 @@
+"""What ranks agree on, in any order of messages, with copies, and with deaths at any point."""
+
+import copy
+from random import Random
+
+import pytest
+from acted_ranks import Meet, Play, Train, play_on
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actorflow.ranks.agreement import WINDOW_STEPS, Agreement
+from actorflow.ranks.messages import (
+    Aborted,
+    Began,
+    Came,
+    CheckpointAsked,
+    CheckpointAt,
+    EndsAfter,
+    Finished,
+    Granted,
+    HasData,
+    Hello,
+    Left,
+    Met,
+    Noted,
+    RankFailed,
+    StopAsked,
+    WaitedInVain,
+    Welcome,
+)
+
+
+def joined(num_ranks):
+    agreement = Agreement(num_ranks)
+    for rank in range(num_ranks):
+        assert agreement.take(rank, Hello()) == [(rank, Welcome(num_ranks))]
+    return agreement
+
+
+def begun(num_ranks, first=0):
+    agreement = joined(num_ranks)
+    for rank in range(num_ranks):
+        told = agreement.take(rank, Began(1, first))
+    granted = Granted(1, first + WINDOW_STEPS, False, "")
+    assert told == [(rank, granted) for rank in range(num_ranks)]
+    return agreement
+
+
+# Any order
+
+
+SCRIPT = st.lists(
+    st.one_of(
+        st.sampled_from([Meet("plan"), Meet("data")]),
+        st.builds(
+            Train,
+            st.integers(0, 9),
+            st.integers(0, 3),
+            stop_before=st.none() | st.integers(1, 9),
+            checkpoint_before=st.none() | st.integers(1, 9),
+        ),
+    ),
+    max_size=4,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 4), SCRIPT, st.randoms(use_true_random=False), st.integers(1, 3))
+def test_ranks_that_do_the_same_come_to_the_same_end(num_ranks, script, random, copies):
+    play = play_on(Play([script] * num_ranks, copies=copies), random.choice)
+    assert play.agreement.failure is None
+    assert all([rank.has_left for rank in play.ranks])
+    logs = [[row for row in rank.log if row[0] != "checkpoint"] for rank in play.ranks]
+    assert all([log == logs[0] for log in logs])
+    # A checkpoint beyond the end may be told to a rank that has ended already.
+    ends = {row[1]: row[2] for row in logs[0] if row[0] == "trained"}
+    marks = [
+        [r for r in rank.log if r[0] == "checkpoint" and r[2] <= ends[r[1]]] for rank in play.ranks
+    ]
+    assert all([mark == marks[0] for mark in marks])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 4), SCRIPT, st.randoms(use_true_random=False), st.integers(0, 60))
+def test_a_rank_that_dies_at_any_point_ends_the_others_with_its_name(
+    num_ranks, script, random, moves
+):
+    play = Play([script] * num_ranks)
+    victim = random.randrange(num_ranks)
+    for _ in range(moves):
+        if possible := play.moves():
+            play.make(random.choice(possible))
+    play.kill(victim)
+    play_on(play, random.choice)
+    assert play.agreement.failure.rank == victim
+    for rank in play.ranks:
+        if not (rank.is_dead or rank.has_left):
+            assert rank.aborted.rank == victim
+            assert rank.aborted.text == f"rank {victim} was ended by SIGKILL"
+
+
+@settings(max_examples=200, deadline=None)
+@given(SCRIPT, SCRIPT, st.randoms(use_true_random=False))
+def test_ranks_that_do_different_things_never_wait_for_ever(ours, theirs, random):
+    play = play_on(Play([ours, theirs]), random.choice)
+    if play.agreement.failure is None:
+        # Nobody may be left waiting, but for a meeting or a run that its deadline ends.
+        stuck = [r for r in play.ranks if not r.has_left]
+        assert len(stuck) in (0, 2)
+        if stuck:
+            assert {type(r.doing) for r in stuck} == {Meet, Train}
+        else:
+            assert [row for row in play.ranks[0].log if row[0] == "trained"] == [
+                row for row in play.ranks[1].log if row[0] == "trained"
+            ]
+    else:
+        for rank in play.ranks:
+            assert rank.has_left or rank.aborted is not None
+
+
+def states_of(play):
+    """Return what tells two plays apart."""
+    ranks = [repr(r) for r in play.ranks]
+    agreement = play.agreement
+    return repr((ranks, {k: v for k, v in vars(agreement).items() if k != "num_ranks"}))
+
+
+def every_end(scripts):
+    """Return the plays that all orders of moves end in, each state visited once."""
+    seen, ends, open_ = set(), [], [Play(scripts)]
+    while open_:
+        play = open_.pop()
+        moves = play.moves()
+        if not moves:
+            ends.append(play)
+        for move in moves:
+            after = copy.deepcopy(play)
+            after.make(move)
+            key = states_of(after)
+            if key not in seen:
+                seen.add(key)
+                open_.append(after)
+    return ends
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        (Meet("plan"), Meet("data")),
+        (Train(1),),
+        (Meet("plan"), Train(0)),
+    ],
+)
+def test_every_order_of_two_ranks_comes_to_one_end(script):
+    ends = every_end([script, script])
+    assert {repr([r.log for r in play.ranks]) for play in ends} == {
+        repr([r.log for r in ends[0].ranks])
+    }
+    assert all([play.agreement.failure is None for play in ends])
+    assert all([r.has_left for play in ends for r in play.ranks])
+
+
+@pytest.mark.parametrize(
+    ("asks", "steps"),
+    [(Train(3, stop_before=3), {2, 3}), (Train(2, checkpoint_before=2), {3})],
+)
+def test_every_order_of_a_stop_or_a_checkpoint_is_one_step_on_both_ranks(monkeypatch, asks, steps):
+    monkeypatch.setattr("actorflow.ranks.agreement.WINDOW_STEPS", 2)
+    monkeypatch.setattr("acted_ranks.WINDOW_STEPS", 2)
+    ends = every_end([(asks,), (Train(asks.steps),)])
+    assert all([play.ranks[0].log == play.ranks[1].log for play in ends])
+    assert all([play.agreement.failure is None for play in ends])
+    # Another one in other orders, but the same on both.
+    assert {play.ranks[0].log[0][2] for play in ends} == steps
+
+
+def test_every_order_of_two_ranks_finds_data_of_another_length():
+    ends = every_end([(Train(0),), (Train(1),)])
+    assert {play.agreement.failure.rank for play in ends} == {0}
+
+
+def test_every_order_of_two_ranks_finds_another_meeting():
+    for play in every_end([(Meet("plan"),), (Meet("data"),)]):
+        assert "'plan'" in play.agreement.failure.told
+        assert "'data'" in play.agreement.failure.told
+        assert all([r.aborted is not None for r in play.ranks])
+
+
+# Meetings
+
+
+def test_all_get_the_values_of_all_when_the_last_has_come():
+    agreement = joined(3)
+    assert agreement.take(2, Came(1, "plan", b"c")) == []
+    assert agreement.take(0, Came(1, "plan", b"a")) == []
+    assert agreement.meeting() == ("plan", (1,))
+    met = Met(1, (b"a", b"b", b"c"))
+    assert agreement.take(1, Came(1, "plan", b"b")) == [(0, met), (1, met), (2, met)]
+    assert agreement.meeting() == ("", ())
+
+
+def test_a_rank_that_has_left_is_missed_by_who_waits_or_comes_later():
+    for order in ([0, 1], [1, 0]):
+        agreement = joined(2)
+        said = {0: Came(1, "plan", b""), 1: Left()}
+        for rank in order:
+            told = agreement.take(rank, said[rank])
+        text = "rank 1 has ended its script, where it is waited for at 'plan' by rank 0"
+        assert told[-1] == (0, Aborted(1, text, "", ""))
+
+
+def test_a_wait_in_vain_names_who_did_not_come_and_one_that_is_over_is_nothing():
+    agreement = joined(3)
+    agreement.take(0, Came(1, "plan", b""))
+    told = agreement.take(0, WaitedInVain(1, 600))
+    assert told[0][1].text.startswith(
+        "rank 1 did not come to 'plan' within 600 s, where rank 0 waits for ranks 1, 2"
+    )
+    agreement = joined(1)
+    agreement.take(0, Came(1, "plan", b""))
+    assert agreement.take(0, WaitedInVain(1, 600)) == []
+
+
+def test_a_meeting_out_of_turn_is_a_failure():
+    told = joined(2).take(1, Came(3, "plan", b""))
+    assert told[0][1].text == "rank 1 came to 'plan' out of turn"
+
+
+# Runs
+
+
+def test_a_run_begins_when_all_are_ready_and_goes_on_by_windows():
+    agreement = begun(2, first=10)
+    assert agreement.take(0, Finished(1, 14)) == []
+    assert agreement.take(1, Finished(1, 11)) == []
+    assert agreement.take(1, Finished(1, 12)) == [
+        (0, Granted(1, 12 + WINDOW_STEPS, False, "")),
+        (1, Granted(1, 12 + WINDOW_STEPS, False, "")),
+    ]
+    assert agreement.take(1, Finished(1, 11)) == []
+
+
+def test_a_stop_is_at_the_largest_total_that_was_granted():
+    agreement = begun(2)
+    agreement.take(0, Finished(1, 3))
+    last = Granted(1, WINDOW_STEPS, True, "SIGINT")
+    assert agreement.take(1, StopAsked(1, "SIGINT")) == [(0, last), (1, last)]
+    assert agreement.take(0, StopAsked(1, "SIGTERM")) == []
+    assert agreement.take(0, Finished(1, 4)) == agreement.take(1, Finished(1, 4)) == []
+
+
+def test_a_stop_before_the_run_begins_ends_it_with_no_step():
+    agreement = joined(2)
+    agreement.take(0, Began(1, 7))
+    assert agreement.take(0, StopAsked(1, "SIGINT")) == []
+    last = Granted(1, 7, True, "SIGINT")
+    assert agreement.take(1, Began(1, 7)) == [(0, last), (1, last)]
+
+
+def test_a_checkpoint_is_after_the_first_step_that_nobody_may_have_begun():
+    agreement = begun(2)
+    step = CheckpointAt(1, WINDOW_STEPS + 1)
+    assert agreement.take(1, CheckpointAsked(1)) == [(0, step), (1, step)]
+    assert agreement.take(0, CheckpointAsked(1)) == []
+    for done in range(1, WINDOW_STEPS + 2):
+        agreement.take(0, Finished(1, done))
+        told = agreement.take(1, Finished(1, done))
+    granted = max([m.steps for _, m in told if isinstance(m, Granted)], default=0) or 8
+    later = agreement.take(1, CheckpointAsked(1))
+    assert later[0][1].step > granted - 1 > WINDOW_STEPS
+
+
+def test_ranks_that_begin_at_different_steps_are_told_both():
+    agreement = joined(2)
+    agreement.take(1, Began(1, 40))
+    told = agreement.take(0, Began(1, 30))
+    assert told[0][1].text == (
+        "rank 1 would train on after step 40, rank 0 after step 30; give all ranks the same"
+        " checkpoint and model"
+    )
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_data_that_ends_at_different_steps_is_told_with_both(order):
+    for said in (EndsAfter(1, 3), HasData(1, 3)):
+        agreement = begun(2)
+        messages = {0: EndsAfter(1, 2), 1: said}
+        for rank in order:
+            agreement.take(rank, messages[rank])
+        what = "after step 3" if isinstance(said, EndsAfter) else "not before step 3"
+        assert agreement.failure.told == (
+            f"rank 0 ended after step 2, rank 1 {what}: the data of all ranks must have the same"
+            " number of batches"
+        )
+
+
+def test_a_rank_may_leave_after_its_own_end_and_not_before():
+    agreement = begun(2)
+    agreement.take(0, EndsAfter(1, 2))
+    assert agreement.take(0, Left()) == [(0, Noted())]
+    assert agreement.take(1, EndsAfter(1, 2)) == []
+    agreement = begun(2)
+    told = agreement.take(0, Left())
+    assert told[-1] == (
+        1,
+        Aborted(0, "rank 0 has ended its script, where the others train on", "", ""),
+    )
+
+
+def test_late_copies_of_what_was_said_in_a_run_that_is_over_say_nothing():
+    agreement = begun(2)
+    for rank in (0, 1):
+        agreement.take(rank, EndsAfter(1, 2))
+    for copy_ in (Began(1, 0), Finished(1, 2), StopAsked(1, ""), EndsAfter(1, 2), HasData(1, 2)):
+        assert agreement.take(0, copy_) == []
+    assert agreement.take(1, Left()) == [(1, Noted())]
+    assert agreement.failure is None
+
+
+# Failures
+
+
+def test_the_first_failure_counts_and_names_op_and_line():
+    agreement = begun(3)
+    told = agreement.take(2, RankFailed(2, "no such file", "linear", "train.py:4", "Traceback ..."))
+    text = "rank 2 failed in linear (train.py:4): no such file"
+    abort = Aborted(2, text, "linear", "train.py:4")
+    assert told == [(2, Noted()), (0, abort), (1, abort), (2, abort)]
+    assert agreement.failure.shown == "Traceback ..."
+    assert agreement.take(2, RankFailed(2, "late", "", "", "late")) == [(2, Noted())]
+    assert agreement.failure.shown == "Traceback ..."
+    assert agreement.take(1, RankFailed(1, "peer failed", "", "", "")) == [(1, Noted())]
+    assert agreement.lost(0, "was ended by SIGKILL") == []
+    assert agreement.failure.rank == 2
+
+
+def test_a_rank_may_tell_of_another_whose_fault_it_is():
+    agreement = joined(3)
+    agreement.take(0, RankFailed(1, "rank 1 did not come", "all_reduce", "", ""))
+    assert agreement.failure.rank == 1
+    text = "rank 1 failed in all_reduce, says rank 0: rank 1 did not come"
+    assert agreement.failure.told == text
+    agreement = joined(2)
+    agreement.take(0, RankFailed(9, "of nobody", "", "", ""))
+    assert agreement.failure.told == "rank 0 failed: of nobody"
+
+
+def test_what_a_rank_says_of_itself_counts_more_than_what_others_said_of_it():
+    agreement = joined(3)
+    agreement.take(0, RankFailed(1, "rank 1 did not come", "all_reduce", "", "shown by 0"))
+    assert agreement.take(2, RankFailed(2, "of its own", "", "", "")) == [(2, Noted())]
+    assert agreement.failure.shown == "shown by 0"
+    assert agreement.take(1, RankFailed(1, "no such file", "", "", "")) == [(1, Noted())]
+    assert agreement.failure.told == "rank 1 failed: no such file"
+    agreement.take(1, RankFailed(1, "no such file", "", "", "Traceback"))
+    assert agreement.failure.shown == "Traceback"
+    agreement = joined(2)
+    agreement.take(0, RankFailed(1, "rank 1 did not come", "", "", ""))
+    assert agreement.lost(0, "was ended by SIGSEGV", explains=True) == []
+    assert agreement.lost(1, "ended with exit status 1") == []
+    assert agreement.failure.is_hearsay
+    assert agreement.lost(1, "was ended by SIGKILL", explains=True) == []
+    assert agreement.failure.told == "rank 1 was ended by SIGKILL"
+
+
+def test_a_rank_that_is_said_to_have_given_up_says_because_of_whom():
+    agreement = joined(3)
+    agreement.take(2, RankFailed(0, "rank 0 gave the run up", "", "", ""))
+    agreement.take(0, RankFailed(1, "rank 1 did not come", "", "", ""))
+    assert agreement.failure.told == "rank 1 failed, says rank 0: rank 1 did not come"
+    agreement.take(1, RankFailed(1, "boom", "", "", ""))
+    assert agreement.failure.told == "rank 1 failed: boom"
+
+
+def test_who_comes_after_a_failure_hears_of_it():
+    agreement = Agreement(2)
+    assert agreement.lost(0, "was ended by SIGKILL") == []
+    _, aborted = agreement.take(1, Hello())
+    assert aborted == (1, Aborted(0, "rank 0 was ended by SIGKILL", "", ""))
+    assert agreement.take(1, Came(1, "plan", b"")) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_statements_in_any_order_and_number_never_break_it(data):
+    """Even what no honest rank says keeps one promise: no rank is told of two last steps."""
+    number, step = st.integers(1, 3), st.integers(0, 12)
+    said = st.one_of(
+        st.builds(Hello),
+        st.builds(Came, number, st.sampled_from(["a", "b"]), st.just(b"")),
+        st.builds(WaitedInVain, number, st.just(1)),
+        st.builds(Began, number, st.integers(0, 1)),
+        st.builds(Finished, number, step),
+        st.builds(StopAsked, number, st.just("")),
+        st.builds(CheckpointAsked, number),
+        st.builds(EndsAfter, number, step),
+        st.builds(HasData, number, step),
+        st.builds(Left),
+    )
+    agreement, last, granted = Agreement(2), {}, {}
+    for rank, message in data.draw(st.lists(st.tuples(st.integers(0, 1), said), max_size=40)):
+        for to, told in agreement.take(rank, message):
+            if isinstance(told, Granted):
+                assert (to, told.run) not in last
+                assert told.steps >= granted.get((to, told.run), 0)
+                granted[to, told.run] = told.steps
+                if told.is_last:
+                    last[to, told.run] = told.steps
+
+
+def test_a_play_is_the_same_again():
+    scripts = [(Meet("plan"), Train(5, stop_before=3), Meet("end"))] * 3
+    plays = [play_on(Play(scripts), Random(5).choice) for _ in range(2)]
+    assert plays[0].ranks == plays[1].ranks

@@ -1,0 +1,152 @@
+"""Who is let in, and who is not: the coordinator against clients that mean no good."""
+
+import socket
+
+import msgpack
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from actorflow.ranks.keys import hand_over, routing_id, take_over
+from actorflow.ranks.messages import Finished, Hello, Left
+from actorflow.ranks.wire import encode
+from compiler.errors import InternalError
+
+ENOUGH_MS = 30_000
+
+
+class Client:
+    """A client of zmq that tells what happened to its connection."""
+
+    def __init__(self, keys, *, name=b"0.1", pair=None, server=None, curve=True):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.routing_id = name
+        self.socket.reconnect_ivl = -1
+        if curve:
+            self.socket.curve_serverkey = server or keys.server_public
+            own = pair or (keys.public, keys.secret)
+            self.socket.curve_publickey, self.socket.curve_secretkey = own
+        self.monitor = self.socket.get_monitor_socket()
+        self.socket.connect(keys.endpoint)
+
+    def event(self, *wanted):
+        """Return the first event of a kind that is waited for."""
+        while self.monitor.poll(ENOUGH_MS):
+            event = recv_monitor_message(self.monitor)["event"]
+            if event in wanted:
+                return event
+        return None
+
+    def close(self):
+        self.socket.disable_monitor()
+        self.context.destroy(0)
+
+
+@pytest.fixture
+def job(served):
+    return served(2, handshake_ms=500, most_bytes=1 << 20)
+
+
+@pytest.fixture
+def client(job):
+    made = []
+
+    def connect(**options):
+        made.append(Client(job.coordinator.keys(0), **options))
+        return made[-1]
+
+    yield connect
+    for one in made:
+        one.close()
+
+
+def still_serves(client):
+    """A rank with its key is welcome, whoever came before."""
+    rank = client()
+    rank.socket.send_multipart(encode(Hello()))
+    assert rank.socket.poll(ENOUGH_MS)
+    return msgpack.unpackb(rank.socket.recv_multipart()[0]) == [1, "Welcome", 2]
+
+
+def test_a_rank_with_its_key_is_let_in(client, job):
+    assert still_serves(client)
+    assert job.refused == []
+
+
+def test_a_key_that_is_not_listed_is_refused(client, job):
+    stranger = client(pair=zmq.curve_keypair())
+    assert stranger.event(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+    assert still_serves(client)
+    assert job.refused == ["a connection from 127.0.0.1 without a key of this job was refused"]
+
+
+def test_a_client_without_keys_or_for_another_server_is_refused(client, job):
+    failed = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_DISCONNECTED)
+    assert client(curve=False).event(*failed)
+    assert client(server=zmq.curve_keypair()[0]).event(*failed)
+    assert still_serves(client)
+
+
+def test_bytes_at_random_and_silence_are_disconnected(client, job):
+    for said in (bytes(range(256)), b""):
+        with socket.create_connection(("127.0.0.1", job.coordinator.port)) as raw:
+            raw.settimeout(ENOUGH_MS / 1000)
+            if said:
+                raw.sendall(said)
+            try:
+                while raw.recv(4096):
+                    pass
+            except ConnectionResetError:
+                pass
+    assert still_serves(client)
+
+
+def test_a_message_that_is_too_long_is_disconnected(client, job):
+    rank = client()
+    rank.socket.send_multipart([b"", bytes(2 << 20)])
+    assert rank.event(zmq.EVENT_DISCONNECTED)
+    assert still_serves(client)
+
+
+def test_a_rank_under_the_name_of_another_is_refused(client, job):
+    impostor = client(name=routing_id(1))
+    impostor.socket.send_multipart(encode(Left()))
+    impostor.socket.send(b"")
+    job.wait_refused(2)
+    assert still_serves(client)
+    assert set(job.refused) == {"a message came under the name of another rank; it was refused"}
+    assert not job.coordinator.has_left(1)
+
+
+def test_what_is_malformed_is_refused_in_words_and_the_next_is_heard(client, job):
+    rank = client()
+    head = encode(Finished(1, 2))[0]
+    for frames in ([b"\xc1"], [head, b"more"], [msgpack.packb([1, "Welcome", 2])]):
+        rank.socket.send_multipart(frames)
+    rank.socket.send_multipart(encode(Hello()))
+    assert rank.socket.poll(ENOUGH_MS)
+    job.wait_refused(3)
+    assert job.refused == [
+        "rank 0 sent no msgpack (FormatError); it was refused",
+        "rank 0 sent Finished with more than it has fields; it was refused",
+        "rank 0 sent a kind of message that nobody may send here; it was refused",
+    ]
+
+
+def test_it_listens_on_this_machine_alone(job):
+    assert job.coordinator.endpoint == f"tcp://127.0.0.1:{job.coordinator.port}"
+    assert job.coordinator._router.linger == 0
+    assert job.coordinator._router.maxmsgsize == 1 << 20
+
+
+def test_keys_are_handed_over_once_and_each_rank_has_its_own(job):
+    keys = [job.coordinator.keys(rank) for rank in (0, 1)]
+    assert take_over(hand_over(keys[0])) == keys[0]
+    assert keys[0].secret != keys[1].secret
+    fd = hand_over(keys[0])
+    with open(fd, "wb", closefd=False) as file:
+        file.write(b"\xc1")
+    with pytest.raises(InternalError, match="holds no keys"):
+        take_over(fd)

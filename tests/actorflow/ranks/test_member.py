@@ -1,0 +1,215 @@
+"""What a rank has of its job, with all ranks in this process."""
+
+import os
+import queue
+import threading
+from functools import partial
+
+import pytest
+
+from actorflow.ranks import member as member_module
+from actorflow.ranks.agreement import WINDOW_STEPS
+from actorflow.ranks.member import RunCallbacks, become_member, this_member
+from compiler.errors import ActorflowError, InternalError, PeerFailed
+
+
+def test_all_ranks_get_the_values_of_all_again_and_again(members, at_once):
+    _, ranks = members(3)
+    for name in ("plan", "data", "plan"):
+        values = at_once(*[partial(r.gather, name, (r.rank, name)) for r in ranks])
+        assert values == [[(0, name), (1, name), (2, name)]] * 3
+
+
+def test_megabytes_go_this_way(members, at_once):
+    _, ranks = members(2)
+    plan = os.urandom(8 << 20)
+    sent = at_once(lambda: ranks[0].gather("plan", plan), lambda: ranks[1].gather("plan", None))
+    assert sent == [[plan, None]] * 2
+
+
+def test_ranks_that_come_to_different_names_are_told_so(members, at_once):
+    _, ranks = members(2)
+    errors = at_once(lambda: ranks[0].gather("plan", 0), lambda: ranks[1].gather("data", 1))
+    for error in errors:
+        assert isinstance(error, PeerFailed)
+        assert error.rank == 1
+        assert str(error) == (
+            "rank 1 came to 'data' where rank 0 came to 'plan'; every rank has to do the same in"
+            " the same order"
+        )
+
+
+def test_a_rank_that_left_failed_or_died_is_named_to_who_waits(members, at_once):
+    _, (one, other) = members(2)
+    error, _ = at_once(lambda: one.gather("plan", 0), other.leave)
+    assert str(error) == ("rank 1 has ended its script, where it is waited for at 'plan' by rank 0")
+    _, (one, other) = members(2)
+    fault = ValueError("no such file")
+    error, is_known = at_once(
+        lambda: one.gather("plan", 0), lambda: other.fail(fault, op="linear", line="train.py:4")
+    )
+    assert str(error) == "rank 1 failed in linear (train.py:4): ValueError: no such file"
+    assert is_known
+    assert one.fail(error)  # the launcher knows
+    job, (one, other) = members(2)
+    error, _ = at_once(lambda: one.gather("plan", 0), lambda: job.lost(1, "was ended by SIGKILL"))
+    assert (error.rank, str(error)) == (1, "rank 1 was ended by SIGKILL")
+    with pytest.raises(PeerFailed, match="SIGKILL"):
+        one.begin_run(RunCallbacks(grant=print, abort=print))
+    with pytest.raises(PeerFailed, match="SIGKILL"):
+        one.gather("data", 0)
+
+
+def test_a_rank_that_does_not_come_in_time_is_named(members):
+    _, (one, _) = members(2, wait_s=0.01)
+    with pytest.raises(PeerFailed, match=r"rank 1 did not come to 'plan' within \d+ s, where rank"):
+        one.gather("plan", 0)
+    _, (one, _) = members(2, wait_s=0.01)
+    with pytest.raises(PeerFailed, match="rank 1 did not come to 'run 1' within"):
+        one.begin_run(listening()[1])
+
+
+def test_an_error_that_is_anothers_fault_is_told_with_its_name(members, at_once):
+    _, (one, other) = members(2)
+    failed = RuntimeError("launch failed")
+    failed.__cause__ = PeerFailed("rank 1 did not come to all_reduce", rank=1)
+    error, _ = at_once(lambda: other.gather("x", 0), lambda: one.fail(failed))
+    assert error.rank == 1
+    assert str(error) == "rank 1 failed, says rank 0: rank 1 did not come to all_reduce"
+
+
+def test_a_value_that_cannot_travel_is_refused_before_anybody_waits(members, at_once):
+    _, ranks = members(2)
+    with pytest.raises(ValueError, match="made of numbers"):
+        ranks[0].gather("plan", object())
+    assert at_once(*[lambda r=r: r.gather("plan", 1) for r in ranks]) == [[1, 1]] * 2
+
+
+def listening():
+    """Return callbacks, and a queue of what they were told."""
+    told = queue.SimpleQueue()
+    return told, RunCallbacks(
+        grant=lambda steps, is_last: told.put(("grant", steps, is_last)),
+        abort=lambda error: told.put(("abort", str(error))),
+        checkpoint=lambda step: told.put(("checkpoint", step)),
+        stopping=lambda reason: told.put(("stopping", reason)),
+    )
+
+
+def begun(at_once, ranks, first_step=0):
+    """Begin a run on all ranks; return the runs with what each is told."""
+    heard = [listening() for _ in ranks]
+    runs = at_once(
+        *[
+            partial(rank.begin_run, callbacks, first_step=first_step)
+            for rank, (_, callbacks) in zip(ranks, heard, strict=True)
+        ]
+    )
+    made = [(run, told) for run, (told, _) in zip(runs, heard, strict=True)]
+    for _, told in made:
+        assert told.get(timeout=60) == ("grant", first_step + WINDOW_STEPS, False)
+    return made
+
+
+def test_a_run_is_granted_step_by_step_stopped_and_followed_by_another(members, at_once):
+    _, ranks = members(2)
+    for first in (0, 10):
+        runs = begun(at_once, ranks, first)
+        for run, _ in runs:
+            run.fed(first + 2)
+            run.finished(first + 2)
+        for _, told in runs:
+            assert told.get(timeout=60) == ("grant", first + 2 + WINDOW_STEPS, False)
+        runs[1][0].ask_checkpoint()
+        for _, told in runs:
+            assert told.get(timeout=60) == ("checkpoint", first + 3 + WINDOW_STEPS)
+        last = first + 2 + WINDOW_STEPS
+        runs[0][0].ask_stop("SIGINT")
+        for run, told in runs:
+            assert told.get(timeout=60) == ("stopping", "SIGINT")
+            assert told.get(timeout=60) == ("grant", last, True)
+            run.end(last)
+    at_once(*[r.leave for r in ranks])
+    assert all([told.empty() for _, told in runs])
+
+
+def test_a_failure_aborts_the_runs_of_the_others(members, at_once):
+    job, ranks = members(3)
+    runs = begun(at_once, ranks)
+    assert ranks[2].fail(ValueError("boom"), op="linear", line="train.py:4")
+    for _, told in runs[:2]:
+        text = "rank 2 failed in linear (train.py:4): ValueError: boom"
+        assert told.get(timeout=60) == ("abort", text)
+    assert job.coordinator.failure.rank == 2
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_data_that_ends_earlier_on_one_rank_is_an_error_that_names_both(members, at_once, is_late):
+    _, ranks = members(2)
+    runs = begun(at_once, ranks)
+    if not is_late:
+        runs[1][0].fed(3)
+    runs[0][0].data_ended(2)
+    if is_late:
+        runs[1][0].finished(2)
+        runs[1][0].fed(3)
+    while True:
+        told = runs[1][1].get(timeout=60)
+        if told[0] == "abort":
+            break
+        runs[1][0].fed(3)
+    assert told[1] == (
+        "rank 0 ended after step 2, rank 1 not before step 3: the data of all ranks must have the"
+        " same number of batches"
+    )
+
+
+def test_ranks_that_resume_at_different_steps_are_an_error(members, at_once):
+    _, ranks = members(2)
+    made = [listening() for _ in ranks]
+    at_once(*[partial(r.begin_run, made[r.rank][1], first_step=10 * r.rank) for r in ranks])
+    for told, _ in made:
+        assert told.get(timeout=60)[1].startswith("rank 1 would train on after step 10, rank 0")
+
+
+def test_a_callback_that_raises_is_no_silence(members, at_once):
+    _, ranks = members(2)
+    aborted = threading.Event()
+
+    def grant(steps, is_last):
+        raise RuntimeError("in the callback")
+
+    raising = RunCallbacks(grant=grant, abort=lambda error: aborted.set())
+    at_once(partial(ranks[0].begin_run, raising), partial(ranks[1].begin_run, listening()[1]))
+    assert aborted.wait(60)
+    with pytest.raises(InternalError, match="in the callback"):
+        ranks[0].gather("x", 0)
+
+
+def test_a_forked_child_is_no_rank(members, child_says):
+    _, ranks = members(2)
+    said = child_says(lambda: ranks[0].gather("x", 0))
+    assert said.startswith(f"ActorflowError: rank 0 is process {os.getpid()}, from which this one")
+    assert child_says(lambda: ranks[0].fail(ValueError("x"))) == "False"
+    assert child_says(lambda: ranks[0].leave()) == "None"
+
+
+def test_who_was_not_launched_is_alone():
+    assert this_member({}) is None
+    assert this_member({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert this_member({"WORLD_SIZE": "4"}) is None
+    with pytest.raises(
+        ActorflowError, match=r"'actorflow launch -n RANKS SCRIPT\.py', or unset both"
+    ):
+        this_member({"RANK": "0", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_process_becomes_a_rank_once(served, monkeypatch, num_ranks):
+    monkeypatch.setattr(member_module, "_given", [])
+    job = served(num_ranks)
+    made = become_member(job.coordinator.keys(0))
+    assert this_member({}) is (made if num_ranks > 1 else None)
+    with pytest.raises(InternalError, match="a rank already"):
+        become_member(job.coordinator.keys(0))
+    made.leave()

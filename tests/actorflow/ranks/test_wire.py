@@ -1,0 +1,144 @@
+"""Messages travel whole, and whatever is none is refused in words."""
+
+import contextlib
+import dataclasses
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actorflow.ranks import messages, wire
+from actorflow.ranks.messages import Came, Finished, FromRank, Met, RankFailed, ToRank
+from actorflow.ranks.wire import Malformed, decode, encode, pack_value, unpack_value
+
+FIELDS = {
+    "int": st.integers(0, (1 << 62) - 1),
+    "str": st.text(max_size=50),
+    "bool": st.booleans(),
+    "bytes": st.binary(max_size=50),
+    "tuple[bytes, ...]": st.lists(st.binary(max_size=20), max_size=4).map(tuple),
+}
+
+
+def any_of(union):
+    return st.one_of(
+        [
+            st.builds(kind, *[FIELDS[field.type] for field in dataclasses.fields(kind)])
+            for kind in union.__args__
+        ]
+    )
+
+
+@given(any_of(FromRank))
+def test_what_a_rank_says_comes_as_it_was(message):
+    assert decode(encode(message), FromRank) == message
+
+
+@given(any_of(ToRank))
+def test_what_the_coordinator_says_comes_as_it_was(message):
+    assert decode(encode(message), ToRank) == message
+
+
+@given(st.lists(st.binary(max_size=64), max_size=4))
+def test_bytes_at_random_are_refused_or_are_a_message(frames):
+    try:
+        message = decode(frames, FromRank)
+    except Malformed:
+        return
+    assert type(message) in FromRank.__args__
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=4) | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+
+@given(st.lists(PLAIN, max_size=5))
+def test_msgpack_of_another_shape_is_refused(head):
+    try:
+        message = decode([msgpack.packb(head)], FromRank)
+    except Malformed:
+        return
+    assert head[:2] == [wire.VERSION, type(message).__name__]
+
+
+def packed(*head):
+    return msgpack.packb([wire.VERSION, *head])
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        ([], "no frame"),
+        ([b""], "no msgpack"),
+        ([b"\xdd\xff\xff\xff\xff"], "no msgpack"),
+        ([b"\x91" * 2000], "no msgpack"),
+        ([msgpack.packb(7)], "no array"),
+        ([msgpack.packb([2, "Hello"])], "another version"),
+        ([msgpack.packb([True, "Hello"])], "another version"),
+        ([packed("Hello") + b"\x00"], "no msgpack"),
+        ([packed("Welcome", 2)], "nobody may send here"),
+        ([packed("Nonsense")], "nobody may send here"),
+        ([packed(["Hello"])], "nobody may send here"),
+        ([packed("Finished", 1)], "without its step"),
+        ([packed("Finished", 1, 2, 3)], "more than it has"),
+        ([packed("Finished", 1, 2), b"more"], "more than it has"),
+        ([packed("Finished", 1, -2)], "beyond"),
+        ([packed("Finished", 1, 1 << 63)], "beyond"),
+        ([packed("Finished", 1, True)], "step of Finished is no int"),
+        ([packed("Finished", 1, "2")], "step of Finished is no int"),
+        ([packed("Finished", 1, msgpack.ExtType(1, b""))], "is no int"),
+        ([packed("StopAsked", 1, b"bytes")], "is no str"),
+        ([packed("StopAsked", 1, "x" * (1 << 17))], "too long"),
+        ([packed("StopAsked", 1, "x" * (1 << 21))], "a head of"),
+        ([packed("Came", 1, "plan")], "Came without its value"),
+    ],
+)  # fmt: skip
+def test_each_malformed_message_is_refused_by_its_fault(frames, said):
+    with pytest.raises(Malformed, match=said):
+        decode(frames, FromRank)
+
+
+def test_values_travel_in_frames_of_their_own():
+    value = bytes(1000)
+    assert encode(Came(1, "plan", value))[1] is value
+    assert encode(Met(1, (value, b"")))[1:] == [value, b""]
+
+
+def test_a_text_that_is_too_long_is_cut_and_a_broken_one_is_mended():
+    sent = RankFailed(0, "x" * (1 << 17), "", "", "\udcff")
+    came = decode(encode(sent), FromRank)
+    assert len(came.text) == 1 << 16
+    assert came.shown == "?"
+
+
+def test_values_come_back_with_tuples():
+    value = (1, 2.5, True, None, "text", b"\x00\xff", ((), (1,)))
+    assert unpack_value(pack_value(value, "x")) == value
+    assert unpack_value(pack_value([1, [2]], "x")) == (1, (2,))
+
+
+def test_a_value_that_cannot_travel_is_refused_by_name(monkeypatch):
+    with pytest.raises(ValueError, match="brings to 'plan' is made of numbers"):
+        pack_value(object(), "plan")
+    with pytest.raises(ValueError, match="brings to 'plan'"):
+        pack_value(1 << 70, "plan")
+    monkeypatch.setattr(wire, "MOST_FRAME_BYTES", 10)
+    with pytest.raises(ValueError, match="has 13 bytes; at most 10 travel"):
+        pack_value(bytes(11), "plan")
+
+
+@given(st.binary(max_size=64))
+def test_bytes_at_random_are_a_value_or_refused(data):
+    with contextlib.suppress(Malformed):
+        unpack_value(data)
+
+
+def test_every_message_has_fields_that_travel():
+    for kind in (*FromRank.__args__, *ToRank.__args__):
+        assert kind.__module__ == messages.__name__
+        assert {field.type for field in dataclasses.fields(kind)} <= FIELDS.keys()
+    assert Finished.__slots__ == ("run", "step")

@@ -1,0 +1,289 @@
+"""Runs of ranks that have parts of variables and batches, each rank a thread of this process."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rank_plans import chain_plan, reduced
+from rank_threads import RankThreads
+
+import actorflow as af
+from actorflow import nn
+from actorflow.checkpoint.manager import CheckpointManager
+from actorflow.data import ArraySource, DataError
+from actorflow.initialise import initial_values
+from actorflow.run.among import ONE_RANK, Among, agree_on_data, agree_on_plan
+from compiler.errors import CompileError
+from compiler.printer import summarise
+from compiler.types import DType, PartOf, TensorType
+
+HALF = PartOf((8, 6), (("data", 0),))
+ROWS = PartOf((4, 6), (("data", 0),))
+X = np.linspace(-1, 1, 40 * 6, dtype=np.float32).reshape(40, 6)
+
+
+@af.job(optimizer=af.optim.SGD(0.5, momentum=0.9))
+def train(model, batch):
+    return (model(batch.x) ** 2).mean()
+
+
+def compiled(**options):
+    """Return the plan of a rank that has four of eight rows of the weight, and half of a batch.
+
+    Without a transport its gradients are its own: what it trains is its half alone.
+    """
+    model = nn.Linear(6, 4, bias=False)
+    return train.compile(model, {"x": TensorType(DType.FLOAT32, (2, 6))}, **options)
+
+
+def of_two(plan, *, splits_state=True):
+    parts = {"weight": HALF, "momentum/weight": HALF} if splits_state else {}
+    names = {v.name for v in plan.variables}
+    assert {*parts} <= names, names
+    variables = [replace(v, part=parts.get(v.name)) for v in plan.variables]
+    fields = [replace(f, part=ROWS) if f.name == "x" else f for f in plan.fields]
+    return replace(
+        plan,
+        variables=tuple(variables),
+        fields=tuple(fields),
+        options=(*plan.options, ("mesh", (("data", 2),))),
+    )
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return compiled()
+
+
+def source(batch=4, seed=3):
+    return ArraySource({"x": X}, batch=batch, seed=seed)
+
+
+def on_ranks(do):
+    ranks = RankThreads(2)
+    return ranks.run(lambda rank: do(Among(rank, ranks.gather(rank))))
+
+
+def halves(rank_plan, plan, steps):
+    """Return what two ranks come to, each run by itself on its half of everything."""
+    found = []
+    for rank in range(2):
+        first = dict(initial_values(rank_plan, {}, 0, rank))
+        runner, data = af.Runner(plan, values=first), source()
+        for _ in range(steps):
+            runner.step({"x": next(data)["x"][2 * rank : 2 * rank + 2]})
+        found.append(runner.variables())
+        runner.close()
+    return {name: [own[name] for own in found] for name in found[0]}
+
+
+@pytest.fixture(scope="module")
+def expected(plan):
+    return halves(of_two(plan), plan, 4)
+
+
+def assert_whole(variables, expected):
+    for name in ("weight", "momentum/weight"):
+        np.testing.assert_array_equal(variables[name], np.concatenate(expected[name]))
+    assert int(variables["step"]) == 4
+
+
+def test_fit_comes_to_whole_variables_on_all_ranks(plan, expected):
+    def one(among):
+        runner = af.Runner(of_two(plan), among=among)
+        result = runner.fit(source(), steps=4, progress=False)
+        return result.variables, runner.variables()
+
+    for result, variables in on_ranks(one):
+        assert_whole(result, expected)
+        assert_whole(variables, expected)
+
+
+def test_the_plan_of_a_rank_tells_what_it_has_of_the_whole(plan):
+    lines = summarise(of_two(plan))
+    told = (
+        "for one rank of the mesh data=2, which has parts of 2 of 3 variables and its part of 'x'"
+    )
+    assert lines[1].strip() == told
+    assert not any("mesh" in line for line in summarise(plan))
+
+
+def test_a_run_goes_on_from_what_all_ranks_came_to(plan, expected):
+    def one(among):
+        runner, data = af.Runner(of_two(plan), among=among), source()
+        for _ in runner.stream(data, steps=2):
+            pass
+        for _ in runner.stream(data, steps=2):
+            pass
+        return runner.variables()
+
+    for variables in on_ranks(one):
+        assert_whole(variables, expected)
+
+
+def test_variables_of_ranks_that_are_stepped_are_read_whole_between_steps(plan, expected):
+    def one(among):
+        runner, data, seen = af.Runner(of_two(plan), among=among), source(), []
+        seen.append(runner.variables())
+        for _ in range(4):
+            runner.step(next(data))
+            seen.append(runner.variables())
+        runner.close()
+        return seen
+
+    for seen in on_ranks(one):
+        assert [int(v["step"]) for v in seen] == [0, 1, 2, 3, 4]
+        assert all(v["weight"].shape == (8, 6) for v in seen)
+        assert_whole(seen[-1], expected)
+
+
+def test_what_is_written_is_whole_and_each_rank_takes_its_part(plan):
+    whole = np.linspace(-1, 1, 48, dtype=np.float32).reshape(8, 6)
+
+    def one(among):
+        runner, data = af.Runner(of_two(plan), among=among), source()
+        runner.step(next(data))
+        with pytest.raises(CompileError, match=r"'weight' is float32\[8, 6\] .* got float32"):
+            runner.write({"weight": whole[:4]})
+        runner.write({"weight": whole})
+        written = runner.variables()["weight"]
+        runner.step(next(data))
+        moved = runner.variables()["weight"]
+        runner.close()
+        return written, moved
+
+    for written, moved in on_ranks(one):
+        np.testing.assert_array_equal(written, whole)
+        assert not np.array_equal(moved, whole)
+
+
+def test_parts_are_not_read_while_ranks_run_on(plan):
+    def one(among):
+        runner, said = af.Runner(of_two(plan), among=among), []
+
+        def look(step, outputs):
+            with pytest.raises(CompileError, match=r"a part of 'weight'.*between steps") as caught:
+                runner.variables()
+            said.append(str(caught.value))
+
+        runner.fit(source(), steps=2, progress=False, on_step=look)
+        return len(said)
+
+    assert on_ranks(one) == [2, 2]
+
+
+def test_a_rank_that_fails_asks_nobody_for_parts(plan):
+    at_end = threading.Event()
+
+    def one(among):
+        runner = af.Runner(of_two(plan), among=among)
+        first = runner.variables()["weight"]
+        if among.rank == 1:
+            with pytest.raises(DataError, match="expected float32"):
+                runner.step({"x": X[:3]})
+            at_end.set()
+            runner.close()
+        else:
+            assert at_end.wait(60)
+        np.testing.assert_array_equal(runner.variables()["weight"], first)
+
+    on_ranks(one)
+
+
+def test_the_first_rank_writes_checkpoints_and_all_go_on_from_them(tmp_path):
+    rank_plan = of_two(compiled(every=2), splits_state=False)
+
+    def run(steps):
+        def one(among):
+            runner = af.Runner(rank_plan, among=among)
+            result = runner.fit(source(), steps=steps, checkpoint=tmp_path / "run", every=2,
+                                progress=False)  # fmt: skip
+            return result.first_step, result.last_step
+
+        return one
+
+    assert on_ranks(run(2)) == [(0, 2), (0, 2)]
+    assert on_ranks(run(4)) == [(2, 4), (2, 4)]
+    assert CheckpointManager(tmp_path / "run").steps() == (2, 4)
+
+
+def test_variables_that_only_number_rows_are_no_state(plan):
+    """Such a one is not shown, and a rank begins with its part of it."""
+    rank_plan = of_two(plan)
+    weight = next(v for v in rank_plan.variables if v.name == "weight")
+    numbers = replace(weight, name="numbers/8", role="numbers", init=(("kind", "numbers"),))
+    more = replace(rank_plan, variables=(*rank_plan.variables, numbers))
+    first = initial_values(more, {}, 0, rank=1)
+    assert {*first} == {"weight", "momentum/weight", "step", "numbers/8"}
+    assert {v.name for v in more.state} == {"weight", "momentum/weight", "step"}
+
+
+def refused(do, text):
+    """Check that do(among) is refused on both ranks."""
+
+    def of(among):
+        with pytest.raises(CompileError, match=text):
+            do(among)
+
+    on_ranks(of)
+
+
+def test_ranks_of_other_data_are_refused_on_all():
+    agree_on_data(ONE_RANK, source(), 0)
+    on_ranks(lambda among: agree_on_data(among, source(), 5))
+    refused(lambda a: agree_on_data(a, source(), a.rank), "rank 1 has seed 1, rank 0 has 0; give")
+    refused(lambda a: agree_on_data(a, source(seed=a.rank), 0), "rank 1 has data .*seed=1.*seed=0")
+
+    def further(among):
+        data = source()
+        for _ in range(among.rank):
+            next(data)
+        agree_on_data(among, data, 0)
+
+    refused(further, "rank 1 has data .*at the same position")
+
+
+def test_data_is_agreed_on_before_a_step(plan):
+    def fit(among):
+        runner = af.Runner(of_two(plan), among=among)
+        runner.fit(source(seed=among.rank), steps=1, progress=False)
+
+    def stream(among):
+        next(af.Runner(of_two(plan), among=among).stream(source(seed=among.rank), steps=1))
+
+    refused(fit, "rank 1 has data")
+    refused(stream, "rank 1 has data")
+
+
+def test_ranks_of_other_plans_are_refused_on_all(plan):
+    rank_plan, other = of_two(plan), replace(of_two(plan), graph_hash="of another script")
+    refused(
+        lambda among: af.Runner(other if among.rank else rank_plan, among=among),
+        r"rank 1 has plan \('train', 'of another script'\), rank 0 has .* the same script",
+    )
+    refused(
+        lambda among: af.Runner(rank_plan, among=among, seed=among.rank),
+        "rank 1 has seed 1, rank 0 has 0",
+    )
+
+
+def test_plans_that_do_not_fit_together_are_refused_on_all():
+    mesh = (("mesh", (("data", 2),)),)
+    one, swapped, like = [
+        chain_plan(*[reduced(order, name=f"w{order}") for order in own], options=mesh)
+        for own in ((0, 1), (1, 0), (0, 1))
+    ]
+    like = replace(like, sources=(*like.sources, like.sources[0]))
+    on_ranks(lambda among: agree_on_plan(among, one, 0))
+    on_ranks(lambda among: agree_on_plan(among, like if among.rank else one, 0))
+    text = "rank 1 comes to all_reduce #1 of 'w1' .* where rank 0 comes to all_reduce #0 of 'w0'"
+    refused(lambda among: agree_on_plan(among, swapped if among.rank else one, 0), text)
+
+
+def test_ranks_that_are_not_as_many_as_the_mesh_has_are_refused_on_all(plan):
+    mesh = ("mesh", (("data", 2), ("model", 2)))
+    rank_plan = of_two(plan)
+    four = replace(rank_plan, options=(*rank_plan.options[:-1], mesh))
+    text = r"'train' is for 4 ranks \(mesh data=2 x model=2\), and 2 run it; launch 4"
+    refused(lambda among: af.Runner(four, among=among), text)

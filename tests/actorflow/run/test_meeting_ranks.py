@@ -1,0 +1,132 @@
+"""Runs of ranks that meet in shared memory, each rank a thread of this process."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rank_threads import RankThreads
+
+import actorflow as af
+from actorflow.compile.native import choosing
+from actorflow.compile.targets import hardware_for
+from actorflow.data import ArraySource
+from actorflow.proof.prove import prove
+from actorflow.run.among import Among
+from actorflow.settings import Settings
+from compiler.errors import ActorflowError, PeerFailed, PlanFormatError
+from compiler.graph import GraphBuilder, Output
+from compiler.ops.binary import MUL
+from compiler.ops.comm import ALL_GATHER, ALL_REDUCE
+from compiler.ops.sources import INPUT, VARIABLE
+from compiler.options import CompileOptions
+from compiler.pipeline import compile_graph
+from compiler.placement import HOST
+from compiler.plan import ActorKind
+from compiler.types import PartOf
+
+ROWS = PartOf((4, 6), (("data", 0),))
+X = np.linspace(-1, 1, 40 * 6, dtype=np.float32).reshape(40, 6)
+
+
+def meets(order):
+    return {"num_ranks": 2, "group": "data", "bucket": order, "order": order}
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """Return the plan of each of two ranks, whose outputs are what they have made together."""
+    b = GraphBuilder()
+    x = b.one(INPUT, name="x", dtype="float32", shape=(2, 6))
+    init = (("kind", "uniform"), ("bound", 1.0))
+    w = b.one(VARIABLE, name="w", dtype="float32", shape=(6,), role="parameter", init=init)
+    y = b.one(ALL_REDUCE, b.one(MUL, x, w), **meets(0), by="sum")
+    row = b.one(ALL_REDUCE, b.one(MUL, w, w), **meets(1), by="max")
+    whole = b.one(ALL_GATHER, b.one(MUL, x, x), **meets(2), axis=0, rows=4)
+    b.outputs = [Output("y", y), Output("row", row), Output("whole", whole)]
+    settings = Settings.from_env(os.environ)
+    with choosing(settings, (HOST,), deterministic=False):
+        hardware = hardware_for((HOST,), "", uses_cudnn=False)
+        options = CompileOptions("meet", is_training=False)
+        found = compile_graph(b.freeze(), hardware, options)
+    fields = [replace(f, part=ROWS) if f.name == "x" else f for f in found.fields]
+    with_mesh = (*[o for o in found.options if o[0] != "mesh"], ("mesh", (("data", 2),)))
+    return replace(found, fields=tuple(fields), options=with_mesh)
+
+
+def on_ranks(do):
+    ranks = RankThreads(2)
+    return ranks.run(lambda rank: do(Among(rank, ranks.gather(rank))))
+
+
+def source():
+    return ArraySource({"x": X}, batch=4, seed=3)
+
+
+def test_ranks_have_what_they_made_together(plan, native_toolchain):
+    def one(among):
+        runner = af.Runner(plan, among=among)
+        found, again = [list(runner.stream(source(), steps=5)) for _ in range(2)]
+        return found, again, runner.variables()["w"]
+
+    for found, again, w in on_ranks(one):
+        for made, same, batch in zip(found, again, source(), strict=False):
+            x = batch["x"]
+            wanted = {"y": x[:2] * w + x[2:] * w, "row": w * w, "whole": x * x}
+            for name, want in wanted.items():
+                np.testing.assert_array_equal(made[name], want)
+                np.testing.assert_array_equal(same[name], want)
+
+
+def test_a_rank_whose_launch_fails_has_the_others_end(plan, native_toolchain):
+    """The one that failed tells its own error, and the others that it was not there."""
+    errors = [None, None]
+
+    def run(runner, is_broken):
+        for _ in runner.stream(source(), steps=1000):
+            if is_broken:
+                runner._newest.loop.abort(ZeroDivisionError("a kernel"))
+
+    def one(among):
+        runner = af.Runner(plan, among=among)
+        with pytest.raises((ZeroDivisionError, ActorflowError)) as caught:
+            run(runner, among.rank == 1)
+        errors[among.rank] = caught.value
+
+    on_ranks(one)
+    assert isinstance(errors[1], ZeroDivisionError)
+    assert isinstance(errors[0], PeerFailed)
+    assert "a kernel" in str(errors[0])
+
+
+MUTANTS = {
+    "another number of ranks": ({"num_ranks": 3}, {}, r"meets 3 ranks along 'data', of the mesh"),
+    "a group of no mesh": ({"group": "model"}, {}, r"meets 2 ranks along 'model', of the mesh"),
+    "a kernel": ({}, {"kernel": "numpy.mul"}, "by 'numpy.mul', which is no transport's"),
+    "another op": ({}, {"op": "mul", "attrs": ()}, "belongs in no actor of kind comm"),
+    "a wrong reduction": ({"by": "product"}, {}, "reduces by one of sum, max, min, got 'product'"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_meeting_that_cannot_be_is_refused(plan, name):
+    attrs, changes, text = MUTANTS[name]
+    prove(plan)
+
+    def changed(launch):
+        launch = replace(launch, attrs=tuple(sorted({**dict(launch.attrs), **attrs}.items())))
+        return replace(launch, **changes)
+
+    actors = [
+        replace(a, launches=tuple(map(changed, a.launches))) if a.kind is ActorKind.COMM else a
+        for a in plan.actors
+    ]
+    with pytest.raises(PlanFormatError, match=text):
+        prove(replace(plan, actors=tuple(actors)))
+
+
+def test_a_meeting_in_an_actor_that_computes_is_refused(plan):
+    actors = [replace(a, kind=ActorKind.COMPUTE) if a.kind is ActorKind.COMM else a
+              for a in plan.actors]  # fmt: skip
+    with pytest.raises(PlanFormatError, match="belongs in no actor of kind compute"):
+        prove(replace(plan, actors=tuple(actors)))

@@ -1,0 +1,235 @@
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from meetings import call, placed, type_of
+
+from actors.collectives import agreement
+from actors.collectives.shared_memory import SharedMemory
+from compiler.errors import DeviceError, PeerFailed
+from compiler.mesh import Mesh
+from compiler.types import DType
+
+ROWS = 8
+
+
+def bind(communicator, order=0, size=ROWS, by="sum", dtype=DType.FLOAT32, **options):
+    """Bind an all-reduce over two ranks; return its array and its launch."""
+    array = placed(communicator, np.zeros(size, dtype.value))
+    type_ = type_of(dtype, array)
+    ranks = communicator.mesh.num_ranks
+    asked = call("all_reduce", type_, type_, order, num_ranks=ranks, by=by, **options)
+    return array, communicator.bind(asked, (array,), (array,))
+
+
+def failures(together, ranks, do, **options):
+    """Return what each rank raised."""
+    with pytest.raises(PeerFailed):
+        together((ranks,), do, **options)
+    return {rank: str(error) for rank, error in together.threads.errors.items()}
+
+
+@pytest.mark.parametrize(
+    ("other", "theirs"),
+    [
+        ({"size": 9}, "all_reduce 0 of float32[9] by sum (model.py:1)"),
+        ({"by": "max"}, "all_reduce 0 of float32[8] by max (model.py:1)"),
+        ({"dtype": DType.INT32}, "all_reduce 0 of int32[8] by sum (model.py:1)"),
+        ({"order": 1}, "all_reduce 1 of float32[8] by sum (model.py:1)"),
+        ({"where": "model.py:2"}, "all_reduce 0 of float32[8] by sum (model.py:2)"),
+    ],
+    ids=["size", "by", "dtype", "order", "swapped"],
+)
+def test_ranks_that_would_meet_for_something_else_are_refused_by_name(together, other, theirs):
+    def do(communicator):
+        bind(communicator, **(other if communicator.rank == 1 else {}))
+        communicator.ready()
+
+    said = failures(together, 3, do)
+    assert set(said) == {0, 1, 2}
+    expected = f"rank 1 has {theirs} where rank 0 has all_reduce 0 of float32[8] by sum"
+    assert all([text.startswith(expected) for text in said.values()])
+    assert all(["run the same script" in text for text in said.values()])
+
+
+def test_a_rank_with_fewer_collectives_is_refused(together):
+    def do(communicator):
+        for order in range(2 - communicator.rank):
+            bind(communicator, order)
+        communicator.ready()
+
+    said = failures(together, 2, do)
+    assert "rank 1 has no further collective where rank 0 has all_reduce 1 of" in said[0]
+    assert said[0] == said[1]
+
+
+def test_collectives_of_two_programs_may_have_one_order(together):
+    def do(communicator):
+        found = [bind(communicator, 0, actor=actor) for actor in ("all_reduce", "evaluate.it")]
+        communicator.ready()
+        for value, (array, meet) in enumerate(found):
+            array[...] = value + 1
+            meet()
+        return [array.max() for array, _ in found]
+
+    assert together((2,), do) == [[2, 4], [2, 4]]
+
+
+def test_who_comes_to_another_collective_is_told_apart(together):
+    """Each runs its collectives in another order, though both have the same ones."""
+
+    def do(communicator):
+        meets = [bind(communicator, order)[1] for order in range(2)]
+        communicator.ready()
+        meets[communicator.rank]()
+
+    said = failures(together, 2, do)
+    by_mismatch = [text for text in said.values() if " came to all_reduce" in text]
+    assert by_mismatch
+    assert len(said) == 2
+
+
+def test_who_skips_a_firing_is_told_apart(together):
+    def do(communicator):
+        first, second = [bind(communicator, order)[1] for order in range(2)]
+        communicator.ready()
+        first()
+        if communicator.rank == 0:
+            second()
+        else:
+            second._firings.value = 1  # as if it had met for it before
+            second()
+
+    said = failures(together, 2, do)
+    assert len(said) == 2
+    assert any(["came to firing" in text for text in said.values()])
+
+
+def test_a_deadline_names_who_did_not_come_and_where(together):
+    def do(communicator):
+        _, meet = bind(communicator, where="loss at train.py:7")
+        communicator.ready()
+        if communicator.rank != 2:
+            meet()
+
+    said = failures(together, 3, do, deadline_s=0.1)
+    assert set(said) == {0, 1}
+    text = " did not come within 0.1 s to where rank "
+    assert all(
+        [f"rank 2{text}" in s and "(loss at train.py:7), firing 0" in s for s in said.values()]
+    )
+
+
+def test_whoever_gives_up_wakes_all_who_wait_on_any_axis(together):
+    waiting, chosen = threading.Barrier(4), {}
+
+    def do(communicator):
+        array = placed(communicator, np.zeros(ROWS, np.float32))
+        type_ = type_of(DType.FLOAT32, array)
+        group = "data" if communicator.rank in (0, 2) else "model"
+        for order, name in enumerate(("data", "model")):
+            asked = call("all_reduce", type_, type_, order, group=name, num_ranks=2, by="sum")
+            meet = communicator.bind(asked, (array,), (array,))
+            chosen[communicator.rank, name] = meet
+        communicator.ready()
+        waiting.wait()
+        if communicator.rank == 3:
+            communicator.abort("the loss is not finite at train.py:9")
+        chosen[communicator.rank, group]()
+
+    with pytest.raises(PeerFailed):
+        together((2, 2), do, deadline_s=3600)
+    said = {rank: str(error) for rank, error in together.threads.errors.items()}
+    assert set(said.values()) == {"rank 3 gave the run up: the loss is not finite at train.py:9"}
+
+
+def test_who_gave_up_before_all_were_ready_meets_nobody(together):
+    def do(communicator):
+        _, meet = bind(communicator)
+        if communicator.rank == 1:
+            communicator.abort("no data")
+        communicator.ready()
+        meet()
+
+    said = failures(together, 2, do)
+    assert set(said.values()) == {"rank 1 gave the run up: no data"}
+
+
+def test_the_first_reason_is_the_one_that_all_tell(together):
+    gone = threading.Event()
+
+    def do(communicator):
+        _, meet = bind(communicator)
+        communicator.ready()
+        if communicator.rank == 0:
+            gone.wait()
+        communicator.abort(f"reason of {communicator.rank}" + "!" * 10_000)
+        gone.set()
+        meet()
+
+    said = failures(together, 2, do)
+    assert {text[:41] for text in said.values()} == {"rank 1 gave the run up: reason of 1!!!!!!"}
+
+
+def test_ranks_of_another_mesh_or_host_are_refused(together, monkeypatch):
+    def do(communicator):
+        if communicator.rank == 1:
+            communicator._mesh = replace(communicator.mesh, names=("model",))
+        communicator.ready()
+
+    said = failures(together, 2, do)
+    assert all(["rank 1 has a mesh of model=2, rank 0 one of data=2" in s for s in said.values()])
+    hosts = iter(["a", "b"])
+    lock = threading.Lock()
+
+    def host():
+        with lock:
+            return next(hosts)
+
+    monkeypatch.setattr("actors.collectives.shared_memory.this_host", host)
+    said = failures(together, 2, lambda communicator: communicator.ready())
+    assert all(["rank 1 runs on another host" in text for text in said.values()])
+
+
+def test_another_version_is_refused(together, monkeypatch):
+    def do(communicator):
+        bind(communicator)
+        gather = communicator._gather
+
+        def other(name, value):
+            return gather(name, (agreement.FORMAT + 1, *value[1:]) if value else value)
+
+        if communicator.rank == 1:
+            communicator._gather = other
+        communicator.ready()
+
+    said = failures(together, 2, do)
+    assert all(["run the same version on all ranks" in text for text in said.values()])
+
+
+def test_memory_that_cannot_be_mapped_is_said_by_all(together, monkeypatch):
+    def do(communicator):
+        bind(communicator)
+        gather = communicator._gather
+
+        def wrong(name, value):
+            if communicator.rank == 1 and name == "collectives.offer":
+                fd, size = value[3][0]
+                value = (*value[:3], ((fd, size + 4096), *value[3][1:]), *value[4:])
+            return gather(name, value)
+
+        communicator._gather = wrong
+        communicator.ready()
+
+    said = failures(together, 2, do)
+    assert all([text.startswith("rank 0 cannot map the memory") for text in said.values()])
+    assert len(said) == 2
+
+
+def test_several_ranks_need_a_compiler_and_a_place_in_the_mesh(native_toolchain):
+    mesh = Mesh(("data",), (2,))
+    with pytest.raises(DeviceError, match="needs a C compiler to meet the others: install"):
+        SharedMemory(0, mesh, None, None)
+    with pytest.raises(DeviceError, match="rank 2 of a mesh of data=2 cannot be"):
+        SharedMemory(2, mesh, None, native_toolchain)

@@ -1,0 +1,74 @@
+"""Which registers of a rank lie where the other ranks of its host see them."""
+
+import pytest
+from graphs import descend, made_up, sims, variable
+
+from actors.race import check_races
+from compiler.graph import GraphBuilder
+from compiler.lowering.step_program import make_program
+from compiler.ops.binary import MUL
+from compiler.ops.comm import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from compiler.ops.elementwise import EXP
+from compiler.ops.reduce import SUM
+from compiler.ops.sources import INPUT
+from compiler.options import CompileOptions
+from compiler.pipeline import compile_graph
+from compiler.placement import RANK_SIDE, SHARED
+from compiler.printer import summarise
+from compiler.verify import verify_plan
+
+PARTS = {
+    ALL_REDUCE: {"by": "sum"},
+    REDUCE_SCATTER: {"by": "sum", "axis": 0, "rows": 4},
+    ALL_GATHER: {"axis": 0, "rows": 16},
+    ALL_TO_ALL: {"axis": 0, "rows": 16, "to_axis": 1, "to_rows": 4},
+}
+
+
+def meeting(op):
+    """A graph that computes, meets, and computes on; return it and what it met with and for."""
+    b = GraphBuilder()
+    x = b.one(INPUT, name="x", dtype="float32", shape=(8, 8))
+    made = b.one(EXP, x)
+    attrs = {"num_ranks": 2, "group": "data", "bucket": 0, "order": 0, **PARTS[op]}
+    left = b.one(op, made, **attrs)
+    weight = variable(b, "w", b.type_of(left).shape)
+    descend(b, b.one(SUM, b.one(MUL, left, weight), axes=(0, 1), keepdims=False), [weight])
+    return b, made, left
+
+
+@pytest.mark.parametrize(
+    ("op", "is_read", "is_written"),
+    [
+        (ALL_REDUCE, True, True),
+        (REDUCE_SCATTER, True, False),
+        (ALL_GATHER, False, True),
+        (ALL_TO_ALL, False, True),
+    ],
+    ids=str,
+)
+def test_what_others_work_on_is_shared_and_nothing_else(op, is_read, is_written):
+    b, made, left = meeting(op)
+    graph = b.freeze()
+    program = make_program(graph, made_up("host", ()), 1, 0)
+    shared = {value for value, place in enumerate(program.place) if place == RANK_SIDE}
+    expected = [*([made] if is_read else []), *([left] if is_written else [])]
+    assert shared == {program.storage.root[value] for value in expected}
+
+
+def test_devices_that_are_apart_share_nothing():
+    graph = meeting(ALL_REDUCE)[0].freeze()
+    assert RANK_SIDE not in make_program(graph, sims(1), 1, 0).place
+
+
+@pytest.mark.parametrize("op", PARTS, ids=str)
+def test_a_plan_has_an_arena_of_what_ranks_share_that_is_proven_and_told(op):
+    graph = meeting(op)[0].freeze()
+    plan = compile_graph(graph, made_up("host", ("exp", "mul")), CompileOptions("job"))
+    verify_plan(plan)
+    check_races(plan)
+    number = [arena.place for arena in plan.arenas].index(SHARED)
+    assert plan.arenas[number].size_bytes > 0
+    own = [register for register in plan.registers if register.arena == number]
+    assert sum([register.size_bytes for register in own]) <= plan.arenas[number].size_bytes
+    assert any(["shared memory of host:0" in line for line in summarise(plan)])

@@ -1,0 +1,324 @@
+"""Plans of several ranks together: what is refused by name, and the same as all states say."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from plans import with_register
+from rank_plans import (
+    Row,
+    chain_plan,
+    exchanged,
+    gathered,
+    plan_of_rows,
+    reduced,
+    scattered,
+    sent,
+    with_moves,
+)
+from rank_search import RankSearch, TooMany
+
+from compiler.errors import CompileError, InternalError
+from compiler.joint import verify_ranks
+from compiler.mesh import Mesh
+from compiler.rank_plans import RankPlans
+from compiler.verify import edges_of
+from memory.registers import play_period, repetition_vector
+
+PAIR = Mesh(("data",), (2,))
+GRID = Mesh(("data", "model"), (2, 2))
+FOUR = Mesh(("data",), (4,))
+
+
+def refused(mesh, plans, class_of=None, error=CompileError):
+    """Return the message with which ranks are refused."""
+    class_of = range(len(plans)) if class_of is None else class_of
+    with pytest.raises(error) as caught:
+        verify_ranks(RankPlans(mesh, tuple(plans), tuple(class_of)))
+    return str(caught.value)
+
+
+def test_ranks_with_one_plan_fit_together_and_are_played_as_one():
+    plan = chain_plan(reduced(0, num_ranks=4), reduced(1, num_ranks=4))
+    report = verify_ranks(RankPlans.same(plan, FOUR))
+    assert (report.num_ranks, report.num_kinds, report.num_actors) == (4, 1, 6)
+
+
+def test_all_collectives_with_uneven_parts_fit_together():
+    of_rank = [
+        chain_plan(
+            reduced(0), scattered(1, 5, rows), gathered(2, 5, rows), exchanged(3, 5, rows, 7, to)
+        )
+        for rows, to in ((3, 4), (2, 3))
+    ]
+    assert verify_ranks(RankPlans(PAIR, tuple(of_rank), (0, 1))).num_kinds == 2
+
+
+def test_groups_of_two_axes_in_one_firing_fit_together():
+    both = reduced(0), reduced(1, group="model")
+    plan = chain_plan(both, reduced(2))
+    assert verify_ranks(RankPlans.same(plan, GRID)).num_kinds == 1
+    lone = replace(plan, sources=(*plan.sources, plan.sources[0]))  # another class with the same
+    assert verify_ranks(RankPlans(GRID, (plan, lone), (0, 1, 1, 0))).num_kinds == 2
+
+
+def test_what_a_stage_sends_the_next_one_receives():
+    mesh = Mesh(("stage", "data"), (2, 2))
+    first = chain_plan(sent(0, 1, group="stage"), sent(1, 1, op="receive", group="stage"))
+    second = chain_plan(sent(0, 0, op="receive", group="stage"), sent(1, 0, group="stage"))
+    assert verify_ranks(RankPlans(mesh, (first, second), (0, 0, 1, 1))).num_kinds == 2
+    longer = chain_plan(sent(0, 0, 5, op="receive", group="stage"), sent(1, 0, group="stage"))
+    assert refused(mesh, (first, longer), (0, 0, 1, 1)) == (
+        "rank 0 comes to send #0 of 'w' (model.py:10) with float32[4] where rank 2 comes to receive"
+        " #0 of 'w' (model.py:10) with float32[5]; do all ranks run the same script with the same"
+        " options, and the same version?"
+    )
+    silent = chain_plan(sent(0, 0, op="receive", group="stage"))
+    assert "send #1" not in refused(mesh, (first, silent), (0, 0, 1, 1))
+    assert "with rank 2, which sends nothing there" in refused(mesh, (first, silent), (0, 0, 1, 1))
+    swapped = chain_plan(sent(1, 0, group="stage"), sent(0, 0, op="receive", group="stage"))
+    assert refused(mesh, (first, swapped), (0, 0, 1, 1)).startswith(
+        "the ranks wait for each other for ever: send #0 of 'w' (model.py:10) of ranks 0, 2 waits"
+    )
+
+
+# -- mutants -------------------------------------------------------------------------------------
+
+GOOD = chain_plan(reduced(0, name="a"), reduced(1, 6, name="b"), reduced(2, name="c"))
+
+
+def test_two_collectives_swapped_on_one_rank_are_named():
+    swapped = chain_plan(reduced(0, name="a"), reduced(2, name="c"), reduced(1, 6, name="b"))
+    assert refused(PAIR, (GOOD, swapped)) == (
+        "rank 1 comes to all_reduce #2 of 'c' (model.py:12) where rank 0 comes to all_reduce #1 of"
+        " 'b' (model.py:11), as collective 2 of their group along 'data'; do all ranks run the same"
+        " script with the same options, and the same version?"
+    )
+
+
+def test_a_bucket_of_another_size_is_named():
+    other = chain_plan(reduced(0, name="a"), reduced(1, 7, name="b"), reduced(2, name="c"))
+    assert refused(PAIR, (GOOD, other)).startswith(
+        "rank 1 comes to all_reduce #1 of 'b' (model.py:11) with float32[7] by sum over 2 ranks,"
+        " and rank 0 with float32[6] by sum over 2 ranks; "
+    )
+
+
+def test_buckets_cut_elsewhere_are_named():
+    other = chain_plan((reduced(0, name="a"), reduced(1, 6, name="b")), reduced(2, name="c"))
+    assert refused(PAIR, (GOOD, other)).startswith(
+        "rank 1 comes to all_reduce #1 of 'b' (model.py:11) where rank 0 comes to nothing more"
+    )
+    fewer = chain_plan(reduced(0, name="a"), reduced(1, 6, name="b"))
+    assert refused(PAIR, (GOOD, fewer)).startswith(
+        "rank 0 comes to all_reduce #2 of 'c' (model.py:12) as collective 3 of their group along"
+        " 'data', where rank 1 comes to no more; "
+    )
+
+
+def test_another_group_another_reduction_and_other_elements_are_named():
+    across = chain_plan(reduced(0), reduced(1, group="model"))
+    assert refused(GRID, (across, chain_plan(reduced(0), reduced(1))), (0, 0, 0, 1)).startswith(
+        "rank 3 comes to all_reduce #1 of 'w' (model.py:11) as collective 2 of their group along"
+        " 'data', where rank 1 comes to no more; "
+    )
+    largest = with_moves(GOOD, "comm.0", reduced(0, attrs=(("by", "max"),)))
+    assert "float32[4] by max" in refused(PAIR, (GOOD, largest))
+    mean = with_moves(GOOD, "comm.0", reduced(0, attrs=()))
+    assert "float32[4] by mean" in refused(PAIR, (GOOD, mean))
+
+
+def test_a_group_of_another_size_is_named():
+    assert refused(FOUR, (GOOD,), (0,) * 4) == (
+        "all_reduce #0 of 'a' (model.py:10) is over 2 ranks along 'data', where rank 0 is with 3"
+        " others; compile the job for this mesh"
+    )
+    assert "has no axis 'data'; its axes are: 'x'" in refused(Mesh(("x",), (2,)), (GOOD,), (0, 0))
+
+
+def test_parts_that_do_not_add_up_are_named():
+    wrong = [chain_plan(gathered(0, 5, rows)) for rows in (3, 3)]
+    assert refused(PAIR, wrong).startswith(
+        "the parts of all_gather #0 of 'w' (model.py:10) have 6 of the 5 rows of float32[5, 2]"
+        " along axis 0: 3 on rank 0, 3 on rank 1; "
+    )
+
+
+def test_a_foreign_plan_is_named():
+    other = replace(GOOD, name="other")
+    assert refused(PAIR, (GOOD, other)).startswith(
+        "rank 1 runs job 'other' where rank 0 runs job 'job'; do all ranks run the same script"
+    )
+    changed = replace(GOOD, graph_hash="of another script")
+    assert refused(PAIR, (GOOD, changed)).startswith(
+        "rank 1 runs another job 'job' than rank 0: what was traced there is not the same; "
+    )
+    twice = replace(GOOD, options=(("accumulate", 2),))
+    assert "with accumulate = 2 where rank 0 has None" in refused(PAIR, (GOOD, twice))
+    meant = replace(GOOD, options=(("mesh", (("data", 3),)),))
+    assert refused(PAIR, (meant,), (0, 0)) == (
+        "the plan of rank 0 is for a mesh of data=3, and the ranks are a mesh of data=2; compile"
+        " the job for this mesh"
+    )
+
+
+def test_plans_for_too_few_or_unknown_ranks_are_refused():
+    assert "a mesh of data=2 has 2 ranks, and there are plans for 1" in refused(PAIR, (GOOD,))
+    assert "rank 1 is of class 1, and there are 1 plans" in refused(PAIR, (GOOD,), (0, 1))
+
+
+def test_a_dropped_slot_is_named():
+    rows = [Row("data"), Row("one", (reduced(0),), "comm"), Row("sum"), Row("end")]
+    edges = [(0, 1), (1, 2, 2, 1, 2), (2, 3), (0, 2, 2, 1, 2)]
+    plan = plan_of_rows(rows, edges)
+    verify_ranks(RankPlans.same(plan, PAIR))
+    dropped = with_register(plan, "one>sum", num_slots=1, offsets_bytes=(0,))
+    message = refused(PAIR, (plan, dropped))
+    assert message.startswith("the ranks wait for each other for ever: ")
+    assert (
+        "all_reduce #0 of 'w' (model.py:10) of ranks 0, 1 waits for 1 free slots of register"
+        in (message)
+    )
+    assert "register 'one>sum' on rank 1, and so for 'sum' of rank 1" in message
+
+
+def test_ranks_that_fire_at_other_rates_are_named():
+    rows = [Row("data"), Row("one", (reduced(0),), "comm"), Row("two", (reduced(1),), "comm")]
+    plans = [
+        plan_of_rows(rows, [(0, 1), (1, 2, slots, 1, slots), (0, 2, slots, 1, slots)])
+        for slots in (2, 3)
+    ]
+    assert refused(PAIR, plans).startswith(
+        "the ranks do not fire equally often: register 'one>two'"
+    )
+
+
+def test_collectives_whose_order_a_plan_leaves_open_are_named():
+    rows = [
+        Row("data"), Row("one", (reduced(0, name="a"),), "comm"),
+        Row("two", (reduced(1, name="b"),), "comm"),
+    ]  # fmt: skip
+    message = refused(PAIR, (plan_of_rows(rows, [(0, 1), (0, 2)]),), (0, 0), InternalError)
+    assert message.startswith(
+        "plan 'job' does not say which comes first on stream 'comm', all_reduce #0 of 'a'"
+        " (model.py:10) or all_reduce #1 of 'b' (model.py:11): "
+    )
+    assert "between their actors 'one' and 'two' is missing" in message
+    # So does the next step's first one, where nothing holds it back.
+    open_ = plan_of_rows(rows, [(0, 1), (1, 2, 2)])
+    assert "does not say which comes first" in refused(PAIR, (open_,), (0, 0), InternalError)
+    verify_ranks(RankPlans.same(plan_of_rows(rows, [(0, 1), (1, 2), (0, 2)]), PAIR))
+
+
+def test_ranks_without_one_order_of_all_groups_are_named():
+    """Nobody waits for ever: the pair that meets second waits for the one that meets first."""
+    one, other = [
+        chain_plan(*[reduced(o, group=("data", "model")[o], name="ab"[o]) for o in own])
+        for own in ((0, 1), (1, 0))
+    ]
+    class_of = (1, 0, 0, 0)
+    assert not RankSearch(GRID, (one, other), class_of).is_stuck([(1,) * 6] * 4)
+    assert refused(GRID, (one, other), class_of) == (
+        "the ranks have no order of their collectives in common: rank 1 comes to all_reduce #0 of"
+        " 'a' (model.py:10) before all_reduce #1 of 'b' (model.py:11), rank 0 comes to all_reduce"
+        " #1 of 'b' (model.py:11) before all_reduce #0 of 'a' (model.py:10); do all ranks run the"
+        " same script with the same options, and the same version?"
+    )
+
+
+def test_training_and_evaluation_have_an_order_each():
+    """Nothing else tells two collectives of one place apart than which comes first in a plan."""
+    plan = chain_plan(reduced(0), reduced(1), reduced(0, name="evaluated"))
+    assert verify_ranks(RankPlans.same(plan, PAIR)).num_actors == 8
+    other = chain_plan(reduced(0), reduced(1), reduced(0, 5, name="evaluated"))
+    assert "#0 of 'evaluated' (model.py:10) with float32[5]" in refused(PAIR, (plan, other))
+
+
+def test_a_circle_of_groups_that_agree_in_pairs_is_found():
+    """Around the grid: each rank does first what the next one does last."""
+    orders = [(0, 1), (2, 0), (1, 3), (3, 2)]  # by rank; 0 and 3 along data, ...
+    groups = {0: "model", 3: "model", 1: "data", 2: "data"}
+    plans = [chain_plan(*[reduced(order, group=groups[order]) for order in own]) for own in orders]
+    message = refused(GRID, plans)
+    assert message.startswith("the ranks wait for each other for ever: ")
+    assert len(set(re.findall(r"all_reduce #(\d)", message))) == 4
+    good = [
+        chain_plan(*sorted([reduced(o, group=groups[o]) for o in own], key=str)) for own in orders
+    ]
+    verify_ranks(RankPlans(GRID, tuple(good), (0, 1, 2, 3)))
+
+
+def test_a_launch_that_does_not_say_whom_it_meets_is_refused():
+    launch = GOOD.actors[2].launches[0]
+    actors = list(GOOD.actors)
+    actors[2] = replace(actors[2], launches=(replace(launch, attrs=()),))
+    message = refused(PAIR, (replace(GOOD, actors=tuple(actors)),), (0, 0), InternalError)
+    assert "all_reduce of 'a' (model.py:10) does not say whom it meets, and with what" in message
+
+
+# -- all states ----------------------------------------------------------------------------------
+
+
+@st.composite
+def ranks_of(draw, mesh, axes):
+    """A plan with some edges for each rank: most have one order of collectives, some another."""
+    num_moves = draw(st.integers(1, 3))
+    orders = list(range(num_moves))
+    groups = [draw(st.sampled_from(axes)) for _ in orders]
+    links = [draw(st.sampled_from([(), (0,), (1,), (0, 1)])) for _ in orders]
+    slots = draw(st.integers(1, 2))
+    is_fenced, is_one_stream = draw(st.booleans()), draw(st.booleans())
+    plans = []
+    for _ in range(mesh.num_ranks):
+        own = draw(st.permutations(orders)) if draw(st.integers(0, 3)) == 0 else orders
+        rows = [Row("data"), Row("side")]
+        rows += [
+            Row(f"comm.{o}", (reduced(o, group=groups[o]),), "comm" if is_one_stream else groups[o])
+            for o in own
+        ]
+        edges = [(0, 1)]
+        for place, order in enumerate(own, 2):
+            if place > 2 and 1 in links[order]:
+                edges.append((place - 1, place, slots))
+            edges += [(0 if 0 in links[order] else 1, place)]
+        rows.append(Row("end"))
+        edges += [(place, len(rows) - 1) for place in range(2, len(rows) - 1)]
+        if is_fenced:
+            edges.append((0, len(rows) - 1))
+        plans.append(plan_of_rows(rows, edges))
+    return tuple(plans)
+
+
+def verdicts(mesh, plans, limit):
+    """Return whether the proof refuses ranks, and whether some order of events is their end."""
+    class_of = range(mesh.num_ranks)
+    firings = []
+    for plan in plans:
+        edges, _ = edges_of(plan)
+        firings.append(repetition_vector(len(plan.actors), edges))
+        assume(play_period(len(plan.actors), edges, firings[-1]) is None)
+    try:
+        is_stuck = RankSearch(mesh, plans, class_of, limit=limit).is_stuck(firings)
+    except TooMany:
+        assume(False)
+    try:
+        verify_ranks(RankPlans(mesh, plans, tuple(class_of)))
+    except (CompileError, InternalError):
+        return True, is_stuck
+    return False, is_stuck
+
+
+@given(ranks_of(PAIR, ["data"]))
+@settings(max_examples=80, deadline=None)
+def test_two_ranks_are_refused_where_some_order_of_events_is_their_end(plans):
+    is_refused, is_stuck = verdicts(PAIR, plans, 3_000)
+    assert is_refused == is_stuck
+
+
+@given(ranks_of(GRID, ["data", "model"]))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_order_of_events_is_the_end_of_ranks_of_a_grid_that_fit_together(plans):
+    is_refused, is_stuck = verdicts(GRID, plans, 4_000)
+    assert is_refused or not is_stuck

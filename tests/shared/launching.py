@@ -1,0 +1,39 @@
+"""Scripts that are run as several ranks, by the command itself."""
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+ENOUGH_S = 100
+
+
+@contextmanager
+def launcher(folder):
+    """Yield a function that starts `actorflow launch` on a script; all are killed at the end."""
+    started = []
+
+    def start(script, *arguments, n=2, grace=0.3, **environ):
+        file = folder / "script.py"
+        file.write_text(script)
+        own = [sys.executable, "-m", "actorflow", "launch", "-n", str(n), "--grace", str(grace)]
+        process = subprocess.Popen(
+            [*own, str(file), *arguments],
+            env={**os.environ, "TELLS": str(folder / "tells"), **environ},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def end_of(process):
+    """Wait for a launcher; return its exit status, stdout and stderr."""
+    out, err = process.communicate(timeout=ENOUGH_S)
+    return process.returncode, out, err

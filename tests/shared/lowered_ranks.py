@@ -1,0 +1,82 @@
+"""Plans of many ranks from graphs of whole tensors: cut, passed on, lowered, proven."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from graphs import made_up
+
+from actors.race import check_races
+from compiler.graph_hash import hash_graph
+from compiler.joint import verify_ranks
+from compiler.lowering.join_updates import join_updates
+from compiler.lowering.lower import lower
+from compiler.mesh import MeshLink, joined
+from compiler.options import CompileOptions
+from compiler.pipeline import LOWERING_NEEDS, PASSES, _rewritten, _within_budget
+from compiler.rank_plans import RankPlans
+from compiler.rewrites import check_order
+from compiler.sbp.distribute import Layouts, distribute, turns_between
+from compiler.sbp.infer import MeshAxis, Speed, choose
+from compiler.verify import verify_plan
+
+NEAR = MeshLink(latency_ns=0.0)
+"""Ranks so near each other that no bucket is too small."""
+
+
+def laid_out(graph, mesh, fixed_words, link=NEAR):
+    """Return the layouts over a mesh; `fixed_words` gives those that are stated, by its axes."""
+    choices = []
+    for axis, name in enumerate(mesh.names):
+        earlier = list(zip(mesh.shape, choices, strict=False))
+        own = MeshAxis(mesh.shape[axis], MeshLink(), Speed())
+        choices.append(choose(graph, earlier, own, fixed_words(graph, name)))
+    return Layouts(mesh, (link,) * len(mesh.shape), tuple(choices))
+
+
+def graphs_of(graph, layouts):
+    """Return the graph of every rank."""
+    turns = turns_between(graph, layouts)
+    return [distribute(graph, layouts, r, turns) for r in range(layouts.mesh.num_ranks)]
+
+
+def ordered(local, mesh, hardware=None, **asked):
+    """Return a rank's graph after all passes, what it was made for, and the options."""
+    hardware = hardware or made_up("made-up", ("mul", "add", "fused"))
+    hardware = replace(hardware, ranks=joined(mesh, MeshLink()))
+    devices = tuple([str(device) for device in hardware.devices])
+    own = {"verify": True, "mesh": mesh.axes, "devices": devices}
+    options = CompileOptions("job", **own, **asked)
+    steps = [s for s in check_order(PASSES, options, LOWERING_NEEDS) if s.name != "distribute"]
+    names = [step.name for step in steps]
+    steps = steps[names.index("stage_updates") :]
+    return _rewritten(local, steps, hardware, options, None), hardware, options
+
+
+def plan_of(local, mesh, fingerprint="", hardware=None, **asked):
+    """Return the plan of a rank, proven, and free of races."""
+    graph, hardware, options = ordered(local, mesh, hardware, **asked)
+
+    def lowered(ordered):
+        return lower(join_updates(ordered, hardware), hardware, options, fingerprint)
+
+    if options.asks_for_less:
+        plan = _within_budget(graph, hardware, options, lowered, None)
+    else:
+        plan = lowered(graph)
+    verify_plan(plan)
+    check_races(plan)
+    return plan
+
+
+def plans_of(graph, layouts, **asked):
+    """Return the plans of all ranks, one for each class, proven together."""
+    numbers, plans, class_of = {}, [], []
+    for local in graphs_of(graph, layouts):
+        number = numbers.setdefault(hash_graph(local), len(numbers))
+        class_of.append(number)
+        if number == len(plans):
+            plans.append(plan_of(local, layouts.mesh, hash_graph(graph), **asked))
+    ranks = RankPlans(layouts.mesh, tuple(plans), tuple(class_of))
+    verify_ranks(ranks)
+    return ranks

@@ -1,0 +1,54 @@
+"""One rank as a process: `python rank_process.py RANK COUNT SIZE DEADLINE_S CACHE`.
+
+It agrees with others over its pipes: a line out for what it has to say, a line in for what all
+said.
+Then for every line in it meets the others once, and puts out what the sum was.
+"""
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from actors.collectives.protocol import CollectiveCall
+from actors.collectives.shared_memory import SharedMemory
+from actors.kernels.native.toolchain import find_toolchain
+from compiler.errors import PeerFailed
+from compiler.mesh import Mesh
+from compiler.types import DType, TensorType
+
+
+def say(kind, value):
+    print(f"{kind} {value!r}", flush=True)
+
+
+def gather(name, value):
+    say("gather", (name, value))
+    return ast.literal_eval(sys.stdin.readline())
+
+
+def main(rank, count, size, deadline_s, cache):
+    toolchain = find_toolchain(os.environ, Path(cache))
+    communicator = SharedMemory(
+        int(rank), Mesh(("data",), (int(count),)), gather, toolchain, deadline_s=float(deadline_s)
+    )
+    type_ = TensorType(DType.FLOAT32, (int(size),))
+    array = communicator.allocate(type_.size_bytes, 64).view(np.float32)
+    attrs = {"group": "data", "order": 0, "num_ranks": int(count), "by": "sum"}
+    call = CollectiveCall("all_reduce", attrs, (type_,), (type_,), "a", 0, 0, "model.py:1")
+    meet = communicator.bind(call, (array,), (array,))
+    communicator.ready()
+    say("ready", os.getpid())
+    for line in sys.stdin:
+        array[...] = float(line) + communicator.rank
+        try:
+            meet()
+            say("met", sorted({*array.tolist()}))
+        except PeerFailed as error:
+            say("failed", (error.rank, str(error)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,188 @@
+"""Jobs with a mesh, as users start them: one process for each rank, by `actorflow launch`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launching import ENOUGH_S, end_of, launcher
+
+import actorflow as af
+from actorflow import nn
+
+pytestmark = pytest.mark.no_gpu("ranks of one host meet in its memory")
+
+SCRIPT = """
+import json, os, signal, sys
+import numpy as np
+import actorflow as af
+from actorflow import nn
+
+rank = int(os.environ.get("RANK", 0))
+
+def boom():
+    raise RuntimeError("boom")
+
+def stop():
+    raise af.StopTraining("enough")
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def freeze():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+options, asked = eval(sys.argv[1]), eval(sys.argv[2])
+
+class Net(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(16, 512), nn.Linear(512, 10)
+
+    def __call__(self, x):
+        return self.down(af.relu(self.up(x)))
+
+@af.job(optimizer=af.optim.SGD(0.1, momentum=0.9), **options)
+def train(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+def on_step(step, metrics):
+    if asked.get("who") == rank and step == 30:
+        asked["how"]()
+
+rng = np.random.default_rng(asked.get("seeds", {}).get(rank, 0))
+x = rng.normal(size=(2048, 16)).astype(np.float32)
+data = af.data.ArraySource({"x": x, "y": x[:, :10].argmax(1).astype(np.int64)}, batch=64)
+model, losses = Net(), []
+result = train.fit(
+    model, data, steps=asked.get("steps", 20), progress=False, checkpoint=asked.get("folder"),
+    on_step=lambda step, metrics: (losses.append(float(metrics["loss"])), on_step(step, metrics)),
+)
+state = {name: array.tobytes().hex() for name, array in sorted(model.state().items())}
+with open(f"rank{rank}.json", "w") as file:
+    json.dump({"losses": losses, "last": result.last_step, "state": state}, file)
+print("rank", rank, "is done")
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch, native_toolchain):
+    monkeypatch.chdir(tmp_path)
+    with launcher(tmp_path) as begin:
+        yield lambda options, asked="{}", n=2: begin(SCRIPT, options, asked, n=n)
+
+
+def told(rank):
+    with open(f"rank{rank}.json") as file:
+        return json.load(file)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one process does, which nobody launched, by batches of a step."""
+    found, folder = {}, tmp_path_factory.mktemp("alone")
+    for each in (1, 4):
+        with launcher(folder) as begin:
+            process = begin(SCRIPT, f"dict(accumulate={each})", "{}", n=1, cwd=str(folder))
+            assert end_of(process)[0] == 0
+        found[each] = json.loads((folder / "rank0.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("n", "mesh", "more"),
+    [
+        (2, "data=2", ""),
+        (3, "data=3", ", zero=True"),
+        (4, "data=2, model=2", ""),
+        (2, "data=2", ", zero=True, accumulate=4"),
+        (2, "model=2", ", accumulate=4"),
+    ],
+)
+def test_a_job_that_is_launched_trains_as_one_process_does(start, alone, n, mesh, more):
+    code, out, err = end_of(start(f"dict(mesh=af.Mesh({mesh}){more})", n=n))
+    assert code == 0, err
+    assert "rank 0 is done" in out
+    expected = alone[4 if "accumulate" in more else 1]["losses"]
+    first, *others = [told(rank) for rank in range(n)]
+    assert first["losses"] == pytest.approx(expected, rel=1e-5)
+    for other in others:
+        assert other == first, "bitwise, and after the same step"
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_what_one_rank_raises_ends_all_with_one_error(start, who):
+    asked = f"dict(who={who}, how=boom, steps=5000)"
+    code, _, err = end_of(start("dict(mesh=af.Mesh(data=2))", asked))
+    assert code == 1
+    assert err.count("Traceback") == 1
+    assert f"rank {who} of 2 failed" in err
+    assert "RuntimeError: boom" in err
+    assert not os.path.exists("rank0.json")
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_is_killed_ends_all(start, who):
+    asked = f"dict(who={who}, how=kill, steps=5000)"
+    code, _, err = end_of(start("dict(mesh=af.Mesh(data=2))", asked))
+    assert code == 128 + 9
+    assert f"rank {who} was ended by SIGKILL" in err
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_stop_that_one_rank_asks_for_is_at_one_step_on_all(start, who):
+    asked = f"dict(who={who}, how=stop, steps=5000)"
+    code, _, err = end_of(start("dict(mesh=af.Mesh(data=2))", asked))
+    assert code == 0, err
+    ended = {told(rank)["last"] for rank in range(2)}
+    assert len(ended) == 1
+    assert 30 <= ended.pop() < 5000
+    assert told(0) == told(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "asked", "text"),
+    [
+        ("dict()", "{}", "for 1 ranks (it has no mesh), and 2 run it; launch 1"),
+        ("dict(mesh=af.Mesh(data=3))", "{}", "for 3 ranks (data=3), and 2 run it; launch 3"),
+        ("dict(mesh=af.Mesh(data=2))", "dict(seeds={1: 5})", "rank 1 has data"),
+        ("dict(mesh=af.Mesh(data=2), seed=int(os.environ['RANK']))", "{}", "rank 1 has seed"),
+    ],
+)
+def test_ranks_that_do_not_do_the_same_job_are_refused(start, options, asked, text):
+    code, _, err = end_of(start(options, asked))
+    assert code == 1
+    assert text in err
+    assert "script.py:" in err
+
+
+def test_a_job_for_several_ranks_says_how_to_launch_it():
+    @af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=2))
+    def train(model, batch):
+        return model(batch.x).mean()
+
+    data = af.data.ArraySource({"x": np.ones((8, 8), np.float32)}, batch=8)
+    with pytest.raises(af.CompileError, match=r"actorflow launch -n 2 SCRIPT"):
+        train.fit(nn.Linear(8, 8), data, steps=1, progress=False)
+
+
+def test_a_run_goes_on_from_the_checkpoint_of_its_first_rank(start, alone):
+    for steps in (12, 20):
+        asked = f"dict(folder='run', steps={steps})"
+        code, _, err = end_of(start("dict(mesh=af.Mesh(data=2))", asked))
+        assert code == 0, err
+    assert told(0) == told(1)
+    assert told(0)["losses"] == pytest.approx(alone[1]["losses"][12:], rel=1e-5)
+
+
+def test_the_example_of_many_ranks_runs_on_as_many(tmp_path, native_toolchain):
+    script = Path(__file__).resolve().parents[2] / "examples" / "shared_text.py"
+    png = tmp_path / "loss.png"
+    asked = ["--model", "2", "--zero", "--steps", "2", "--batch", "4", "--png", str(png)]
+    command = [sys.executable, "-m", "actorflow", "launch", "-n", "4", str(script), *asked]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ENOUGH_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "loss of step 2 on data=2 x model=2" in done.stdout
+    assert png.exists()

@@ -1,0 +1,215 @@
+"""Whole trainings on many ranks, each a thread of this process, against one rank that does all."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from jobs import GPT
+from rank_threads import RankThreads
+
+import actorflow as af
+from actorflow import nn
+from actorflow.data import ArraySource, Tokens
+from actorflow.run.among import ONE_RANK, Among
+
+STEPS = 4
+pytestmark = pytest.mark.usefixtures("native_toolchain")
+
+
+class Net(nn.Module):
+    """Statistics of the batch, a pool, masks, classes."""
+
+    def __init__(self, drop=0.0):
+        self.conv, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.pool, self.up, self.out = nn.MaxPool2d(2), nn.Linear(64, 16), nn.Linear(16, 5)
+        self.drop = drop
+
+    def __call__(self, x):
+        h = af.flatten(self.pool(af.relu(self.norm(self.conv(x)))), 1)
+        h = af.dropout(h, self.drop) if self.drop else h
+        return self.out(af.relu(self.up(h)))
+
+
+class Split(nn.Module):
+    """Two layers of which ranks along "model" have rows and columns."""
+
+    def __init__(self):
+        self.up = nn.Linear(128, 16, sbp={"model": af.split(0)})
+        self.out = nn.Linear(16, 5, sbp={"model": af.split(1)})
+
+    def __call__(self, x):
+        return self.out(af.relu(self.up(af.flatten(x, 1))))
+
+
+def images(batch=8, seed=1):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((64, 2, 8, 8)).astype(np.float32)
+    return ArraySource({"x": x, "y": rng.integers(0, 5, 64)}, batch=batch, seed=seed)
+
+
+def tokens():
+    return Tokens(np.arange(2000) % 37, seq=8, batch=6, seed=2)
+
+
+def loss(model, batch):
+    return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
+
+
+@dataclass(frozen=True)
+class Training:
+    """A job, its model and data; `run` trains it on a mesh, or on one rank."""
+
+    model: object = Net
+    data: object = images
+    options: dict = field(default_factory=dict)
+    optimizer: object = field(default_factory=lambda: af.optim.SGD(0.1, momentum=0.9))
+    near: float = 1e-5
+
+    def job(self, mesh):
+        # One rank alone has no other to share its state with.
+        options = {n: v for n, v in self.options.items() if n != "zero" or mesh is not None}
+        return af.job(optimizer=self.optimizer, mesh=mesh, **options)(loss)
+
+    def run(self, mesh, steps=STEPS, evaluation=lambda: None, compiled=None, **fit):
+        """Train; every rank has sources of its own, as every process would."""
+        job = self.job(mesh)
+
+        def one(among):
+            own = {**(compiled or {}), "evaluation": (valid := evaluation())}
+            plan = job.compile(self.model(), self.data(), rank=among.rank, **own)
+            losses = []
+            result = af.Runner(plan, among=among).fit(
+                self.data(), steps=steps, progress=False, evaluation=valid,
+                on_step=lambda step, outputs: losses.append(outputs["loss"]), **fit,
+            )  # fmt: skip
+            return Done(plan, losses, result)
+
+        return on_ranks(mesh, one)
+
+
+@dataclass(frozen=True)
+class Done:
+    plan: object
+    losses: list
+    result: object
+
+
+def on_ranks(mesh, do):
+    """Return what do(among) returns, by rank."""
+    if mesh is None:
+        return [do(ONE_RANK)]
+    ranks = RankThreads(int(np.prod(mesh.shape)))
+    return ranks.run(lambda rank: do(Among(rank, ranks.gather(rank))))
+
+
+def assert_trained(ranks, alone, near=1e-5):
+    """Compare losses and variables with one rank's; on ranks they are equal to the bit."""
+    for own in ranks:
+        np.testing.assert_allclose(own.losses, alone.losses, rtol=near)
+        assert own.losses == ranks[0].losses
+        variables = own.result.variables
+        assert variables.keys() == alone.result.variables.keys()
+        for name, array in variables.items():
+            assert array.tobytes() == ranks[0].result.variables[name].tobytes(), name
+            np.testing.assert_allclose(array, alone.result.variables[name], rtol=near, atol=near)
+
+
+TRAININGS = {
+    "statistics of batches": (Training(), [{"data": 2}, {"data": 3}, {"data": 2, "model": 2}]),
+    "masks": (Training(lambda: Net(0.3)), [{"data": 3}]),
+    "an uneven batch": (Training(data=lambda: images(7)), [{"data": 2}, {"data": 3}]),
+    "several batches": (Training(options={"accumulate": 2}), [{"data": 2}]),
+    "several batches, zero": (Training(options={"accumulate": 2, "zero": True}), [{"data": 2}]),
+    "norms": (Training(options={"clip_norm": 0.1}), [{"data": 2}]),
+    "averages": (Training(options={"ema": 0.9}), [{"data": 2}]),
+    "layers in parts": (Training(Split), [{"model": 2}, {"model": 3}, {"data": 2, "model": 2}]),
+    "layers in parts, zero": (Training(Split, options={"zero": True}), [{"data": 2, "model": 2}]),
+    "bfloat16": (Training(options={"precision": "bf16"}, near=2e-2), [{"data": 2}]),
+    "tokens": (
+        Training(
+            lambda: GPT(64, seq=8, width=16, layers=1, heads=2), tokens,
+            optimizer=af.optim.SGD(0.1),
+        ),
+        [{"data": 2}, {"data": 3}, {"data": 2, "model": 2}],
+    ),
+    "tokens, zero": (
+        Training(
+            lambda: GPT(64, seq=8, width=16, layers=1, heads=2), tokens, {"zero": True},
+            optimizer=af.optim.SGD(0.1, momentum=0.9),
+        ),
+        [{"data": 3}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_ranks_come_to_what_one_rank_comes_to(name):
+    training, meshes = TRAININGS[name]
+    (alone,) = training.run(None)
+    for axes in meshes:
+        assert_trained(training.run(af.Mesh(**axes)), alone, training.near)
+
+
+def test_with_zero_every_rank_has_its_part_of_all_state():
+    for own in Training(options={"zero": True}).run(af.Mesh(data=2)):
+        parts = {v.name: v.part for v in own.plan.state}
+        assert parts["conv.weight"].shape == (4, 2, 3, 3)
+        assert parts["momentum/conv.weight"].splits == (("data", 0),)
+        assert parts["step"] is None
+
+
+def test_two_runs_of_ranks_are_equal_to_the_bit():
+    training, mesh = Training(lambda: Net(0.3)), af.Mesh(data=2)
+    one, other = training.run(mesh), training.run(mesh)
+    assert [own.losses for own in one] == [own.losses for own in other]
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, None), (None, 2), (2, 3)])
+def test_any_number_of_ranks_goes_on_where_others_stood(first, then, tmp_path):
+    (alone,) = Training().run(None, steps=4)
+    meshes = [None if count is None else af.Mesh(data=count) for count in (first, then)]
+    kept = {"compiled": {"every": 1}, "checkpoint": tmp_path / "run", "every": 1}
+    Training().run(meshes[0], steps=2, **kept)
+    for own in Training().run(meshes[1], steps=4, **kept):
+        assert own.result.first_step == 2
+        np.testing.assert_allclose(own.losses, alone.losses[2:], rtol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "model": 2}])
+def test_ranks_evaluate_together(axes):
+    @af.job(train=False)
+    def evaluate(model, batch):
+        return {"loss": loss(model, batch)}
+
+    def valid():
+        return af.Evaluation(evaluate, images(4, seed=9), every=2, batches=3)
+
+    (alone,) = Training().run(None, evaluation=valid)
+    for own in Training().run(af.Mesh(**axes), evaluation=valid):
+        found = [(step, means["loss"]) for step, means in own.result.evaluations]
+        wanted = [(step, means["loss"]) for step, means in alone.result.evaluations]
+        assert [step for step, _ in found] == [2, 4]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_ranks_are_stepped_and_read_between_steps(zero):
+    (alone,) = Training().run(None)
+    job = Training(options={"zero": zero}).job(af.Mesh(data=2))
+
+    def one(among):
+        runner = af.Runner(job.compile(Net(), images(), rank=among.rank), among=among)
+        data, losses, steps = images(), [], []
+        for _ in range(STEPS):
+            losses.append(runner.step(next(data))["loss"])
+            steps.append(int(runner.variables()["step"]))
+        variables = runner.variables()
+        runner.close()
+        return losses, steps, variables
+
+    for losses, steps, variables in on_ranks(af.Mesh(data=2), one):
+        np.testing.assert_allclose(losses, alone.losses, rtol=1e-5)
+        assert steps == [1, 2, 3, 4]
+        for name, array in variables.items():
+            want = alone.result.variables[name]
+            np.testing.assert_allclose(array, want, rtol=1e-5, atol=1e-6)
