@@ -9,6 +9,7 @@ After a miss the planner is asked for as many bytes less than it planned with, a
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from compiler.budget.choice import BudgetChoice
 from compiler.budget.recompute import describe
@@ -49,6 +50,14 @@ def fit(trials: Trials, base: BudgetChoice) -> tuple[BudgetChoice, Plan]:
     return _RecomputeSearch(trials, base).run()
 
 
+class _Fitting(NamedTuple):
+    """A choice with the bytes of its arena; `planned` is None where nothing runs again."""
+
+    choice: BudgetChoice
+    size_bytes: int
+    planned: RecomputePlan | None
+
+
 class _RecomputeSearch:
     """One search for launches that run again so that a plan fits."""
 
@@ -68,23 +77,29 @@ class _RecomputeSearch:
         if self.options.recompute == "blocks":
             return self._blocks()
         budget = self.options.memory_budget
+        found = self._within(budget) or self._smallest()
+        if found.size_bytes > budget:
+            raise self._nothing_fits(found.size_bytes)
+        return found.choice, _noted(self.trials, self.base, found.choice, found.planned)
+
+    def _within(self, budget: int) -> _Fitting | None:
+        """Return a choice whose arena, as placed, is within some bytes; None if none was found."""
         room = budget - self.beside
         for _ in range(MAX_ROUNDS):
-            found = self.planner.plan(max(room, 0))
-            if found is None:
-                break
-            choice = self._choice(found)
-            missed = self.trials.arena_bytes(choice) - budget
+            planned = self.planner.plan(max(room, 0))
+            if planned is None:
+                return None
+            found = self._found(planned)
+            missed = found.size_bytes - budget
             if missed <= 0:
-                return choice, _noted(self.trials, self.base, choice, found)
+                return found
             # Less than it planned with: for a little less room the same plan would come back.
-            room = found.peak_bytes - missed
-        return self._smallest()
+            room = planned.peak_bytes - missed
+        return None
 
     def _blocks(self) -> tuple[BudgetChoice, Plan]:
-        found = self.planner.blocks
-        choice = self._choice(found)
-        size, budget = self.trials.arena_bytes(choice), self.options.memory_budget
+        choice, size, planned = self._found(self.planner.blocks)
+        budget = self.options.memory_budget
         if size > budget > 0:
             raise BudgetError(
                 f"job {self.options.name!r} needs {exact_bytes(size)} with recompute='blocks', and"
@@ -92,25 +107,29 @@ class _RecomputeSearch:
                 " raise the budget",
                 smallest_bytes=size,
             )
-        return choice, _noted(self.trials, self.base, choice, found)
+        return choice, _noted(self.trials, self.base, choice, planned)
 
-    def _smallest(self) -> tuple[BudgetChoice, Plan]:
-        """Return the smallest plan there is, if it fits after all; else say what would.
+    def _smallest(self) -> _Fitting:
+        """Return the smallest plan found: within a byte less than its size nothing is.
 
         On several streams more launches can take more bytes, so that saving everything is smallest.
+        And what is planned for fewer bytes may be placed better than what needs the fewest.
         """
-        found = self.planner.smallest
-        choice = self._choice(found)
-        size, budget = self.trials.arena_bytes(choice), self.options.memory_budget
-        if size <= budget:
-            return choice, _noted(self.trials, self.base, choice, found)
-        size = min(size, self.trials.arena_bytes(self.base))
+        saved = _Fitting(self.base, self.trials.arena_bytes(self.base), None)
+        found = min(self._found(self.planner.smallest), saved, key=lambda x: x.size_bytes)
+        while smaller := self._within(found.size_bytes - 1):
+            found = smaller
+        return found
+
+    def _nothing_fits(self, size: int) -> BudgetError:
+        """Return the error for a budget below the smallest size found."""
+        budget = self.options.memory_budget
         op, floor = self.planner.floor
         scratch = self.described.problem.ops[op].temp_bytes
         node = self.trials.graph.nodes[self.described.nodes[op]]
         where = launch_label(node.op.name, node.attrs, node.scope)
         of_device = f" of {self.device}" if len(self.options.devices) > 1 else ""
-        raise BudgetError(
+        return BudgetError(
             f"{node.source}: job {self.options.name!r} does not fit memory_budget"
             f" {exact_bytes(budget)}{of_device}; the smallest budget found feasible is"
             f" {exact_bytes(size)}. Variables, batches and results take"
@@ -121,9 +140,10 @@ class _RecomputeSearch:
             smallest_bytes=size,
         )
 
-    def _choice(self, found: RecomputePlan) -> BudgetChoice:
-        launches = tuple([self.described.nodes[op] for op in found.sequence])
-        return replace(self.base, launches=launches)
+    def _found(self, planned: RecomputePlan) -> _Fitting:
+        launches = tuple([self.described.nodes[op] for op in planned.sequence])
+        choice = replace(self.base, launches=launches)
+        return _Fitting(choice, self.trials.arena_bytes(choice), planned)
 
 
 def _noted(
