@@ -89,16 +89,15 @@ class Mesh:
 
     def extent(self, name: str) -> int:
         """Return how many ranks differ along an axis; 1 where there is no such axis."""
-        return dict(zip(self.names, self.shape, strict=True)).get(name, 1)
+        return dict(self.axes).get(name, 1)
 
     def without(self, name: str) -> Mesh:
         """Return the mesh of ranks that differ along other axes alone, if there is that axis."""
-        kept = [(n, extent) for n, extent in zip(self.names, self.shape, strict=True) if n != name]
+        kept = [axis for axis in self.axes if axis[0] != name]
         return Mesh(tuple([n for n, _ in kept]), tuple([extent for _, extent in kept]))
 
     def __str__(self) -> str:
-        pairs = zip(self.names, self.shape, strict=True)
-        return " x ".join([f"{name}={extent}" for name, extent in pairs])
+        return " x ".join([f"{name}={extent}" for name, extent in self.axes])
 
 
 def mesh_of(pairs: AttrValue) -> Mesh:
@@ -149,8 +148,8 @@ class Ranks:
         return Ranks(flat, links, flat.rank((*at[:axis], *at[axis + 1 :])))
 
     def link(self, name: str) -> MeshLink:
-        """Return what joins the ranks along the axis of a name; of another mesh, what is usual."""
-        return dict(zip(self.mesh.names, self.links, strict=True)).get(name, MeshLink())
+        """Return what joins the ranks along an axis. Raises CompileError where there is none."""
+        return self.links[self.mesh.axis(name)]
 
 
 ALONE = Ranks()
@@ -158,6 +157,6 @@ ALONE = Ranks()
 
 def joined(mesh: Mesh, link: MeshLink, rank: int = 0) -> Ranks:
     """Return ranks that are joined alike along every axis; an axis of one rank is none."""
-    axes = [(n, extent) for n, extent in zip(mesh.names, mesh.shape, strict=True) if extent > 1]
+    axes = [axis for axis in mesh.axes if axis[1] > 1]
     wide = Mesh(tuple([name for name, _ in axes]), tuple([extent for _, extent in axes]))
     return Ranks(wide, (link,) * len(axes), rank)

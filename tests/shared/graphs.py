@@ -1,6 +1,6 @@
 """Small graphs under construction, their training, and targets whose kernels have made-up costs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -8,6 +8,7 @@ import compiler.ops.standard  # noqa: F401  # registers the ops
 from compiler.attrs import Attrs
 from compiler.graph import Accumulation, GraphBuilder, Output, UpdateRule, Write
 from compiler.lowering.storage import assign_storage
+from compiler.mesh import Mesh, MeshLink, joined
 from compiler.ops.binary import ADD, MUL
 from compiler.ops.reduce import SUM
 from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE, scalar
@@ -160,6 +161,12 @@ class Target(HostCosts):
 def made_up(*arguments, **options):
     """Return the hardware of a single `Target`."""
     return one_device(Target(*arguments, **options))
+
+
+def among(hardware, **axes):
+    """Return the hardware of one rank of a mesh."""
+    mesh = Mesh(tuple(axes), tuple(axes.values()))
+    return replace(hardware, ranks=joined(mesh, MeshLink()))
 
 
 def sims(count, targets=None):

@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from graphs import adam, made_up, variable
+from graphs import adam, among, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -316,7 +316,7 @@ def test_however_late_anything_is_the_device_holds_two_buckets_and_steps_see_who
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_gradients_meet_the_other_ranks_before_state_comes_in_for_them(every):
-    graph, target = adam_job(6, every, ranks=4), linked(Link(0.1, 0.1, 0.0))
+    graph, target = adam_job(6, every, ranks=4), among(linked(Link(0.1, 0.1, 0.0)), data=4)
     moved = offload.run(graph, offload.state_names(graph), target, bucket_bytes=2 * MATRIX_BYTES)
     plan = planned(moved, target, accumulate=every, mesh=(("data", 4),))
     check_races(plan)

@@ -1,10 +1,12 @@
 """Which registers of a rank lie where the other ranks of its host see them."""
 
 import pytest
-from graphs import descend, made_up, sims, variable
+from graphs import among, descend, made_up, sims, variable
 
 from actors.race import check_races
 from compiler.graph import GraphBuilder
+from compiler.lowering import order
+from compiler.lowering.lower import lower
 from compiler.lowering.step_program import make_program
 from compiler.ops.binary import MUL
 from compiler.ops.comm import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
@@ -12,7 +14,7 @@ from compiler.ops.elementwise import EXP
 from compiler.ops.reduce import SUM
 from compiler.ops.sources import INPUT
 from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
+from compiler.passes import autodiff, outputs, simplify
 from compiler.placement import RANK_SIDE, SHARED
 from compiler.printer import summarise
 from compiler.verify import verify_plan
@@ -50,7 +52,7 @@ def meeting(op):
 def test_what_others_work_on_is_shared_and_nothing_else(op, is_read, is_written):
     b, made, left = meeting(op)
     graph = b.freeze()
-    program = make_program(graph, made_up("host", ()), 1, 0)
+    program = make_program(graph, among(made_up("host", ()), data=2), 1, 0)
     shared = {value for value, place in enumerate(program.place) if place == RANK_SIDE}
     expected = [*([made] if is_read else []), *([left] if is_written else [])]
     assert shared == {program.storage.root[value] for value in expected}
@@ -58,13 +60,15 @@ def test_what_others_work_on_is_shared_and_nothing_else(op, is_read, is_written)
 
 def test_devices_that_are_apart_share_nothing():
     graph = meeting(ALL_REDUCE)[0].freeze()
-    assert RANK_SIDE not in make_program(graph, sims(1), 1, 0).place
+    assert RANK_SIDE not in make_program(graph, among(sims(1), data=2), 1, 0).place
 
 
 @pytest.mark.parametrize("op", PARTS, ids=str)
 def test_a_plan_has_an_arena_of_what_ranks_share_that_is_proven_and_told(op):
-    graph = meeting(op)[0].freeze()
-    plan = compile_graph(graph, made_up("host", ("exp", "mul")), CompileOptions("job"))
+    graph, hardware = meeting(op)[0].freeze(), among(made_up("host", ("exp", "mul")), data=2)
+    for run in (autodiff.run, simplify.run, outputs.run, order.run):
+        graph = run(graph)
+    plan = lower(graph, hardware, CompileOptions("job"), "hash")
     verify_plan(plan)
     check_races(plan)
     number = [arena.place for arena in plan.arenas].index(SHARED)
