@@ -1,20 +1,18 @@
 """Plans of all stages of a pipeline, and their machines on one virtual time."""
 
-from dataclasses import dataclass, replace
-from functools import partial
-from random import Random
+from dataclasses import replace
 
 from graphs import made_up
 
 import actorflow as af
 from actorflow import nn
-from actors.simulate import Calendar, VirtualRank
-from actors.table import MachineTable
-from actors.transitions import Message, message
+from actors.fleet import Fleet, FleetOptions
+from actors.network import Network, Wire
 from compiler.mesh import INSIDE_A_HOST, Mesh, joined
 from compiler.options import CompileOptions
 from compiler.pipeline import compile_graph
 from compiler.plan import ActorKind
+from compiler.rank_plans import RankPlans
 from compiler.types import DType, Phase, TensorType
 
 ROWS = {key: TensorType(DType.FLOAT32, (4, 16)) for key in "xy"}
@@ -78,51 +76,17 @@ def durations(plan, forward_ns, backward_ns):
     return found
 
 
-@dataclass
-class StagedRuns:
-    """A run of each stage; the machines meet two by two, or all, at the firings of COMM actors."""
-
-    plans: list
-    transfer_ns: int = 0
-    jitter: float = 0.0
-    seed: int = 0
-
-    def run(self, batches, forward_ns, backward_ns):
-        self.calendar, self.met = Calendar(), {}
-        self.machines = [
-            VirtualRank(
-                rank,
-                MachineTable.of(plan),
-                durations(plan, forward_ns, backward_ns),
-                self.calendar,
-                rng=Random(self.seed + rank),
-                jitter=self.jitter,
-                meets=[
-                    partial(self._meet, rank) if a.kind is ActorKind.COMM else None
-                    for a in plan.actors
-                ],
-            )
-            for rank, plan in enumerate(self.plans)
-        ]
-        for machine in self.machines:
-            machine.start(batches)
-        while self.calendar:
-            now, rank, code = self.calendar.next()
-            self.machines[rank].take(now, code)
-        return [machine.finish(1) for machine in self.machines]
-
-    def _meet(self, rank, actor):
-        attrs = dict(self.plans[rank].actors[actor].launches[0].attrs)
-        ranks = (*range(len(self.plans)),)
-        if "peer" in attrs:
-            ranks = tuple(sorted((rank, attrs["peer"])))
-        key = ranks, attrs["order"], self.machines[rank].machine.firing_index(actor)
-        came = self.met.setdefault(key, [])
-        came.append((rank, actor))
-        if len(came) == len(ranks):
-            now = self.machines[rank].now + self.transfer_ns
-            for other, theirs in self.met.pop(key):
-                self.calendar.schedule(now, other, message(Message.DONE, theirs))
+def runs_of(plans, batches, forward_ns, backward_ns, *, transfer_ns=0, jitter=0.0, seed=0):
+    """Return the run of each stage, which meets the others two by two, or all."""
+    num_stages = len(plans)
+    mesh = Mesh(("stage",), (num_stages,))
+    wire = Wire(1e9, transfer_ns)
+    fleet = Fleet(
+        RankPlans(mesh, tuple(plans), tuple(range(num_stages))),
+        [durations(plan, forward_ns, backward_ns) for plan in plans],
+        FleetOptions(Network(wire), (1.0,) * num_stages, jitter, seed),
+    )
+    return list(fleet.run(batches // plans[0].int_option("accumulate", 1)))
 
 
 def most_under_way(plan, run):

@@ -3,7 +3,7 @@
 from unittest.mock import patch
 
 import pytest
-from staged_plans import Layers, StagedRuns, computing, most_under_way, staged_plans
+from staged_plans import Layers, computing, most_under_way, runs_of, staged_plans
 
 import actorflow as af
 from actors.race import check_races
@@ -24,7 +24,7 @@ def ideal(num_stages, batches):
 
 
 def time_of(plans, batches, **how):
-    runs = StagedRuns(plans, **how).run(batches, F, B)
+    runs = runs_of(plans, batches, F, B, **how)
     return max([run.makespan_ns for run in runs]), runs
 
 
