@@ -38,6 +38,7 @@ from compiler.ops.elementwise import CAST
 from compiler.ops.shape import BROADCAST_TO
 from compiler.ops.slicing import CONCAT, PAD, SLICE
 from compiler.ops.sources import INPUT
+from compiler.passes.stages import edges_of_returns
 from compiler.rates import needed_per_batch, needed_per_step
 from compiler.registry import is_comm, is_source, view
 from compiler.types import Phase, ValueId
@@ -164,7 +165,8 @@ class _TurnChoice:
     graph: Graph
     least: LeastBytes
     before: list[list[int]] = field(init=False)
-    """What must be done before a node: makers of what it reads, old readers of what it writes."""
+    """What must be done before a node: makers of what it reads, old readers of what it writes, and
+    for what goes back on a stage all that comes back to it."""
     sequence: list[int] = field(init=False)
     place: list[int] = field(init=False)
     per_step: tuple[bool, ...] = field(init=False)
@@ -175,8 +177,8 @@ class _TurnChoice:
         rates = zip(needed_per_step(graph), needed_per_batch(graph), strict=True)
         self.per_step = tuple([step and not batch for step, batch in rates])
         self.before = [[makers[v] for v in node.inputs] for node in graph.nodes]
-        for reader, writer in write_after_read(graph):
-            self.before[writer].append(reader)
+        for earlier, later in (*write_after_read(graph), *edges_of_returns(graph)):
+            self.before[later].append(earlier)
         edges = [(maker, i) for i, before in enumerate(self.before) for maker in before]
         found = sorted_by([(float(i),) for i in range(len(graph.nodes))], edges)
         if found is None:

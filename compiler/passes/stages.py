@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
-from compiler.graph import UNSTAGED, Graph, GraphBuilder, Node
+from compiler.graph import UNSTAGED, Graph, GraphBuilder, Node, mark_needed
 from compiler.ops.channels import OVER_STAGES
 from compiler.ops.sources import CONSTANT, INPUT, NUMBERS, OF_MODEL, VARIABLE, scalar
 from compiler.registry import Op
@@ -56,6 +56,30 @@ def stages_of(graph: Graph) -> tuple[int, ...]:
     if all([node.stage == UNSTAGED for node in graph.nodes]):
         return (UNSTAGED,) * len(graph.nodes)
     return _Stages(graph).result()
+
+
+def edges_of_returns(graph: Graph) -> list[tuple[int, int]]:
+    """Return pairs (before, after) of nodes: a stage goes back when gradients have come to it.
+
+    What could begin before waits as well: it would be made, and held, for all batches under way
+    (`compiler.lowering.pipelines`). O(nodes x stages).
+    """
+    stages, makers = stages_of(graph), graph.producers()
+    coming: dict[int, dict[int, None]] = {}
+    for node, own in zip(graph.nodes, stages, strict=True):
+        for maker in [makers[value] for value in node.inputs]:
+            for passed in range(max(own, 0), stages[maker] if own != UNSTAGED else 0):
+                coming.setdefault(passed, {})[maker] = None
+    edges: list[tuple[int, int]] = []
+    for stage, came in sorted(coming.items()):
+        is_before = mark_needed(graph, [v for i in came for v in graph.nodes[i].outputs])
+        late = [
+            index
+            for index, (node, own) in enumerate(zip(graph.nodes, stages, strict=True))
+            if own == stage and node.phase is Phase.BACKWARD and not is_before[index]
+        ]
+        edges += [(maker, index) for index in late for maker in came]
+    return edges
 
 
 def over_stages(

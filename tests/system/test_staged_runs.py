@@ -7,6 +7,7 @@ from rank_threads import RankThreads
 from staged_plans import ROWS, Layers, squares, staged_plans
 
 import actorflow as af
+from actorflow import nn
 from actorflow.compile.targets import hardware_for
 from actorflow.run.among import Among
 from compiler.placement import HOST
@@ -34,6 +35,15 @@ def words(model, batch):
 
 def gpt(layers):
     return StagedGPT(16, seq=8, width=16, layers=layers, dropout=0.1)
+
+
+def shared(layers):
+    """A block whose heads and hidden columns ranks share, on each stage."""
+    model = StagedGPT(16, seq=8, width=24, layers=0, heads=3, dropout=0.1)
+    words = {"model": af.split(0)}
+    for _ in range(layers):
+        model.blocks.append(nn.TransformerBlock(24, heads=3, dropout=0.1, causal=True, sbp=words))
+    return model
 
 
 def drawn(spec, every):
@@ -67,6 +77,7 @@ def trained(plan, steps, every, **among):
 JOBS = {
     # Not AdamW, which makes a gradient that is 0 but for rounding as large as any.
     "gpt": (gpt, words, WORDS, {"optimizer": af.optim.SGD(0.1), "clip_norm": 0.5}),
+    "shared": (shared, words, WORDS, {}),
     "layers": (lambda n: Layers(n, is_rich=True), squares, ROWS, {}),
 }
 
@@ -74,7 +85,7 @@ JOBS = {
 @pytest.mark.no_gpu("ranks meet in memory of the host")
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("num_stages", [2, 3])
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", ["gpt", "layers"])
 def test_stages_on_ranks_train_as_one_rank_does(native_toolchain, name, num_stages, every):
     model, fn, spec, options = JOBS[name]
     hardware, steps = hardware_for((HOST,)), drawn(spec, every)
@@ -102,6 +113,7 @@ def test_stages_on_ranks_train_as_one_rank_does(native_toolchain, name, num_stag
 
 MESHES = [{"data": 2, "stage": 2}, {"stage": 3}, {"stage": 2, "model": 2}]
 CASES = [("gpt", 4, mesh, {}) for mesh in MESHES]
+CASES += [("shared", 2, {"stage": 2, "model": 3}, {})]
 CASES += [("layers", 3, MESHES[0], {}), ("layers", 2, MESHES[0], {"zero": True})]
 
 
