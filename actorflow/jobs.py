@@ -97,7 +97,9 @@ class Job:
         """Return the plan for a model and the batches of a source (or their types).
 
         With `every` the plan takes snapshots of the variables for checkpoints at that cadence, with
-        `evaluation` it evaluates between steps. Of a job with a mesh it is the plan of one rank.
+        `evaluation` it evaluates between steps. Of a job with a mesh it is the plan of one rank:
+        of `rank`, by default this process's own where `actorflow launch` has started it, else 0. It
+        is compiled here, whatever the other ranks do.
         With `on_nan="skip"` a step whose loss or gradients are not finite changes nothing but the
         counters; all gradients of a step are alive at once then. A job in float16 always does so.
         Raises CompileError with the user's line.
@@ -114,6 +116,7 @@ class Job:
         every: str | int | None,
         evaluation: Evaluation | None,
         on_nan: str,
+        among: Among | None = None,
     ) -> Plan:
         check_model(model)
         check_evaluation(evaluation)
@@ -121,7 +124,7 @@ class Job:
         if every is not None:
             check_every(every)
         rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
-        return self._compile(model, data, rate, every, evaluation, ranks, skips=skips)
+        return self._compile(model, data, rate, every, evaluation, ranks, skips=skips, among=among)
 
     @takes(FitOptions, Module)
     def fit(self, model: Module, options: FitOptions) -> FitResult:
@@ -138,7 +141,7 @@ class Job:
         claim = self._claim(model, "fit")
         among = self._among()
         self.close(model)
-        plan = self._compiled_for(model, options)
+        plan = self._compiled_for(model, options, among)
         if CAPTURING.get():
             store_all = None
             if self.options.memory_budget or self.options.recompute == "blocks":
@@ -151,7 +154,7 @@ class Job:
         with runner_on(model, plan, claim, seed, among=among) as runner:
             return runner.run(options)
 
-    def _compiled_for(self, model: Module, options: FitOptions) -> Plan:
+    def _compiled_for(self, model: Module, options: FitOptions, among: Among | None = None) -> Plan:
         return self._compile_among(
             self.ranks(),
             model,
@@ -159,6 +162,7 @@ class Job:
             None if options.checkpoint is None else options.every,
             options.evaluation,
             options.on_nan,
+            among,
         )
 
     def stream(
@@ -186,8 +190,9 @@ class Job:
         self.close(model)
         from actorflow.run.open_model import runner_on
 
-        plan = self.compile(model, data, on_nan=on_nan)
-        with runner_on(model, plan, claim, self.options.seed, loop, among=self._among()) as runner:
+        among, seed = self._among(), self.options.seed
+        plan = self._compile_among(self.ranks(), model, data, None, None, on_nan, among)
+        with runner_on(model, plan, claim, seed, loop, among=among) as runner:
             yield from runner.stream(data, steps=steps, on_nan=on_nan)
 
     def step(
@@ -253,13 +258,14 @@ class Job:
         from actorflow.run.runner import Runner
 
         claim = self._claim(model, "step")
-        plan = self._compile(model, traced.spec, metrics_every=1, graph=traced.graph)
+        among = self._among()
+        plan = self._compile(model, traced.spec, metrics_every=1, graph=traced.graph, among=among)
         carried: dict[str, Array] = {}
         if opened is not None:
             self._open.pop(model)
             carried = carried_over(plan, opened.close(), opened.signature, signature)
         values = {**carried, **newest(model.cells())}
-        runner = Runner(plan, values=values, seed=self.options.seed, among=self._among())
+        runner = Runner(plan, values=values, seed=self.options.seed, among=among)
         trains = None if claim is None else claim.what
         return self._open.set(model, OpenModel(model, runner, signature, trains))
 
@@ -279,11 +285,11 @@ class Job:
         *,
         skips: bool = False,
         graph: Graph | None = None,
+        among: Among | None = None,
     ) -> Plan:
-        from actorflow.compile.compiling import compiled_plan
+        from actorflow.compile.agreed_plan import plan_for
+        from actorflow.compile.compiling import Compilation
         from actorflow.compile.gpus import gpu_for, is_cudnn_wanted
-        from actorflow.compile.native import choosing
-        from actorflow.compile.plan_cache import cache_key
         from actorflow.compile.plugins import load_plugins
         from actorflow.compile.targets import hardware_for
 
@@ -299,24 +305,18 @@ class Job:
         except CompileError as error:
             raise CompileError(f"{source_of(self._function)}: job {self.name!r}: {error}") from None
         hardware = hardware_for(devices, gpu, uses_cudnn=bool(gpu) and is_cudnn_wanted(settings))
-        ranks = ranks or self.ranks()
-        hardware = replace(hardware, ranks=ranks)
-        # No function of the user runs in here: whoever it waits for might want to compile.
-        with choosing(settings, devices, deterministic=self.options.deterministic):
-            options = compile_options(
-                self.name, self.options, devices, metrics_every, every, evaluation
-            )
-            options = replace(
-                options,
-                verify=settings.verify,
-                skips_broken_steps=skips or self.options.scaling is not None,
-                gpu=gpu,
-                deterministic=bool(gpu) and self.options.deterministic,
-            )
-            key = cache_key(graph, options, hardware, evaluated, ranks)
-            if key not in self._plans:
-                self._plans[key] = compiled_plan(key, graph, hardware, options, settings, evaluated)
-            return self._plans[key]
+        hardware = replace(hardware, ranks=ranks or self.ranks())
+        wanted = compile_options(self.name, self.options, devices, metrics_every, every, evaluation)
+        is_fixed, skips = self.options.deterministic, skips or self.options.scaling is not None
+        wanted = replace(
+            wanted,
+            verify=settings.verify,
+            skips_broken_steps=skips,
+            gpu=gpu,
+            deterministic=bool(gpu) and is_fixed,
+        )
+        asked = Compilation(graph, hardware, wanted, settings, evaluated, is_fixed)
+        return plan_for(asked, self._plans, among)
 
     @property
     def mesh(self) -> Mesh:

@@ -22,8 +22,10 @@ WINGS = tuple([f"{ROOT / wing}{os.sep}" for wing in ("actorflow", "actors", "com
 
 LEADERS = (
     "Job._compile",
+    "plan_for",
     "compiled_plan",
     "compile_graph",
+    "local_graph",
     "_rewritten",
     "_within_budget",
     "lower",

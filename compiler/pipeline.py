@@ -74,6 +74,8 @@ def _prepare_body(body: Graph, hardware: Hardware, options: CompileOptions) -> G
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     # Its operands lie on the device already: nothing is fed from the host's side.
     steps = tuple([step for step in steps if step.name != "feed"])
+    if options.verify:
+        check(body, "trace")
     return _rewritten(body, steps, hardware, options, None)
 
 
@@ -343,28 +345,51 @@ Watch = Callable[[str, Graph], None]
 """Called with the name of each pass and the graph it returned."""
 
 
+LAST_OF_RANKS = "distribute"
+"""The last pass that a rank's number tells apart from those of other ranks."""
+
+
+def local_graph(
+    graph: Graph, hardware: Hardware, options: CompileOptions, watch: Watch | None = None
+) -> Graph:
+    """Return what one rank of several has of a traced graph, where compiling has come so far.
+
+    Ranks with equal ones have equal plans. Raises CompileError.
+    """
+    options = _completed(options, hardware)
+    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
+    if options.verify:
+        check(graph, "trace")
+    return _rewritten(graph, steps[: _num_of_ranks(steps)], hardware, options, watch)
+
+
 def compile_graph(
     graph: Graph,
     hardware: Hardware,
     options: CompileOptions,
     watch: Watch | None = None,
     evaluation: Graph | None = None,
+    local: Graph | None = None,
 ) -> Plan:
     """Return the verified plan of a traced graph, and of one that evaluates between its steps.
 
-    With several ranks it is the plan of each. Raises CompileError for what the user can mend,
-    InternalError for a bug of ours.
+    Of several ranks it is the plan of one. With `local`, what `local_graph` made of the graph for
+    such hardware and options, compiling goes on from there. Raises CompileError for what the user
+    can mend, InternalError for a bug of ours.
     """
-    devices = tuple([str(device) for device in hardware.devices])
-    options = replace(options, devices=devices, mesh=hardware.ranks.mesh.axes)
+    options = _completed(options, hardware)
     fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
-    graph = _rewritten(graph, steps, hardware, options, watch)
+    if local is None:
+        local = local_graph(graph, hardware, options, watch)
+    graph = _rewritten(local, steps[_num_of_ranks(steps) :], hardware, options, watch)
     if evaluation is not None:
         evaluation = place.with_homes_of(evaluation, graph, hardware)
         evaluation = distribute.with_layouts_of(evaluation, graph, hardware.ranks.mesh)
         its = replace(options, precision=options.evaluate_precision)
         its_steps = check_order(with_added(PASSES), its, LOWERING_NEEDS)
+        if options.verify:
+            check(evaluation, "trace")
         evaluation = _rewritten(evaluation, its_steps, hardware, its, watch, "evaluation ")
 
     def lowered(ordered: Graph) -> Plan:
@@ -380,6 +405,18 @@ def compile_graph(
     return replace(plan, options=(*plan.options, ("passes", added))) if added else plan
 
 
+def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:
+    """Return options with what the hardware says of devices and ranks."""
+    devices = tuple([str(device) for device in hardware.devices])
+    return replace(options, devices=devices, mesh=hardware.ranks.mesh.axes)
+
+
+def _num_of_ranks(steps: Sequence[AnyPass]) -> int:
+    """Return how many passes come before all that ranks with equal graphs have in common."""
+    names = [step.name for step in steps]
+    return names.index(LAST_OF_RANKS) + 1 if LAST_OF_RANKS in names else 0
+
+
 def _rewritten(
     graph: Graph,
     steps: Sequence[AnyPass],
@@ -389,8 +426,6 @@ def _rewritten(
     prefix: str = "",
 ) -> Graph:
     """Run passes over a graph, but for those that a budget asks for."""
-    if options.verify:
-        check(graph, "trace")
     for step in steps:
         if isinstance(step, BudgetPass):
             continue

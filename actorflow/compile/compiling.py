@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 
 from actorflow.compile.fits import check_fits, fits
-from actorflow.compile.native import compiled, has_refusals
-from actorflow.compile.plan_cache import PlanCache, is_ready
+from actorflow.compile.native import choosing, compiled, has_refusals
+from actorflow.compile.plan_cache import PlanCache, cache_key, is_ready
 from actorflow.compile.targets import planned_for
 from actorflow.logs import logger, once
 from actorflow.settings import Settings
@@ -20,33 +22,72 @@ from compiler.options import CompileOptions
 from compiler.plan import Plan
 from compiler.target import Hardware
 
+Watch = Callable[[str, Graph], None]
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What a plan is compiled of and for."""
+
+    graph: Graph
+    hardware: Hardware
+    options: CompileOptions
+    settings: Settings
+    evaluation: Graph | None = None
+    deterministic: bool = False
+
+    def choosing(self) -> AbstractContextManager[bool]:
+        """Hold the choice of kernels that it is compiled with."""
+        return choosing(self.settings, self.hardware.devices, deterministic=self.deterministic)
+
+    @cached_property
+    def key(self) -> str:
+        """What its plan is kept under; asked for while the choice of kernels is held."""
+        return cache_key(self.graph, self.options, self.hardware, self.evaluation)
+
+    @cached_property
+    def cache(self) -> PlanCache:
+        """Where plans are kept."""
+        return PlanCache(self.settings.cache, logger.warning)
+
+    @cached_property
+    def dump(self) -> Watch | None:
+        """What is told the graph after each pass."""
+        return dumper(self.settings.dump)
+
 
 @collector_paused()
-def compiled_plan(
-    key: str,
-    graph: Graph,
-    hardware: Hardware,
-    options: CompileOptions,
-    settings: Settings,
-    evaluation: Graph | None,
-) -> Plan:
-    """Return the plan from the cache on disk, or compile it and keep it there."""
-    cache = PlanCache(settings.cache, logger.warning)
-    plan = cache.find(key) if settings.dump is None else None
-    if plan is not None and is_ready(plan, logger.warning):
-        logger.info("plan %r comes from %s", options.name, settings.cache)
-        return plan
+def kept_plan(asked: Compilation) -> Plan | None:
+    """Return the plan from the cache on disk, if it is there and can run."""
+    plan = asked.cache.find(asked.key) if asked.settings.dump is None else None
+    if plan is None or not is_ready(plan, logger.warning):
+        return None
+    logger.info("plan %r comes from %s", asked.options.name, asked.settings.cache)
+    return plan
+
+
+def keep_plan(asked: Compilation, plan: Plan) -> None:
+    """Keep a plan on disk."""
+    if not has_refusals():  # a compiler that is mended is to be asked again
+        asked.cache.store(asked.key, plan)
+
+
+@collector_paused()
+def compiled_plan(asked: Compilation, local: Graph | None = None) -> Plan:
+    """Compile a plan, prove it and keep it on disk; `local` as `compile_graph` has it."""
     # A quarter of the house, which a run from the cache never loads.
     from actorflow.compile.streams import asks_for_choice, with_streams_that_pay
     from actors.race import check_races
     from compiler.pipeline import compile_graph
 
+    graph, hardware, options = asked.graph, asked.hardware, asked.options
+
     def made(wanted: CompileOptions, *, is_bounded: bool = False) -> Plan:
-        dump = dumper(settings.dump)
         there = replace(hardware, memory_bytes=wanted.memory_budget, is_bounded=is_bounded)
         with planned_for(hardware.devices):
             return compiled(
-                options.name, lambda: compile_graph(graph, there, wanted, dump, evaluation)
+                options.name,
+                lambda: compile_graph(graph, there, wanted, asked.dump, asked.evaluation, local),
             )
 
     def made_with(num_streams: int) -> Plan:
@@ -64,12 +105,11 @@ def compiled_plan(
     check_fits(plan, hardware, lambda budget: made(replace(options, memory_budget=budget)))
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
-    if not has_refusals():  # a compiler that is mended is to be asked again
-        cache.store(key, plan)
+    keep_plan(asked, plan)
     return plan
 
 
-def dumper(directory: Path | None) -> Callable[[str, Graph], None] | None:
+def dumper(directory: Path | None) -> Watch | None:
     """Return what writes the graph after each pass into `NN-pass.txt` (ACTORFLOW_DUMP), or None.
 
     Where it cannot, the log says so once.

@@ -34,7 +34,6 @@ from compiler.fusion.define import definition
 from compiler.fusion.products import foreign_programs
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
-from compiler.mesh import ALONE, Ranks
 from compiler.options import CompileOptions
 from compiler.plan import PLAN_FORMAT, Plan
 from compiler.registry import foreign_files
@@ -76,7 +75,6 @@ def cache_key(
     options: CompileOptions,
     hardware: Hardware,
     evaluation: Graph | None = None,
-    ranks: Ranks = ALONE,
 ) -> str:
     """Return the key of a compilation: 32 hexadecimal digits."""
     parts = (
@@ -84,7 +82,7 @@ def cache_key(
         "" if evaluation is None else hash_graph(evaluation, with_sources=True),
         options.name,
         repr(options.recorded()),
-        repr(ranks),
+        repr(hardware.ranks),
         hardware.fingerprint,
         choices(hardware.devices),
         f"{num_threads()} of {usable_cores()}" if options.num_streams > 1 else "",

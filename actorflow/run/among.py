@@ -46,6 +46,11 @@ class Among:
         """Whether it speaks for all: it alone writes checkpoints."""
         return self.rank == 0
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are no others."""
+        return self is ONE_RANK
+
     def gather(self, name: str, value: PlainValue) -> list[PlainValue]:
         """Return the values of all ranks, by rank; as `Gather`, but a name may come again."""
         return self._gather(f"{next(self._numbers)} {name}", value)

@@ -7,7 +7,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import compiling
+from actorflow.compile import agreed_plan
 from actorflow.compile import native as native_module
 from actors.kernels.library import tuning
 
@@ -29,7 +29,7 @@ def test_a_deterministic_job_stays_so_while_another_thread_compiles(native, monk
     spec = {"x": af.TensorType(af.DType.FLOAT32, (64, 64))}
     inside, traced = threading.Event(), threading.Event()
     seen, could_choose = {}, []
-    compiled, graph = compiling.compiled_plan, af.Job.graph
+    compiled, graph = agreed_plan.compiled_plan, af.Job.graph
 
     def ask():
         """Try, as any other thread, to have a say in how kernels are chosen."""
@@ -52,7 +52,7 @@ def test_a_deterministic_job_stays_so_while_another_thread_compiles(native, monk
             traced.set()
         return found
 
-    monkeypatch.setattr(compiling, "compiled_plan", watched)
+    monkeypatch.setattr(agreed_plan, "compiled_plan", watched)
     monkeypatch.setattr(af.Job, "graph", traced_graph)
     threads = [
         threading.Thread(target=job.compile, args=(Layer(), spec), name=name)

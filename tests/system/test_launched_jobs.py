@@ -186,3 +186,60 @@ def test_the_example_of_many_ranks_runs_on_as_many(tmp_path, native_toolchain):
     assert done.returncode == 0, done.stderr
     assert "loss of step 2 on data=2 x model=2" in done.stdout
     assert png.exists()
+
+
+COMPILES = """
+import json, os, sys
+import numpy as np
+import actorflow as af
+from actorflow import nn
+from actorflow.compile import agreed_plan as agreeing
+
+rank, asked = int(os.environ["RANK"]), eval(sys.argv[1])
+os.environ.update(asked.get("environ", {}).get(rank, {}))
+compiled, really = [], agreeing.compiled_plan
+agreeing.compiled_plan = lambda *given: compiled.append(given) or really(*given)
+
+@af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=3))
+def train(model, batch):
+    return (model(batch.x) ** 2).mean()
+
+def rows(count):
+    return np.linspace(-1, 1, count * 4, dtype=np.float32).reshape(count, 4)
+
+def counted():
+    done, compiled[:] = len(compiled), []
+    return done
+
+model, counts = nn.Linear(4, 4), []
+for count in (6, 3, 6, 4):
+    train.step(model, {"x": rows(count)})
+    counts.append(counted())
+train.close(model)
+for steps in (2, 4):
+    data = af.data.ArraySource({"x": rows(48)}, batch=12)
+    train.fit(model, data, steps=steps, progress=False)
+    counts.append(counted())
+with open(f"rank{rank}.json", "w") as file:
+    json.dump({"counts": counts, "weight": model.state()["weight"].tobytes().hex()}, file)
+"""
+
+
+@pytest.mark.parametrize("is_one_apart", [False, True])
+def test_ranks_that_share_a_plan_have_it_from_one_of_them(
+    tmp_path, monkeypatch, native_toolchain, is_one_apart
+):
+    """One whose kernels are others, because it was told so, has a plan of its own."""
+    monkeypatch.chdir(tmp_path)
+    asked = {"environ": {1: {"ACTORFLOW_NATIVE": "0"}}} if is_one_apart else {}
+    with launcher(tmp_path) as begin:
+        environ = {"ACTORFLOW_CACHE": str(tmp_path / "cache"), "ACTORFLOW_NATIVE": "1"}
+        code, _, err = end_of(begin(COMPILES, repr(asked), n=3, **environ))
+    assert code == 0, err
+    ranks = [told(rank) for rank in range(3)]
+    # Four rows are uneven: the first rank has two. The second `fit` has the plan of the first.
+    always, uneven, never = [1, 1, 0, 1, 1, 0], [0, 0, 0, 1, 0, 0], [0] * 6
+    expected = [always, always, uneven] if is_one_apart else [always, uneven, never]
+    assert [own["counts"] for own in ranks] == expected
+    if not is_one_apart:
+        assert {own["weight"] for own in ranks} == {ranks[0]["weight"]}

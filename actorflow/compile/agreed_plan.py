@@ -1,0 +1,159 @@
+"""A plan for every rank of a job, compiled once for each class of ranks that share one.
+
+Ranks whose local graphs are equal (`compiler.pipeline.local_graph`), and who would choose among the
+same kernels, are of one class. The first of it compiles; the others are sent the bytes, and trust
+them no more than those of a file. What ranks do next is decided by what all have heard alone, so
+that all come to the same meetings, whichever of them has a plan on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from actorflow.compile.compiling import Compilation, compiled_plan, keep_plan, kept_plan
+from actorflow.compile.native import build
+from actorflow.logs import logger
+from actorflow.proof.prove import prove
+from compiler.attrs import PlainValue
+from compiler.errors import CompileError, DeviceError, OutOfMemory, PlanFormatError
+from compiler.graph import Graph
+from compiler.graph_hash import hash_graph
+from compiler.ops.sources import VARIABLE
+from compiler.plan import Plan
+
+if TYPE_CHECKING:
+    from actorflow.run.among import Among
+
+_TOLD = (CompileError, PlanFormatError, OutOfMemory, DeviceError)
+"""What all raise that one rank meets with. A bug of ours is told by the rank that has it."""
+
+_TellableError = CompileError | PlanFormatError | OutOfMemory | DeviceError
+
+
+def plan_for(asked: Compilation, plans: dict[str, Plan], among: Among | None) -> Plan:
+    """Return a plan out of those that this process has, or from the disk, or compile it.
+
+    All ranks that are `among` others call this together; by default it is compiled here.
+    """
+    # No function of the user runs while the choice of kernels is held: whoever it waits for might
+    # want to compile. Nor is another rank waited for, which may be a thread of this process.
+    with asked.choosing():
+        key = asked.key
+        found = plans.get(key) or kept_plan(asked)
+        if among is None or among.is_alone:
+            return plans.setdefault(key, found or compiled_plan(asked))
+    return plans.setdefault(key, agreed_plan(among, asked, found))
+
+
+def agreed_plan(among: Among, asked: Compilation, found: Plan | None) -> Plan:
+    """Return the plan of this rank; all ranks call this together.
+
+    `found` is a plan that it has already, in memory or on disk.
+
+    Raises what a rank of them meets with that compiles, on every rank with its text.
+    """
+    has = among.gather("who has a plan", found is not None)
+    if found is not None and all(has):
+        return found
+    own, local, error = "", None, None
+    try:
+        with asked.choosing():
+            own, local = _own_class(asked)
+    except _TOLD as caught:
+        error = caught
+    classes = _heard(among, "local graphs", own, error)
+    members = [rank for rank, other in enumerate(classes) if other == own]
+    # Who has a plan need not compile one.
+    first = next((rank for rank in members if has[rank]), members[0])
+    is_first, sent, error = first == among.rank, b"", None
+    if is_first:
+        try:
+            with asked.choosing():
+                found = found or compiled_plan(asked, local)
+            sent = found.to_bytes() if len(members) > 1 else b""
+        except _TOLD as caught:
+            error = caught
+    plans = _heard(among, "plans of classes", sent, error)
+    if found is not None and is_first:
+        return found
+    with asked.choosing():
+        return _received(plans[first], asked, first)
+
+
+def _own_class(asked: Compilation) -> tuple[str, Graph]:
+    """Return what the ranks of this one's class have in common, and its local graph."""
+    from compiler.passes.distribute import with_layouts_of
+    from compiler.pipeline import local_graph
+
+    hardware, options = asked.hardware, asked.options
+    others = replace(hardware, ranks=replace(hardware.ranks, rank=0))
+    common_key = replace(asked, hardware=others).key
+    local = local_graph(asked.graph, hardware, options, asked.dump)
+    parts = [common_key, *_hashes(local)]
+    if asked.evaluation is not None:
+        evaluation = with_layouts_of(asked.evaluation, local, hardware.ranks.mesh)
+        its = replace(options, precision=options.evaluate_precision)
+        parts += _hashes(local_graph(evaluation, hardware, its))
+        if not _variables(evaluation) <= _variables(local):
+            # Averages, whose layouts are not known yet: nothing says that ranks have the same rows.
+            parts.append(str(hardware.ranks.rank))
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest(), local
+
+
+def _hashes(graph: Graph) -> tuple[str, str]:
+    phases = " ".join([node.phase.name for node in graph.nodes])  # no part of a graph's hash
+    return hash_graph(graph, with_sources=True), phases
+
+
+def _variables(graph: Graph) -> set[object]:
+    return {node.attrs["name"] for node in graph.nodes if node.op is VARIABLE}
+
+
+def _heard(
+    among: Among, what: str, value: PlainValue, error: _TellableError | None
+) -> list[PlainValue]:
+    """Return what each rank says; raise the error of one on all, the own one as it was raised."""
+    told = () if error is None else (type(error).__name__, str(error))
+    rows = among.gather(what, (value, told))
+    if error is not None:
+        raise error
+    values: list[PlainValue] = []
+    for row in rows:
+        if not isinstance(row, tuple) or len(row) != 2:
+            raise PlanFormatError(f"a rank says {row!r} of its {what}; start all from one version")
+        if isinstance(row[1], tuple) and row[1]:
+            name, text = map(str, row[1])
+            kinds = {kind.__name__: kind for kind in _TOLD}
+            raise kinds.get(name, CompileError)(text)
+        values.append(row[0])
+    return values
+
+
+def _received(data: PlainValue, asked: Compilation, sender: int) -> Plan:
+    """Return the plan that another rank has sent, held against what this one would compile.
+
+    Raises PlanFormatError, CompileError or OutOfMemory where it is none that runs here.
+    """
+    where = f"the plan that rank {sender} has compiled"
+    plan = Plan.from_bytes(data if isinstance(data, bytes) else b"", where)
+    if plan.graph_hash != (own := hash_graph(asked.graph)):
+        raise PlanFormatError(
+            f"{where} is of graph {plan.graph_hash}, and this rank's is {own}; run the same script"
+            " on all ranks"
+        )
+    if plan.mesh.axes != asked.hardware.ranks.mesh.axes:
+        raise PlanFormatError(
+            f"{where} is for the mesh {plan.mesh}, and this rank's is {asked.hardware.ranks.mesh};"
+            " run the same script on all ranks"
+        )
+    prove(plan)
+    if not build(plan):
+        raise CompileError(
+            f"{where} has kernels that the C compiler of this rank refuses (see the lines above);"
+            " give all ranks the same compiler, or set ACTORFLOW_NATIVE=0 for all"
+        )
+    logger.info("plan %r comes from rank %d", plan.name, sender)
+    keep_plan(asked, plan)
+    return plan

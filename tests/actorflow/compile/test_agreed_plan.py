@@ -1,0 +1,206 @@
+"""Ranks agree on plans, each a thread of this process: who compiles, and what the others take."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rank_threads import RankThreads
+
+import actorflow as af
+from actorflow import nn
+from actorflow.compile import agreed_plan as agreeing
+from actorflow.compile.agreed_plan import plan_for
+from actorflow.compile.asked import compile_options
+from actorflow.compile.compiling import Compilation
+from actorflow.compile.targets import hardware_for
+from actorflow.evaluation import evaluation_graph
+from actorflow.run.among import Among
+from actorflow.settings import Settings
+from compiler.errors import CompileError, OutOfMemory, PlanFormatError
+from compiler.mesh import INSIDE_A_HOST, joined
+from compiler.placement import HOST
+from compiler.plan import Plan
+
+
+class Net(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 3)
+
+    def __call__(self, x):
+        with af.stage(0):
+            h = af.relu(self.up(x))
+        with af.stage(1):
+            return self.down(h)
+
+
+def loss(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+
+def source(rows):
+    x = np.linspace(-1, 1, 24 * 8, dtype=np.float32).reshape(24, 8)
+    return af.data.ArraySource({"x": x, "y": np.arange(24) % 3}, batch=rows)
+
+
+def asked_by(rank, mesh, cache=None, rows=6, evaluated_rows=0, rate=0.1, **options):
+    """Return what a rank of a mesh compiles."""
+    job = af.job(optimizer=af.optim.SGD(rate), mesh=mesh, **options)(loss)
+    model, settings = Net(), Settings.from_env({"ACTORFLOW_CACHE": str(cache or "off")})
+    evaluation = evaluated = None
+    graph = job.graph(model, source(rows).spec())
+    if evaluated_rows:
+        reports = af.job(train=False)(lambda model, batch: {"loss": loss(model, batch)})
+        evaluation = af.Evaluation(reports, source(evaluated_rows), every=2, batches=1)
+        evaluated = evaluation_graph(evaluation, model, (HOST,), graph)
+    hardware = replace(hardware_for((HOST,)), ranks=joined(mesh, INSIDE_A_HOST, rank))
+    wanted = compile_options(job.name, job.options, (HOST,), 1, None, evaluation)
+    return Compilation(graph, hardware, wanted, settings, evaluated)
+
+
+class Compiling:
+    """Plans that the ranks of a mesh agree on; `by` is who compiled, and `said` all meetings."""
+
+    def __init__(self, monkeypatch):
+        self.by, self.sent, self._compile = [], lambda data: data, agreeing.compiled_plan
+        monkeypatch.setattr(agreeing, "compiled_plan", self._compiled)
+
+    def _compiled(self, asked, local=None):
+        self.by.append(asked.hardware.ranks.rank)
+        return self._compile(asked, local)
+
+    def run(self, mesh, asked=asked_by, plans=None):
+        ranks = RankThreads(mesh.num_ranks)
+        self.threads = ranks
+
+        def gather(rank):
+            inner = ranks.gather(rank)
+
+            def gathered(name, value):
+                if "plans of classes" in name:
+                    value = (self.sent(value[0]), value[1])
+                return inner(name, value)
+
+            return gathered
+
+        def one(rank):
+            among = Among(rank, gather(rank))
+            return plan_for(asked(rank, mesh), {} if plans is None else plans[rank], among)
+
+        self.by.clear()
+        return ranks.run(one)
+
+
+@pytest.fixture
+def compiling(monkeypatch):
+    return Compiling(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("axes", "rows", "by"),
+    [
+        ({"data": 4}, 8, [0]),
+        ({"data": 3}, 7, [0, 1]),  # the first has three rows
+        ({"stage": 2}, 6, [0, 1]),
+        ({"stage": 2, "data": 2}, 6, [0, 2]),
+    ],
+)
+def test_the_first_rank_of_a_class_compiles_what_each_would(compiling, axes, rows, by):
+    mesh = af.Mesh(**axes)
+    plans = compiling.run(mesh, lambda rank, mesh: asked_by(rank, mesh, rows=rows))
+    assert sorted(compiling.by) == by
+    for rank, plan in enumerate(plans):
+        assert plan.to_bytes() == plan_for(asked_by(rank, mesh, rows=rows), {}, None).to_bytes()
+
+
+def test_ranks_that_evaluate_uneven_parts_are_told_apart(compiling):
+    def asked(rank, mesh):
+        return asked_by(rank, mesh, evaluated_rows=3)
+
+    mesh = af.Mesh(data=2)
+    plans = compiling.run(mesh, asked)
+    assert sorted(compiling.by) == [0, 1]
+    alone = [plan_for(asked(rank, mesh), {}, None) for rank in range(2)]
+    assert plans == alone
+    assert plans[0] != plans[1]
+
+
+@pytest.mark.parametrize("has", [[], [0], [1], [2], [0, 2], [1, 2], [0, 1, 2]])
+def test_who_has_a_plan_changes_no_meeting_of_the_ranks(compiling, has):
+    """And nobody compiles where one of the class need not."""
+    mesh, plans = af.Mesh(data=3), [{} for _ in range(3)]
+    for rank in has:
+        plan_for(asked_by(rank, mesh), plans[rank], None)
+    found = compiling.run(mesh, plans=plans)
+    assert compiling.by == ([] if has else [0])
+    assert len({plan.to_bytes() for plan in found}) == 1
+    assert compiling.run(mesh, plans=plans) == found
+    assert compiling.by == []
+    assert {len(said) for said in compiling.threads.said.values()} == {3}
+
+
+def test_what_is_sent_is_kept_on_the_disk_of_each(compiling, tmp_path):
+    def asked(rank, mesh):
+        return asked_by(rank, mesh, tmp_path / str(rank))
+
+    (tmp_path / "0").mkdir()
+    mesh = af.Mesh(data=2)
+    first = compiling.run(mesh, asked)
+    assert compiling.by == [0]
+    assert compiling.run(mesh, asked) == first
+    assert compiling.by == []
+    for rank in range(2):
+        assert list((tmp_path / str(rank)).glob("*.plan"))
+
+
+@pytest.mark.parametrize("kind", [CompileError, OutOfMemory])
+def test_what_the_compiling_rank_meets_with_is_raised_on_all(compiling, monkeypatch, kind):
+    def failing(asked, local=None):
+        raise kind("x.py:3: too large")
+
+    monkeypatch.setattr(agreeing, "compiled_plan", failing)
+    with pytest.raises(kind, match=r"^x.py:3: too large$"):
+        compiling.run(af.Mesh(data=3))
+    raised = compiling.threads.errors
+    assert [(type(raised[rank]), str(raised[rank])) for rank in range(3)] == [
+        (kind, "x.py:3: too large")
+    ] * 3
+
+
+def test_a_layout_that_cannot_be_is_refused_on_all_ranks(compiling):
+    with pytest.raises(CompileError, match="rows"):
+        compiling.run(af.Mesh(data=4), lambda rank, mesh: asked_by(rank, mesh, rows=3))
+    assert [type(compiling.threads.errors[rank]) for rank in range(4)] == [CompileError] * 4
+    assert compiling.by == []
+
+
+def test_ranks_with_other_jobs_share_nothing(compiling):
+    """That they do not belong together is said before the first step (`run.among`)."""
+
+    def asked(rank, mesh):
+        return asked_by(rank, mesh, rate=0.1 + rank)
+
+    plans = compiling.run(af.Mesh(data=2), asked)
+    assert sorted(compiling.by) == [0, 1]
+    assert plans[0].graph_hash != plans[1].graph_hash
+
+
+def foreign(data):
+    return replace(Plan.from_bytes(data), graph_hash="0" * 32).to_bytes() if data else data
+
+
+def of_another_mesh(data):
+    return plan_for(asked_by(0, af.Mesh(data=3)), {}, None).to_bytes() if data else data
+
+
+@pytest.mark.parametrize(
+    ("sent", "text"),
+    [
+        (lambda data: data[:-9], "the plan that rank 0 has compiled"),
+        (foreign, r"is of graph 0{32}, and this rank's is .*same script"),
+        (of_another_mesh, r"is for the mesh data=3, and this rank's is data=2"),
+    ],
+)
+def test_what_is_sent_is_not_trusted(compiling, sent, text):
+    compiling.sent = sent
+    with pytest.raises(PlanFormatError, match=text):
+        compiling.run(af.Mesh(data=2))
