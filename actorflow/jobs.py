@@ -57,6 +57,7 @@ from compiler.plan import Plan
 from compiler.types import TensorType
 
 if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job that compiles or runs
+    from actorflow.compile.compiling import Compilation
     from actorflow.run.among import Among
     from actorflow.run.fitting import FitResult
     from actorflow.run.open_model import OpenModel
@@ -106,9 +107,14 @@ class Job:
         """
         if rank is not None:
             check_rank(rank, self.mesh)
-        return self._compile_among(self.ranks(rank), model, data, every, evaluation, on_nan)
+        return self._plan(self._asked(self.ranks(rank), model, data, every, evaluation, on_nan))
 
-    def _compile_among(
+    def _plan(self, asked: Compilation, among: Among | None = None) -> Plan:
+        from actorflow.compile.agreed_plan import plan_for
+
+        return plan_for(asked, self._plans, among)
+
+    def _asked(
         self,
         ranks: Ranks,
         model: Module,
@@ -116,15 +122,14 @@ class Job:
         every: str | int | None,
         evaluation: Evaluation | None,
         on_nan: str,
-        among: Among | None = None,
-    ) -> Plan:
+    ) -> Compilation:
         check_model(model)
         check_evaluation(evaluation)
         check_policy_name(on_nan)
         if every is not None:
             check_every(every)
         rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
-        return self._compile(model, data, rate, every, evaluation, ranks, skips=skips, among=among)
+        return self._compilation(model, data, rate, every, evaluation, ranks, skips=skips)
 
     @takes(FitOptions, Module)
     def fit(self, model: Module, options: FitOptions) -> FitResult:
@@ -141,29 +146,25 @@ class Job:
         claim = self._claim(model, "fit")
         among = self._among()
         self.close(model)
-        plan = self._compiled_for(model, options, among)
+        asked = self._asked_for(model, options)
+        plan = self._plan(asked, among)
         if CAPTURING.get():
             store_all = None
             if self.options.memory_budget or self.options.recompute == "blocks":
                 stores_all = replace(self.options, memory_budget=None, recompute="none")
-                store_all = Job(self._function, stores_all)._compiled_for(model, options)
-            raise PlanCaptured(plan, store_all)
+                other = Job(self._function, stores_all)
+                store_all = other._plan(other._asked_for(model, options))
+            raise PlanCaptured(plan, store_all, asked)
         from actorflow.run.open_model import runner_on
 
         seed = self.options.seed if options.seed is None else options.seed
         with runner_on(model, plan, claim, seed, among=among) as runner:
             return runner.run(options)
 
-    def _compiled_for(self, model: Module, options: FitOptions, among: Among | None = None) -> Plan:
-        return self._compile_among(
-            self.ranks(),
-            model,
-            options.data,
-            None if options.checkpoint is None else options.every,
-            options.evaluation,
-            options.on_nan,
-            among,
-        )
+    def _asked_for(self, model: Module, options: FitOptions) -> Compilation:
+        every = None if options.checkpoint is None else options.every
+        told = every, options.evaluation, options.on_nan
+        return self._asked(self.ranks(), model, options.data, *told)
 
     def stream(
         self, model: Module, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
@@ -191,7 +192,7 @@ class Job:
         from actorflow.run.open_model import runner_on
 
         among, seed = self._among(), self.options.seed
-        plan = self._compile_among(self.ranks(), model, data, None, None, on_nan, among)
+        plan = self._plan(self._asked(self.ranks(), model, data, None, None, on_nan), among)
         with runner_on(model, plan, claim, seed, loop, among=among) as runner:
             yield from runner.stream(data, steps=steps, on_nan=on_nan)
 
@@ -259,7 +260,8 @@ class Job:
 
         claim = self._claim(model, "step")
         among = self._among()
-        plan = self._compile(model, traced.spec, metrics_every=1, graph=traced.graph, among=among)
+        asked = self._compilation(model, traced.spec, metrics_every=1, graph=traced.graph)
+        plan = self._plan(asked, among)
         carried: dict[str, Array] = {}
         if opened is not None:
             self._open.pop(model)
@@ -274,7 +276,7 @@ class Job:
         what = f"{call} of job {self.name!r}"
         return claimed(model.cells(), what) if self.options.train else None
 
-    def _compile(
+    def _compilation(
         self,
         model: Module,
         data: DataSource | Mapping[str, TensorType],
@@ -285,9 +287,7 @@ class Job:
         *,
         skips: bool = False,
         graph: Graph | None = None,
-        among: Among | None = None,
-    ) -> Plan:
-        from actorflow.compile.agreed_plan import plan_for
+    ) -> Compilation:
         from actorflow.compile.compiling import Compilation
         from actorflow.compile.gpus import gpu_for, is_cudnn_wanted
         from actorflow.compile.plugins import load_plugins
@@ -315,8 +315,7 @@ class Job:
             gpu=gpu,
             deterministic=bool(gpu) and is_fixed,
         )
-        asked = Compilation(graph, hardware, wanted, settings, evaluated, is_fixed)
-        return plan_for(asked, self._plans, among)
+        return Compilation(graph, hardware, wanted, settings, evaluated, is_fixed)
 
     @property
     def mesh(self) -> Mesh:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WINGS = tuple([f"{ROOT / wing}{os.sep}" for wing in ("actorflow", "actors", "compiler", "memory")])
 
 LEADERS = (
-    "Job._compile",
+    "Job._plan",
     "plan_for",
     "compiled_plan",
     "compile_graph",

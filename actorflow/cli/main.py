@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from actorflow import __version__
 from actorflow.cli import bench as cli_bench
@@ -39,6 +40,9 @@ from compiler.mesh import ALONE, Ranks
 from compiler.plan import Plan
 from compiler.printer import print_plan, summarise
 from memory.report import format_bytes
+
+if TYPE_CHECKING:
+    from actorflow.compile.compiling import Compilation
 
 
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
@@ -248,7 +252,7 @@ def _plan(options: argparse.Namespace) -> int:
     _set_device(options)
     _tune(options)
     draw = cli_memory.drawing(options, _proven)
-    plan, store_all = _plans_of(options.file, options.rest)
+    plan, store_all, _ = _plans_of(options.file, options.rest)
     settings = Settings.from_env(os.environ)
     if gpu_of(plan) and (said := said_of(plan, settings)):
         print(said)
@@ -265,18 +269,24 @@ def _simulate(options: argparse.Namespace) -> int:
     _set_device(options)
     cli_simulate.check_options(options)
     ranks = ranks_of(options)
-    return cli_simulate.run(_plans_of(options.file, options.rest, ranks)[0], options)
+    plan, _, asked = _plans_of(options.file, options.rest, ranks)
+    return cli_simulate.run(plan, options, asked)
 
 
-def _plans_of(file: str, rest: list[str], ranks: Ranks = ALONE) -> tuple[Plan, Plan | None]:
-    """Return a plan and, where a script's job recomputes, the one that stores all instead."""
+def _plans_of(
+    file: str, rest: list[str], ranks: Ranks = ALONE
+) -> tuple[Plan, Plan | None, Compilation | None]:
+    """Return a plan, the one that stores all instead of recomputing, and of what it is compiled.
+
+    Of a plan file there is the plan alone, of a job that does not recompute no second one.
+    """
     if _is_plan_file(file):
-        return _proven(file), None
+        return _proven(file), None, None
     with capturing_plan(ranks):
         try:
             run_script(file, rest)
         except PlanCaptured as captured:
-            return captured.plan, captured.store_all
+            return captured.plan, captured.store_all, captured.asked
         except SystemExit as ended:
             if ended.code:
                 raise

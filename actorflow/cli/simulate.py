@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actorflow.cli.network_options import (
     add_network_arguments,
@@ -32,6 +32,9 @@ from compiler.meetings import meetings_of
 from compiler.mesh import Mesh
 from compiler.plan import Plan
 from compiler.rank_plans import RankPlans
+
+if TYPE_CHECKING:
+    from actorflow.compile.compiling import Compilation
 
 _TOP = 5
 
@@ -55,8 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the report as JSON")
 
 
-def run(plan: Plan, options: argparse.Namespace) -> int:
+def run(plan: Plan, options: argparse.Namespace, asked: Compilation | None = None) -> int:
     """Simulate a plan, print the report, and return the exit code.
+
+    With what it was `asked` for the plans of other classes of ranks are compiled, too.
 
     Raises:
         CompileError: An option has a value that means nothing, or the plan's ranks never meet.
@@ -64,7 +69,7 @@ def run(plan: Plan, options: argparse.Namespace) -> int:
     """
     devices = _devices(plan, options)
     _check(plan, devices, options)
-    prices, host = None, None
+    prices, host, found = None, None, None
     gpu = gpu_of(plan)
     if options.calibrate and gpu:
         raise CompileError(
@@ -76,17 +81,21 @@ def run(plan: Plan, options: argparse.Namespace) -> int:
         found = calibration(settings, is_fresh=bool(options.calibrate))
         prices, host = priced(plan, found)
     ranks: RanksRun | None = None
+    classes: list[dict[str, Any]] = []
     if _meets(plan):
+        plans = _ranks(plan, devices, asked)
+        own = None if found is None else [priced(one, found)[0] for one in plans.plans]
         ranks = simulate_ranks(
-            _ranks(plan, devices),
+            plans,
             options.steps,
             network=network_of(options, devices),
             spread=spread_of(options),
             jitter=options.jitter,
             seed=options.seed,
-            durations_ns=None if prices is None else [prices],
+            durations_ns=own,
         )
-        result = ranks.slowest
+        result, plan = ranks.slowest, plans.plans[plans.class_of[ranks.slowest_rank]]
+        classes = _classes(plans)
     else:
         result = simulate(
             plan, options.steps, prices, seed=options.seed, jitter=options.jitter, host=host
@@ -97,7 +106,7 @@ def run(plan: Plan, options: argparse.Namespace) -> int:
             options.trace, result.rows, result.table, stream_names=names, has_arrows=True
         )
     rates = f"the description of {gpu}" if gpu else "estimated" if prices is None else "measured"
-    report = _report(plan.name, names, result, ranks, rates)
+    report = _report(plan.name, names, result, ranks, rates) | {"classes": classes}
     print(json.dumps(report, indent=1) if options.json else "\n".join(_lines(report)))
     return 0
 
@@ -137,12 +146,31 @@ def _meets(plan: Plan) -> bool:
     return bool(meetings_of(plan))
 
 
-def _ranks(plan: Plan, devices: int) -> RankPlans:
+def _classes(plans: RankPlans) -> list[dict[str, Any]]:
+    return [
+        {
+            "ranks": plans.class_of.count(number),
+            "first": plans.class_of.index(number),
+            "launches": sum([len(actor.launches) for actor in plan.actors]),
+            "arena_mib": sum([arena.size_bytes for arena in plan.arenas]) / 2**20,
+        }
+        for number, plan in enumerate(plans.plans)
+    ]
+
+
+def _ranks(plan: Plan, devices: int, asked: Compilation | None) -> RankPlans:
     """Return the ranks of a plan's mesh, or as many as are asked for along its one axis.
 
-    Raises CompileError where it is the plan of some of its ranks alone.
+    Raises CompileError where it is the plan of some of its ranks alone, and nothing says of what
+    those of the others are to be compiled.
     """
     mesh = plan.mesh
+    if asked is not None and mesh.names and mesh.num_ranks == devices:
+        from actorflow.compile.agreed_plan import plans_of_classes
+
+        ranks = plans_of_classes(asked)
+        verify_ranks(ranks)
+        return ranks
     if mesh.names and mesh.num_ranks == devices:
         ranks = RankPlans.same(plan, mesh)
         try:
@@ -241,4 +269,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f" | {ranks['efficiency']:.1%} | {ranks['exposed_ms']:,.2f} | {ranks['late_ms']:,.2f}"
             f" | {ranks['wire_mb']:,.2f} |",
         ]
+    for number, own in enumerate(report["classes"] if len(report["classes"]) > 1 else ()):
+        lines.append(
+            f"  class {number}: {own['ranks']:,} ranks, the first of them {own['first']};"
+            f" {own['launches']:,} launches, {own['arena_mib']:,.1f} MiB"
+        )
     return lines

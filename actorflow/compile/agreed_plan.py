@@ -22,6 +22,7 @@ from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.ops.sources import VARIABLE
 from compiler.plan import Plan
+from compiler.rank_plans import RankPlans
 
 if TYPE_CHECKING:
     from actorflow.run.among import Among
@@ -80,6 +81,26 @@ def agreed_plan(among: Among, asked: Compilation, found: Plan | None) -> Plan:
         return found
     with asked.choosing():
         return _received(plans[first], asked, first)
+
+
+def plans_of_classes(asked: Compilation) -> RankPlans:
+    """Return the plans of all ranks of a mesh, each class of them compiled once, in this process.
+
+    Raises CompileError.
+    """
+    hardware, ranks = asked.hardware, asked.hardware.ranks
+    numbers: dict[str, int] = {}
+    plans: list[Plan] = []
+    class_of: list[int] = []
+    with asked.choosing():
+        for rank in range(ranks.count):
+            its = replace(asked, hardware=replace(hardware, ranks=replace(ranks, rank=rank)))
+            own, local = _own_class(its)
+            if own not in numbers:
+                numbers[own] = len(plans)
+                plans.append(kept_plan(its) or compiled_plan(its, local))
+            class_of.append(numbers[own])
+    return RankPlans(ranks.mesh, tuple(plans), tuple(class_of))
 
 
 def _own_class(asked: Compilation) -> tuple[str, Graph]:

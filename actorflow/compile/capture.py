@@ -6,22 +6,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from compiler.mesh import ALONE, Ranks
 from compiler.plan import Plan
 from compiler.types import TensorType
 
+if TYPE_CHECKING:
+    from actorflow.compile.compiling import Compilation
+
 
 class PlanCaptured(BaseException):
     """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`.
 
-    `store_all` is the same plan without recomputation, where the job asks for some.
+    `store_all` is the same plan without recomputation, where the job asks for some; `asked` is what
+    the plan was compiled of.
     """
 
-    def __init__(self, plan: Plan, store_all: Plan | None) -> None:
+    def __init__(self, plan: Plan, store_all: Plan | None, asked: Compilation) -> None:
         super().__init__("plan captured")
         self.plan = plan
         self.store_all = store_all
+        self.asked = asked
 
 
 CAPTURING: ContextVar[Ranks | None] = ContextVar("actorflow_capturing", default=None)

@@ -123,7 +123,9 @@ def _stepped(compute: Any, model: nn.Module, batch: dict[str, np.ndarray]) -> An
     """Run one step of a job: traced once, where `Job.step` would look at all that it may read."""
     job, spec = af.job(train=False)(compute), spec_of(batch, "the calls")
     graph = trace_job(job.name, compute, job.options, model, spec, job.devices)
-    with contextlib.closing(af.Runner(job._compile(model, spec, 1, graph=graph), seed=1)) as runner:
+    with contextlib.closing(
+        af.Runner(job._plan(job._compilation(model, spec, 1, graph=graph)), seed=1)
+    ) as runner:
         return runner.step(batch)
 
 

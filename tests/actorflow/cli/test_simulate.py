@@ -7,6 +7,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.cli import simulate as cli_simulate
+from actorflow.cli.main import main
 from actorflow.run import measured_costs, pricing
 from actors.kernels.library import openblas
 from actors.run_costs import RunCosts
@@ -281,3 +282,45 @@ def test_the_plan_of_one_of_several_ranks_moves_its_gradients(capsys):
     most = 2 * 3 / 4 * (4 * 4 + 4) * 4 / 1e6
     assert most / 2 < found["wire_mb"] <= most * 1.06  # and the loss
     assert 0 < found["efficiency"] < 1
+
+
+STAGED = """
+import numpy as np
+import actorflow as af
+from actorflow import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 3)
+
+    def __call__(self, x):
+        with af.stage(0):
+            h = af.relu(self.up(x))
+        with af.stage(1):
+            return self.down(h)
+
+@af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(stage=2, data=2))
+def train(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+x = np.ones((24, 8), np.float32)
+data = af.data.ArraySource({"x": x, "y": np.arange(24) % 3}, batch=ROWS)
+train.fit(Net(), data, steps=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes"), [(6, [(2, 0), (2, 2)]), (7, [(1, r) for r in range(4)])]
+)
+def test_classes_of_ranks_are_compiled_once_each_and_simulated_together(
+    tmp_path, capsys, rows, classes
+):
+    script = tmp_path / "staged.py"
+    script.write_text(STAGED.replace("ROWS", str(rows)))
+    asked = ["simulate", str(script), "--no-calibrate", "--steps", "5"]
+    assert main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(own["ranks"], own["first"]) for own in found["classes"]] == classes
+    assert found["ranks"]["devices"] == 4
+    assert main(asked) == 0
+    assert "  class 1: " in capsys.readouterr().out
