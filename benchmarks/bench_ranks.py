@@ -2,11 +2,15 @@
 
     python benchmarks/bench_ranks.py losses [ROW ...] [--steps 50] [--ranks 2,3,4]
     python benchmarks/bench_ranks.py speed [ROW ...] [--steps 60] [--rounds 5]
+    python benchmarks/bench_ranks.py start [ROW ...] [--ranks 2,4] [--against FOLDER] [--cold]
 
 `losses` trains each row on meshes of 2, 3 and 4 ranks, with and without zero, with 1 and 4 batches
 a step, and prints the largest relative difference of its losses to those of one process, and
 whether all ranks end with the same bits. `speed` compares two ranks of one thread with one rank of
-two threads, in turns: the median of each, of steps after the first ten, and their ratio.
+two threads, in turns: the median of each, of steps after the first ten, and their ratio. `start`
+takes the time from the start of the launcher to the end of the first step on the last rank, without
+a plan in the cache but with all kernels built (`--cold`: without them, too); in turns with another
+checkout, where one is named.
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -72,11 +78,12 @@ def train(asked: dict[str, object], folder: Path) -> None:
         mesh = {k.strip(): int(v) for k, v in (a.split("=") for a in asked["mesh"].split(","))}
         asked["options"]["mesh"] = af.Mesh(**mesh)
     job = job_of(row, "fp32", loss, **asked["options"])
-    losses, times = [], []
+    losses, times, ended = [], [], []
 
     def on_step(step, outputs):
         losses.append(float(outputs["loss"]))
         times.append(time.perf_counter())
+        ended.append(time.time())  # which other processes know, too
 
     steps = asked["steps"]
     job.fit(model, Cycle(row.batches()), steps=steps, progress=False, on_step=on_step)
@@ -85,19 +92,22 @@ def train(asked: dict[str, object], folder: Path) -> None:
     found = {
         "losses": losses,
         "state": hashlib.blake2b(state, digest_size=16).hexdigest(),
+        "first": ended[0],
         "ms": statistics.median(apart) * 1e3 if apart else None,
     }
     rank = os.environ.get("RANK", "0")
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
-def launched(row: str, mesh: str, ranks: int, steps: int, environ=None, **options: object):
+def launched(
+    row: str, mesh: str, ranks: int, steps: int, environ=None, root=ROOT, **options: object
+):
     """Return what each rank has told, or the last line of the error."""
     asked = json.dumps({"row": row, "mesh": mesh, "steps": steps, "options": options})
     with tempfile.TemporaryDirectory() as folder:
-        own = [str(Path(__file__)), "child", asked, folder]
+        own = [str(root / "benchmarks" / "bench_ranks.py"), "child", asked, folder]
         start = ["-m", "actorflow", "launch", "-n", str(ranks)] if ranks > 1 else []
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}
+        environ = {**os.environ, "PYTHONPATH": str(root), **(environ or {})}
         done = subprocess.run(
             [sys.executable, *start, *own], capture_output=True, text=True, env=environ, check=False
         )
@@ -145,19 +155,53 @@ def compare_speed(rows, rounds: int, steps: int) -> None:
         print(f"| {row} | {spans[0]} | {spans[1]} | {spans[2]} |", flush=True)
 
 
+def start_s(row: str, ranks: int, root: Path, folder: Path, *, is_cold: bool) -> float:
+    """Return the seconds from start to first step; the folder keeps what the C compiler built."""
+    for kept in folder.iterdir() if is_cold else folder.glob("*.plan"):
+        shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
+    before, environ = time.time(), {"ACTORFLOW_CACHE": str(folder)}
+    found = launched(row, f"data={ranks}", ranks, 1, environ, root)
+    return max([own["first"] for own in found]) - before
+
+
+def compare_starts(rows, counts, rounds: int, roots: list[Path], *, is_cold: bool) -> None:
+    print("| row | ranks | start to first step, s, here and there |")
+    print("|---|---|---|")
+    for row in rows:
+        for ranks in counts:
+            with ExitStack() as stack:
+                folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in roots]
+                places = list(zip(roots, folders, strict=True))
+                found = [
+                    [start_s(row, ranks, *place, is_cold=is_cold) for place in places]
+                    for _ in range(rounds if is_cold else rounds + 1)
+                ][-rounds:]
+            spans = [
+                f"{statistics.median(times):.2f} ({min(times):.2f}-{max(times):.2f})"
+                for times in zip(*found, strict=True)
+            ]
+            print(f"| {row} | {ranks} | {' | '.join(spans)} |", flush=True)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["child"]:
         train(json.loads(sys.argv[2]), Path(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("losses", "speed"))
+    parser.add_argument("what", choices=("losses", "speed", "start"))
     parser.add_argument("rows", nargs="*", default=ROWS)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", default="2,3,4")
+    parser.add_argument("--cold", action="store_true", help="build all kernels anew")
+    parser.add_argument("--against", type=Path, help="another checkout, with this file in it")
     args = parser.parse_args()
+    counts = [int(n) for n in args.ranks.split(",")]
     if args.what == "losses":
-        compare_losses(args.rows, [int(n) for n in args.ranks.split(",")], args.steps)
+        compare_losses(args.rows, counts, args.steps)
+    elif args.what == "start":
+        roots = [ROOT, *([args.against] if args.against else [])]
+        compare_starts(args.rows, counts, args.rounds, roots, is_cold=args.cold)
     else:
         compare_speed(args.rows, args.rounds, args.steps)
 
