@@ -83,7 +83,8 @@ def run(plan: Plan, options: argparse.Namespace, asked: Compilation | None = Non
     ranks: RanksRun | None = None
     classes: list[dict[str, Any]] = []
     if _meets(plan):
-        plans = _ranks(plan, devices, asked)
+        # Ranks by their number have a batch each, of one size: what one has all have.
+        plans = _ranks(plan, devices, asked if options.devices is None else None)
         own = None if found is None else [priced(one, found)[0] for one in plans.plans]
         ranks = simulate_ranks(
             plans,

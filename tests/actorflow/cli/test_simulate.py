@@ -8,6 +8,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.cli import simulate as cli_simulate
 from actorflow.cli.main import main
+from actorflow.compile import agreed_plan
 from actorflow.run import measured_costs, pricing
 from actors.kernels.library import openblas
 from actors.run_costs import RunCosts
@@ -324,3 +325,13 @@ def test_classes_of_ranks_are_compiled_once_each_and_simulated_together(
     assert found["ranks"]["devices"] == 4
     assert main(asked) == 0
     assert "  class 1: " in capsys.readouterr().out
+
+
+def test_ranks_by_their_number_are_one_class_that_nobody_looks_for(tmp_path, capsys, monkeypatch):
+    script = tmp_path / "wide.py"
+    script.write_text(STAGED.replace("ROWS", "6").replace(", mesh=af.Mesh(stage=2, data=2)", ""))
+    monkeypatch.setattr(agreed_plan, "_own_class", None)
+    asked = ["simulate", str(script), "--no-calibrate", "--steps", "2", "--devices", "300"]
+    assert main([*asked, "--json"]) == 0
+    (own,) = json.loads(capsys.readouterr().out)["classes"]
+    assert (own["ranks"], own["first"]) == (300, 0)
