@@ -1,33 +1,15 @@
 """Whole trainings on many ranks, each a thread of this process, against one rank that does all."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import pytest
 from jobs import GPT
-from rank_threads import RankThreads
+from rank_trainings import STEPS, Net, Training, assert_trained, images, loss, on_ranks
 
 import actorflow as af
 from actorflow import nn
-from actorflow.data import ArraySource, Tokens
-from actorflow.run.among import ONE_RANK, Among
+from actorflow.data import Tokens
 
-STEPS = 4
 pytestmark = pytest.mark.usefixtures("native_toolchain")
-
-
-class Net(nn.Module):
-    """Statistics of the batch, a pool, masks, classes."""
-
-    def __init__(self, drop=0.0):
-        self.conv, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.pool, self.up, self.out = nn.MaxPool2d(2), nn.Linear(64, 16), nn.Linear(16, 5)
-        self.drop = drop
-
-    def __call__(self, x):
-        h = af.flatten(self.pool(af.relu(self.norm(self.conv(x)))), 1)
-        h = af.dropout(h, self.drop) if self.drop else h
-        return self.out(af.relu(self.up(h)))
 
 
 class Split(nn.Module):
@@ -41,77 +23,8 @@ class Split(nn.Module):
         return self.out(af.relu(self.up(af.flatten(x, 1))))
 
 
-def images(batch=8, seed=1):
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((64, 2, 8, 8)).astype(np.float32)
-    return ArraySource({"x": x, "y": rng.integers(0, 5, 64)}, batch=batch, seed=seed)
-
-
 def tokens():
     return Tokens(np.arange(2000) % 37, seq=8, batch=6, seed=2)
-
-
-def loss(model, batch):
-    return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
-
-
-@dataclass(frozen=True)
-class Training:
-    """A job, its model and data; `run` trains it on a mesh, or on one rank."""
-
-    model: object = Net
-    data: object = images
-    options: dict = field(default_factory=dict)
-    optimizer: object = field(default_factory=lambda: af.optim.SGD(0.1, momentum=0.9))
-    near: float = 1e-5
-
-    def job(self, mesh):
-        # One rank alone has no other to share its state with.
-        options = {n: v for n, v in self.options.items() if n != "zero" or mesh is not None}
-        return af.job(optimizer=self.optimizer, mesh=mesh, **options)(loss)
-
-    def run(self, mesh, steps=STEPS, evaluation=lambda: None, compiled=None, **fit):
-        """Train; every rank has sources of its own, as every process would."""
-        job = self.job(mesh)
-
-        def one(among):
-            own = {**(compiled or {}), "evaluation": (valid := evaluation())}
-            plan = job.compile(self.model(), self.data(), rank=among.rank, **own)
-            losses = []
-            result = af.Runner(plan, among=among).fit(
-                self.data(), steps=steps, progress=False, evaluation=valid,
-                on_step=lambda step, outputs: losses.append(outputs["loss"]), **fit,
-            )  # fmt: skip
-            return Done(plan, losses, result)
-
-        return on_ranks(mesh, one)
-
-
-@dataclass(frozen=True)
-class Done:
-    plan: object
-    losses: list
-    result: object
-
-
-def on_ranks(mesh, do):
-    """Return what do(among) returns, by rank."""
-    if mesh is None:
-        return [do(ONE_RANK)]
-    ranks = RankThreads(int(np.prod(mesh.shape)))
-    return ranks.run(lambda rank: do(Among(rank, ranks.gather(rank))))
-
-
-def assert_trained(ranks, alone, near=1e-5):
-    """Compare losses and variables with one rank's; on ranks they are equal to the bit."""
-    for own in ranks:
-        np.testing.assert_allclose(own.losses, alone.losses, rtol=near)
-        assert own.losses == ranks[0].losses
-        variables = own.result.variables
-        assert variables.keys() == alone.result.variables.keys()
-        for name, array in variables.items():
-            assert array.tobytes() == ranks[0].result.variables[name].tobytes(), name
-            np.testing.assert_allclose(array, alone.result.variables[name], rtol=near, atol=near)
 
 
 TRAININGS = {
