@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from compiler.budget.choice import BudgetChoice
 from compiler.budget.recompute import describe
-from compiler.budget.trials import Trials, fullest
+from compiler.budget.trials import Trials, fullest, fullest_arenas
 from compiler.errors import BudgetError
 from compiler.labels import launch_label
 from compiler.lowering.buffers import draft_launches
@@ -68,10 +68,14 @@ class _RecomputeSearch:
         self.described = describe(graph, drafts)
         alignment = trials.hardware.targets[0].alignment
         self.planner = Planner(self.described.problem, alignment=alignment)
-        arena = fullest(trials.plan(base))
-        self.device = trials.plan(base).arenas[arena].device
-        memory = trials.plan(base).memory[arena]
-        self.beside = memory.peak_bytes - memory.temporary_bytes - memory.unused_bytes
+        plan = trials.plan(base)
+        self.device = plan.arenas[fullest(plan)].device
+        memory = [plan.memory[number] for number in fullest_arenas(plan)]
+        self.kept_bytes = sum(
+            [m.variable_bytes + m.constant_bytes + m.staging_bytes + m.slot_bytes for m in memory]
+        )
+        # Not what is kept alone: of what lies between chains the planner knows the most.
+        self.beside = trials.arena_bytes(base) - self.planner.store_all.peak_bytes
 
     def run(self) -> tuple[BudgetChoice, Plan]:
         if self.options.recompute == "blocks":
@@ -133,7 +137,7 @@ class _RecomputeSearch:
             f"{node.source}: job {self.options.name!r} does not fit memory_budget"
             f" {exact_bytes(budget)}{of_device}; the smallest budget found feasible is"
             f" {exact_bytes(size)}. Variables, batches and results take"
-            f" {exact_bytes(max(self.beside, 0))} of it"
+            f" {exact_bytes(self.kept_bytes)} of it"
             + (f", and {where!r} alone needs {exact_bytes(floor)} at once" if floor else "")
             + (f", {exact_bytes(scratch)} of that as its kernel's workspace" if scratch else "")
             + ". Raise the budget, or lower the batch size",

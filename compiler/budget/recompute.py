@@ -11,6 +11,9 @@ the node before it in the sequence that runs for the first time: on several stre
 run at once, and nothing would be saved. That is never an update, for an update that stands before a
 repeated reader of its variable moves after it.
 
+A collective runs once, in its place: what ranks meet for must be the same on all of them, and which
+launches run again each rank chooses by its own kernels. What it makes is kept instead.
+
 Guarantees: the same values as before, bit by bit; random ops replay, for their bits follow from
 seed, step and key; ops that write, and ops whose column `recompute` is False, run once.
 """
@@ -47,7 +50,8 @@ def may_repeat(node: Node) -> bool:
 def describe(graph: Graph, drafts: Sequence[LaunchDraft]) -> Described:
     """Return the planner's problem of a graph: what runs once per batch, forward launches first.
 
-    A forward launch that may not repeat, and whatever it feeds, counts among the others.
+    A forward launch that may not repeat, and whatever it feeds, counts among the others; but for
+    collectives of the forward pass, which stand there and run once.
     `drafts` are the launches of the graph, in order. O(launches).
     """
     storage = assign_storage(graph)
@@ -56,10 +60,10 @@ def describe(graph: Graph, drafts: Sequence[LaunchDraft]) -> Described:
     # What brings a batch is like a source to the planner, and what takes outputs out like a sink.
     is_beside = runs_beside_steps(graph)
     mine = [(node, draft) for node, draft in mine if not (per_step[node] or is_beside[node])]
-    repeats = _repeatable(graph, storage)
-    ordered = [row for row in mine if repeats[row[0]]]
+    is_forward = _forward(graph, storage)
+    ordered = [row for row in mine if is_forward[row[0]]]
     num_forward = len(ordered)
-    ordered += [row for row in mine if not repeats[row[0]]]
+    ordered += [row for row in mine if not is_forward[row[0]]]
     buffer_of, sizes = _buffers(graph, storage, [node for node, _ in ordered])
     ops = [_op(graph, storage, draft, buffer_of) for _, draft in ordered]
     return Described(
@@ -68,15 +72,40 @@ def describe(graph: Graph, drafts: Sequence[LaunchDraft]) -> Described:
     )
 
 
-def _repeatable(graph: Graph, storage: Storage) -> list[bool]:
-    """Mark the forward launches that may repeat and that only such launches feed."""
+def _forward(graph: Graph, storage: Storage) -> list[bool]:
+    """Mark the forward launches that may repeat and that only such launches feed, or collectives.
+
+    Of collectives those of the forward pass, with all that they wait for, up to the first one that
+    waits for what writes: so all keep their order.
+    """
     made_by, is_beside = launch_of_values(graph), runs_beside_steps(graph)
-    marks = [False] * len(graph.nodes)
+    marks, may_meet = [False] * len(graph.nodes), True
     for index, node in enumerate(graph.nodes):
-        if storage.is_launch[index] and node.phase is Phase.FORWARD and may_repeat(node):
+        is_forward = storage.is_launch[index] and node.phase is Phase.FORWARD
+        if is_comm.get(node.op) and may_meet:
+            there = [a or b for a, b in zip(marks, is_beside, strict=True)]
+            needed = _waited_for(graph, made_by, there, index) if is_forward else ()
+            may_meet = is_forward and not any([writes.get(graph.nodes[n].op) for n in needed])
+            for early in (index, *needed) if may_meet else ():
+                marks[early] = True
+        elif is_forward and may_repeat(node):
             makers = [made_by[v] for v in node.inputs]
             marks[index] = all([m < 0 or is_beside[m] or marks[m] for m in makers])
     return marks
+
+
+def _waited_for(
+    graph: Graph, made_by: Sequence[int], is_there: Sequence[bool], index: int
+) -> tuple[int, ...]:
+    """Return the launches that one waits for, but for those that are there already."""
+    found, todo = dict[int, None](), [index]
+    for at in todo:  # grows while it is walked
+        node = graph.nodes[at]
+        for maker in [made_by[v] for v in (*node.inputs, *node.after)]:
+            if maker >= 0 and not is_there[maker] and maker not in found:
+                found[maker] = None
+                todo.append(maker)
+    return tuple(found)
 
 
 def _buffers(
@@ -122,6 +151,7 @@ def _op(
                 if out in buffer_of and given in buffer_of
             ]
         ),
+        is_once=node.phase is not Phase.FORWARD or not may_repeat(node),
     )
 
 
@@ -155,6 +185,7 @@ class _Repetition:
         self._views: dict[tuple[int, ValueId], ValueId] = {}
         self._latest: tuple[ValueId, ...] = ()
         self._is_after_loss = False
+        self._is_forward = _forward(graph, storage)
         is_beside = runs_beside_steps(graph)
         for index, node in enumerate(graph.nodes):
             is_fed = is_beside[index] and self._has_run[self._producers[node.inputs[0]]]
@@ -171,7 +202,7 @@ class _Repetition:
             is_late = self._is_after_loss and node.phase is Phase.FORWARD
             after = self._latest if is_late and may_repeat(node) else node.after
             self.nodes.append(replace(node, inputs=inputs, after=after))
-            self._is_after_loss |= node.phase is Phase.BACKWARD
+            self._is_after_loss |= node.phase is Phase.BACKWARD and not self._is_forward[index]
             if node.phase is not Phase.UPDATE and not writes.get(node.op):
                 self._latest = node.outputs[:1]
             return

@@ -54,8 +54,13 @@ def fullest(plan: Plan) -> int:
     return max(own, key=lambda i: (plan.arenas[i].size_bytes, -i))
 
 
+def fullest_arenas(plan: Plan) -> tuple[int, ...]:
+    """Return the numbers of that arena, and of what ranks share where that is the host's."""
+    number = fullest(plan)
+    device = plan.arenas[number].device
+    rows = enumerate(plan.arenas)
+    return (number, *[i for i, a in rows if a.place == SHARED and a.device == device])
+
+
 def _fullest_bytes(plan: Plan) -> int:
-    """Return what is in that arena, and what ranks share where that is the host's."""
-    arena = plan.arenas[fullest(plan)]
-    beside = [a.size_bytes for a in plan.arenas if a.place == SHARED and a.device == arena.device]
-    return arena.size_bytes + sum(beside)
+    return sum([plan.arenas[number].size_bytes for number in fullest_arenas(plan)])

@@ -68,7 +68,7 @@ def _needed(problem: Problem, block: range, stage: range) -> list[int]:
     found: list[int] = []
     for i in reversed(block):
         op = problem.ops[i]
-        if any([b in wanted and problem.size_bytes[b] for b in op.writes]):
+        if not op.is_once and any([b in wanted and problem.size_bytes[b] for b in op.writes]):
             found.append(i)
             wanted |= dict.fromkeys(op.reads)
     return found[::-1]

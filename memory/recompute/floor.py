@@ -35,7 +35,10 @@ def floor_op(problem: Problem) -> Floor:
 
 
 def _fixed_lives(problem: Problem) -> tuple[list[int], list[int]]:
-    """Return per buffer the first and last op of its fixed life; -1 where a forward op makes it."""
+    """Return per buffer the first and last op of its fixed life; -1 where a forward op may make it.
+
+    Of what a forward op makes once, the part after the forward pass is known.
+    """
     first = [-1] * len(problem.size_bytes)
     last = [-1] * len(problem.size_bytes)
     maker = problem.makers
@@ -58,7 +61,7 @@ def _crossing_bytes(problem: Problem, first: list[int], last: list[int]) -> list
     for i, op in enumerate(problem.ops):
         live += change[i]
         used = dict.fromkeys((*op.reads, *op.writes))
-        crossing.append(live - sum([problem.size_bytes[b] for b in used if first[b] >= 0]))
+        crossing.append(live - sum([problem.size_bytes[b] for b in used if 0 <= first[b] <= i]))
     return crossing
 
 

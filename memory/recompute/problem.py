@@ -3,6 +3,8 @@
 A *buffer* is bytes with a size. What lives for the whole step whatever the order (variables,
 batches, outputs) is no buffer: leave it out, or give it size 0. Forward ops are those that may run
 again; everything that must happen once (gradients, updates, random ops that keep a state) is not.
+What must happen once in the midst of them (a collective, which other ranks are at as well) stands
+among them as such: what it makes is kept for as long as it is read.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ class ProblemOp:
 
     reads, writes: each buffer once; an op that changes a buffer in place has it in both.
     temp_bytes: live during this op only. in_place: pairs (written, read) of equally large buffers
-    that may share bytes when what is read dies here.
+    that may share bytes when what is read dies here. is_once: a forward op that runs once all the
+    same, in its own place.
     """
 
     reads: tuple[int, ...]
@@ -25,15 +28,16 @@ class ProblemOp:
     temp_bytes: int = 0
     duration: float = 0.0
     in_place: tuple[tuple[int, int], ...] = ()
+    is_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A training step without recomputation: `ops` in a legal order, the forward ones first.
 
-    ops[:num_forward] may run again. Each of their buffers is written by one op alone, so running it
-    again makes the same bytes again. The other ops run once each, in this order; buffers that they
-    write may be written several times (sums of gradients).
+    ops[:num_forward] may run again, but for those that run once. Each of their buffers is written
+    by one op alone, so running it again makes the same bytes again. The other ops run once
+    each, in this order; buffers that they write may be written several times (sums of gradients).
     """
 
     ops: tuple[ProblemOp, ...]
@@ -71,10 +75,10 @@ class Problem:
 
     @property
     def makers(self) -> tuple[int, ...]:
-        """Return per buffer the forward op that makes it; -1 where none does. O(E)."""
+        """Return per buffer the forward op that may make it again; -1 where none may. O(E)."""
         maker = [-1] * len(self.size_bytes)
         for i in range(self.num_forward):
-            for b in self.ops[i].writes:
+            for b in () if self.ops[i].is_once else self.ops[i].writes:
                 maker[b] = i
         return tuple(maker)
 

@@ -204,6 +204,8 @@ class _SelectiveSearch:
             for b in schedule.reads[op]:
                 if schedule.maker[b] in ops or schedule.is_at_hand(b, slot):
                     continue
+                if schedule.maker[b] < 0:  # kept, whether it fits or not
+                    continue
                 if not self._fits(schedule.use_before(b, slot), slot, sizes[b], limit):
                     ops[schedule.maker[b]] = None
                     todo.append(schedule.maker[b])

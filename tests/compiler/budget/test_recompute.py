@@ -231,7 +231,9 @@ def test_what_first_runs_among_backward_nodes_waits_there_too():
     assert moved.after == (backward,)
 
 
-def test_what_writes_or_talks_to_other_ranks_is_not_among_what_may_run_again(sketch):
+def test_a_collective_runs_once_in_the_midst_of_what_may_run_again_and_what_writes_after_it(
+    sketch,
+):
     b = sketch.b
     x = sketch.input("x", (N, N))
     step = sketch.variable("step", (), "int64", "counter")
@@ -243,8 +245,9 @@ def test_what_writes_or_talks_to_other_ranks_is_not_among_what_may_run_again(ske
     graph = b.freeze()
     found = described(graph)
     ops = [graph.nodes[n].op.name for n in found.nodes]
-    assert ops[: found.problem.num_forward] == ["exp"]
-    assert ops[found.problem.num_forward :] == ["all_reduce", "exp", "increment"]
+    assert ops[: found.problem.num_forward] == ["exp", "all_reduce", "exp"]
+    assert [op.is_once for op in found.problem.ops[:3]] == [False, True, False]
+    assert ops[found.problem.num_forward :] == ["increment"]
 
 
 def test_outputs_take_no_bytes_of_the_planner(sketch):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import combinations
 from math import isqrt
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import check_sequence, simulate
 
+from memory.recompute.blocks import block_checkpointing
 from memory.recompute.floor import floor_op
 from memory.recompute.problem import Problem, ProblemOp
 from memory.recompute.selective import Selective
@@ -211,3 +213,32 @@ def test_the_smallest_sequence_is_between_the_floor_and_all_that_fit(problem):
     check_sequence(problem, sequence)
     smallest = simulate(problem, sequence).peak_bytes
     assert floor <= smallest <= simulate(problem, problem.store_all).peak_bytes
+
+
+def test_what_runs_once_is_kept_and_what_reads_it_may_run_again():
+    # 0 -> 1 (once) -> 2 -> 3 -> 4, and gradients that read what 1, 2 and 0 have made.
+    forward = tuple(ProblemOp((i - 1,) if i else (), (i,), 0, 1.0, (), i == 1) for i in range(5))
+    others = (ProblemOp((4, 2), (5,), 0, 1.0), ProblemOp((5, 1, 0), (6,), 0, 1.0))
+    problem = Problem((*forward, *others), (8, 1, 8, 20, 4, 4, 4), 5)
+    assert problem.makers == (0, -1, 2, 3, 4, -1, -1)
+    assert simulate(problem, problem.store_all).peak_bytes == 8 + 1 + 8 + 20 + 4
+    sequence = Selective(problem).sequence(29)
+    assert simulate(problem, sequence).peak_bytes == 29
+    assert sequence == (0, 1, 2, 3, 4, 2, 5, 0, 6)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_sequence_runs_twice_what_is_to_run_once(seed):
+    rng = Random(seed)
+    problem = training_step(rng, 14)
+    once = {rng.randrange(14) for _ in range(5)}
+    ops = [replace(op, is_once=i in once) for i, op in enumerate(problem.ops)]
+    problem = replace(problem, ops=tuple(ops))
+    search = Selective(problem)
+    found = [search.sequence(budget) for budget in budgets(problem)]
+    found += [search.smallest(floor_op(problem).size_bytes), block_checkpointing(problem)]
+    for sequence in [sequence for sequence in found if sequence is not None]:
+        check_sequence(problem, sequence)
+        fixed = [i for i in sequence if i in once or i >= problem.num_forward]
+        assert fixed == [i for i in problem.store_all if i in once or i >= problem.num_forward]
+        assert simulate(problem, sequence).peak_bytes >= floor_op(problem).size_bytes
