@@ -142,6 +142,7 @@ PASSES: tuple[AnyPass, ...] = (
         ("minimal", "clipped gradients"),
         ("updates by programs",),
     ),
+    Pass("averages", averages.run, ("updates by programs",), ("averages of new values",)),
     JobPass(
         "distribute",
         lambda graph, hardware, options: distribute.run(graph, hardware.ranks, zero=options.zero),
@@ -154,11 +155,12 @@ PASSES: tuple[AnyPass, ...] = (
             "a scale after the step",
             "clipped gradients",
             "updates by programs",
+            # It sees that an average reads a parameter, while that is whole.
+            "averages of new values",
         ),
         ("parts of values",),
         lambda options: bool(options.mesh),
     ),
-    Pass("averages", averages.run, ("updates by programs",), ("averages of new values",)),
     Pass(
         "sparse_update",
         sparse_update.run,
