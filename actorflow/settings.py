@@ -17,6 +17,8 @@ _PREFIX = "ACTORFLOW_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _EMULATED_GPUS = 8
+MOST_SECONDS = 1e8
+"""Of a time that is set: three years, which count in nanoseconds is below 2**63."""
 """As many as there are in one machine, as a rule."""
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -273,8 +275,10 @@ def _seed(environ: Mapping[str, str], name: str) -> int:
 
 def _seconds(environ: Mapping[str, str], name: str, default: str, zero: str) -> float:
     value = environ.get(name, "").strip() or default
-    if value.isascii() and value.replace(".", "", 1).isdigit():
+    is_number = value.isascii() and value.replace(".", "", 1).isdigit()
+    if is_number and float(value) <= MOST_SECONDS:
         return float(value)
     raise SettingsError(
-        f"{name}: expected a number of seconds from 0 up, came {environ[name]!r}; {zero}"
+        f"{name}: expected a number of seconds from 0 to {MOST_SECONDS:,.0f}, came"
+        f" {environ[name]!r}; {zero}"
     )

@@ -273,7 +273,6 @@ def _bind_met(
         tuple(types[given:]),
         actor.name,
         plan.streams[actor.stream].index,
-        phase,
         f"{launch.label} at {plan.sources[launch.source]}",
     )
     return communicator.bind(call, tuple(arrays[:given]), tuple(arrays[given:]))

@@ -60,7 +60,7 @@ def bound(communicator: SharedMemory, kind: str, size: int, order: int):
         for type_ in dict.fromkeys((given, left))
     ]
     arrays[0][...] = communicator.rank
-    call = CollectiveCall(kind, attrs, (given,), (left,), "bench", 0, 0, "here")
+    call = CollectiveCall(kind, attrs, (given,), (left,), "bench", 0, "here")
     return communicator.bind(call, (arrays[0],), (arrays[-1],))
 
 

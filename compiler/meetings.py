@@ -20,6 +20,7 @@ from compiler.plan import ActorKind, Launch, Plan
 from compiler.types import TensorType
 
 SEND, RECEIVE = "send", "receive"
+REDUCING = ("all_reduce", "reduce_scatter")
 
 Parts = tuple[tuple[int, int, int], ...]
 """Axis of a tensor, its extent as all ranks have it together, and that of a rank's own part."""
@@ -30,7 +31,7 @@ class CommMove:
     """A launch as the others of its group must have it, but for `parts` and the words of a user.
 
     `whole` is what the ranks reduce, gather or exchange together; `group_size` how many they are.
-    `mean` is by what, where `by` is not said. `name` and `source` tell a user which one it is.
+    `by` is empty where nothing is reduced. `name` and `source` tell a user which one it is.
     """
 
     op: str
@@ -116,7 +117,7 @@ def _move(plan: Plan, launch: Launch) -> tuple[str, int | None, CommMove]:
     try:
         order, group = attrs.int_("order"), attrs.str_("group")
         peer = attrs.int_("peer") if launch.op in (SEND, RECEIVE) else None
-        by = attrs.str_("by") if "by" in attrs else "mean" if launch.op == "all_reduce" else ""
+        by = attrs.str_("by") if launch.op in REDUCING else ""
         whole, parts = _whole(plan, launch, attrs)
         size = 2 if peer is not None else attrs.int_("num_ranks")
     except (KeyError, TypeError, IndexError) as error:

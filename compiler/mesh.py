@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from compiler.attrs import AttrValue
 from compiler.errors import CompileError, InternalError
 
-MOST_RANKS = 1 << 20
-"""Of a mesh that a plan names."""
+_MOST_RANKS_READ = 1 << 20
+"""Of a mesh that a plan names, whoever made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ def mesh_of(pairs: AttrValue) -> Mesh:
             case _:
                 raise InternalError(f"option mesh is {pairs!a:.60}, no pairs of names and extents")
     mesh = Mesh(tuple(found), tuple(found.values()))
-    if mesh.num_ranks > MOST_RANKS:
-        raise InternalError(f"option mesh is {mesh}: {MOST_RANKS} ranks at most")
+    if mesh.num_ranks > _MOST_RANKS_READ:
+        raise InternalError(f"option mesh is {mesh}: {_MOST_RANKS_READ} ranks at most")
     return mesh
 
 

@@ -10,7 +10,7 @@ from actorflow.settings import Settings
 from compiler.errors import CompileError
 
 _GRACE_S = 10.0
-_MOST_RANKS = 1024
+_MOST_GRACE_S = 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,11 +32,14 @@ def run(options: argparse.Namespace) -> int:
     """Launch the ranks and return the job's exit status. Raises CompileError for bad options."""
     # Late: it loads zmq, of which no other command has a need.
     from actorflow.ranks.launcher import RankLaunch, launch
+    from actors.collectives.native import MAX_RANKS
 
-    if not 1 <= options.ranks <= _MOST_RANKS:
-        raise CompileError(f"-n: expected 1 to {_MOST_RANKS} ranks, came {options.ranks}")
-    if not options.grace >= 0:
-        raise CompileError(f"--grace: expected 0 seconds or more, came {options.grace}")
+    if not 1 <= options.ranks <= MAX_RANKS:
+        raise CompileError(f"-n: expected 1 to {MAX_RANKS} ranks, came {options.ranks}")
+    if not 0 <= options.grace <= _MOST_GRACE_S:
+        raise CompileError(
+            f"--grace: expected 0 to {_MOST_GRACE_S:,.0f} seconds, came {options.grace}"
+        )
     if not Path(options.file).is_file():
         raise FileNotFoundError(2, "no such script", options.file)
     settings = Settings.from_env(os.environ)

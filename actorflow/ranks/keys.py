@@ -1,9 +1,9 @@
 """Who may talk to the coordinator: a pair of keys for each rank, and how a rank gets its own.
 
-CURVE alone lets in every key, so the coordinator has a list (`actorflow.ranks.door`). The secret of
-a rank goes to its process through memory without a name, which is gone when both have closed it:
-an argument of a command can be read by everybody on the machine, a variable is inherited by
-whatever the rank starts.
+CURVE alone lets in every key, so the coordinator has a list (`actorflow.ranks.coordinator`). The
+secret of a rank goes to its process through memory without a name, which is gone when both have
+closed it: an argument of a command can be read by everybody on the machine, a variable is
+inherited by whatever the rank starts.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorflow.compile.native import toolchain_of
 from actorflow.data import DataSource
-from actorflow.settings import Settings
+from actorflow.settings import MOST_SECONDS, Settings
 from actorflow.trace.tracer import find_source
 from actors.collectives.protocol import Communicator, Gather
 from compiler.attrs import PlainValue
@@ -21,9 +21,6 @@ from compiler.rank_plans import RankPlans
 
 if TYPE_CHECKING:
     from actorflow.ranks.member import RankMember
-
-_FOR_EVER_S = 1e8
-"""What a wait without an end takes at most."""
 
 
 class Among:
@@ -65,7 +62,7 @@ class Among:
         from actors.collectives.shared_memory import SharedMemory  # which builds C
 
         toolchain = toolchain_of(settings)
-        wait_s = settings.rank_seconds or _FOR_EVER_S
+        wait_s = settings.rank_seconds or MOST_SECONDS
         return SharedMemory(self.rank, plan.mesh, self.gather, toolchain, deadline_s=wait_s)
 
 

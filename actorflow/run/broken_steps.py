@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from actorflow.logs import is_worth_a_line, once
+from actorflow.run.plan_facts import line_of_output, losses_of
+from actorflow.run.run_options import RunOptions
 from actorflow.trace.tracer import find_source
 from compiler.errors import ActorflowError, CompileError
 from compiler.options import LOSS_SCALE, SKIPPED
@@ -205,3 +207,19 @@ class BrokenSteps:
         with suppress(OSError):  # a courtesy to the next run
             self._note.write_text(json.dumps({"step": step}), encoding="utf-8")
         return ""
+
+
+def broken_steps_of(plan: Plan, options: RunOptions) -> BrokenSteps | None:
+    """Return what looks after the losses of a plan, if it has any."""
+    lines = {name: line_of_output(plan, name) or "" for name in losses_of(plan)}
+    if not lines:
+        return None
+    values = options.values
+    return BrokenSteps(
+        options.on_nan,
+        lines,
+        options.warn,
+        skipped=int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None,
+        scaled=is_scaled(plan),
+        directory=options.directory,
+    )

@@ -232,7 +232,11 @@ class FitCall:
         run.start()
         self._stopper.attend(self._notice if self._options.progress else logger.info)
         self._stopper.wait()
-        self._runner.keep(run)
+        # The others are told of a failure, and keep nothing: no rank has a part of what none has.
+        is_kept = self._stopper.failure is None or self._plan.mesh.num_ranks == 1
+        if is_kept:
+            self._runner.keep(run)
+        self._stopper.tell(is_kept=is_kept)
 
     def _result(self, run: Run, listener: Listener, first: int) -> FitResult:
         last, steps, reasons = listener.step, self._options.steps, self._stopper.reasons

@@ -77,7 +77,7 @@ class Stopper:
             self.ask(reason_of(asked, name))
         except BaseException as error:
             self.failure = error
-            error.add_note(f"raised by {name} after step {step}; what was trained is kept")
+            error.add_note(f"raised by {name} after step {step}")
             self.ask(f"{name} raised {type(error).__name__}")
         finally:
             del self._calls[name]
@@ -115,10 +115,16 @@ class Stopper:
             if self.failure is None:
                 raise
             self.failure.add_note(f"after that the run failed: {error!r}")
-        if self.failure is not None:
-            raise self.failure
+            raise self.failure from None
         if self._run.stopped_by:
             self.reasons.append(self._run.stopped_by)
+
+    def tell(self, *, is_kept: bool) -> None:
+        """Raise what a callback raised, where one did; with a word if what was trained is kept."""
+        if self.failure is not None:
+            if is_kept:
+                self.failure.add_note("what was trained is kept")
+            raise self.failure
 
     def _waited_for(self, run: Run) -> str:
         """Return which functions of the user are running, and where."""

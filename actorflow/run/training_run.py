@@ -15,7 +15,7 @@ from actorflow.data import DataSource
 from actorflow.evaluation import Evaluation, EvaluationDataPort
 from actorflow.logs import logger
 from actorflow.run.among import Among
-from actorflow.run.broken_steps import BrokenSteps, is_scaled, skips
+from actorflow.run.broken_steps import broken_steps_of
 from actorflow.run.devices import as_run, open_devices, said_of, share_cores
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.plan_facts import (
@@ -24,8 +24,6 @@ from actorflow.run.plan_facts import (
     batch_slots,
     batches_per_step,
     credits_after,
-    line_of_output,
-    losses_of,
     snapshot_rate,
     takes_snapshots,
 )
@@ -80,7 +78,6 @@ class Run:
         if said := said_of(plan, settings):
             logger.info(said)
         self.plan = plan
-        self._communicator = options.among.communicator(plan, settings)
         self._on_finished = options.on_finished
         self.ask: Callable[[str], object] = lambda reason: self.stop()
         self._total_steps = options.total_steps
@@ -91,19 +88,26 @@ class Run:
         self._saver = options.saver
         self._together = self._with_others(options.among)
         self._data = self._data_port(source)
-        self._broken = _broken_steps(plan, options)
+        self._broken = broken_steps_of(plan, options)
         self._checkpoint: CheckpointPort | None = None
         self._evaluated: EvaluationDataPort | None = None
         ports = self._ports(options)
         self._trace = None if settings.trace is None else TraceFile(settings.trace)
-        self.bound = load(
-            as_run(plan, settings),
-            ports,
-            open_devices(plan, settings),
-            initial=credits_after(plan, self._first_step),
-            watch=None if self._trace is None else self._trace.launches.watch,
-            communicator=self._communicator,
-        )
+        self._is_over = False
+        self._communicator = options.among.communicator(plan, settings)
+        try:
+            self.bound = load(
+                as_run(plan, settings),
+                ports,
+                open_devices(plan, settings),
+                initial=credits_after(plan, self._first_step),
+                watch=None if self._trace is None else self._trace.launches.watch,
+                communicator=self._communicator,
+            )
+        except BaseException:
+            if self._communicator is not None:
+                self._communicator.close()
+            raise
         self._fill(options.values)
         self.loop = Loop(
             self.bound,
@@ -188,7 +192,7 @@ class Run:
         calls = RunCallbacks(grant=self._grant, abort=self._abort, stopping=self._hear_of_stop)
         return Together(among.member, self._first_step, calls)
 
-    def _grant(self, steps: int, is_last: bool) -> None:  # as it is called
+    def _grant(self, steps: int, is_last: bool) -> None:
         if is_last and self._checkpoint is not None:
             self._checkpoint.last_step = steps
         own = max(0, steps - self._first_step) * self._batches_per_step
@@ -197,7 +201,7 @@ class Run:
     def _abort(self, error: BaseException) -> None:
         self.loop.abort(error)
         if self._communicator is not None:
-            self._communicator.abort(str(error))
+            self._communicator.abort(str(error), getattr(error, "rank", None))
 
     def _hear_of_stop(self, reason: str) -> None:
         if self._together is not None and not self._together.asked:
@@ -256,6 +260,7 @@ class Run:
 
     def whole_variables(self) -> dict[str, Array] | None:
         """End the threads and return all this rank's variables; None when an update was cut."""
+        self._leave()
         self.loop.close()
         return self.variables.whole()
 
@@ -266,6 +271,7 @@ class Run:
         """
         if self.loop.is_inherited:
             return
+        self._leave()
         try:
             self.loop.close()
             trace, self._trace = self._trace, None
@@ -277,8 +283,16 @@ class Run:
             if self._communicator is not None:
                 self._communicator.close()
 
+    def _leave(self) -> None:
+        """Have no other rank wait for this one: the run ended with theirs, or is given up here."""
+        if self._is_over and self.loop.failure is None and self._together is not None:
+            self._together.ended(self._data.num_steps)
+        if not self._is_over and self._communicator is not None:
+            self._communicator.abort(f"it closed its run of plan {self.plan.name!r} before the end")
+
     def _finish(self) -> None:
         """Hear that the run is over; no other rank waits for one that failed."""
+        self._is_over = True
         if self._communicator is not None and self.loop.failure is not None:
             self._communicator.abort(str(self.loop.failure))
         if self._on_finished is not None:
@@ -381,18 +395,3 @@ class Run:
             return True
         self._data.forget_before(step)
         return False
-
-
-def _broken_steps(plan: Plan, options: RunOptions) -> BrokenSteps | None:
-    lines = {name: line_of_output(plan, name) or "" for name in losses_of(plan)}
-    if not lines:
-        return None
-    values = options.values
-    return BrokenSteps(
-        options.on_nan,
-        lines,
-        options.warn,
-        skipped=int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None,
-        scaled=is_scaled(plan),
-        directory=options.directory,
-    )

@@ -15,7 +15,7 @@ from actors.collectives.segments import Segment
 ASIDE_BYTES = 16 << 10
 """Operands up to this size are copied aside: one arrival, which costs as much as copying them."""
 
-_REASON_AT, _LINES_AT = 64, 4096
+_AT_FAULT_AT, _REASON_AT, _LINES_AT = 32, 64, 4096
 _REASON_BYTES = _LINES_AT - _REASON_AT
 _LINE_BYTES = ctypes.sizeof(Line)
 
@@ -62,10 +62,15 @@ class Board:
         found: CameTo = Line.from_address(self.line(lane)).came_to[turn]
         return found
 
-    def write_reason(self, text: str) -> None:
-        """Say why this rank gives up, before it leaves its mark."""
+    def write_reason(self, text: str, at_fault: int) -> None:
+        """Say why this rank gives up, and whose fault that is, before it leaves its mark."""
+        ctypes.c_uint32.from_address(self._segment.address + _AT_FAULT_AT).value = at_fault
         data = text.encode()[: _REASON_BYTES - 1]
         ctypes.memmove(self._segment.address + _REASON_AT, data + b"\0", len(data) + 1)
+
+    def at_fault(self) -> int:
+        """Return the rank whose fault the rank's giving up is."""
+        return ctypes.c_uint32.from_address(self._segment.address + _AT_FAULT_AT).value
 
     def reason(self) -> str:
         """Return what the rank wrote."""

@@ -65,8 +65,8 @@ class Collective:
         attrs, (given,), (left,) = call.attrs, call.inputs, call.outputs
         by = ""
         if _OPS[call.op] != native.MOVE:
-            by = str(attrs.get("by", "mean"))
-            if by not in native.REDUCTIONS or (by == "mean" and not given.dtype.is_float):
+            by = str(attrs.get("by"))
+            if by not in native.REDUCTIONS:
                 raise DeviceError(f"{call.op} of {given} cannot reduce by {by!r}")
         axis = to_axis = None
         whole = given.shape

@@ -31,7 +31,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define SLICE_NS 50000000LL /* how often a sleeper looks whether the others live */
 
-enum { DONE, GIVEN_UP, LATE, GONE, ELSEWHERE, OTHER_FIRING }; /* with the rank in the upper bits */
+enum { DONE, GIVEN_UP, LATE, GONE, ELSEWHERE, OTHER_FIRING, WAITING }; /* with the rank in the upper bits */
 
 /* What a rank says of itself, in a lane. `arrivals` is used of a group's first rank. */
 typedef struct {
@@ -57,7 +57,7 @@ typedef struct {
 } af_region;
 
 enum { ALL_REDUCE, REDUCE_SCATTER, MOVE, TRANSFER }; /* the last from the first rank to the other */
-enum { BY_SUM, BY_MAX, BY_MIN, BY_MEAN };
+enum { BY_SUM, BY_MAX, BY_MIN };
 
 typedef struct {
     af_group *group;
@@ -87,16 +87,18 @@ static int is_there(uint32_t arrivals, uint32_t wanted) {
     return (int32_t)((arrivals & ~1u) - wanted) >= 0;
 }
 
-/* Who has not come, of those that ended (GONE), else the first of all (LATE). */
+/* Who has not come, of those that ended (GONE), else the first of all (LATE); WAITING for one that may
+ * still come. DONE where all have: one that ended, or was stopped, before it was counted has come, too. */
 static int32_t missing(const af_group *g, int is_late) {
-    for (int is_any = 0; is_any <= is_late; is_any++)
-        for (int64_t i = 0; i < g->num_ranks; i++) {
-            if (atomic_load(&g->lines[i]->arrived) >= g->num_arrivals) continue;
-            struct pollfd process = {.fd = g->processes[i], .events = POLLIN};
-            if (is_any) return status_of(LATE, i);
-            if (process.fd >= 0 && poll(&process, 1, 0) > 0) return status_of(GONE, i);
-        }
-    return DONE;
+    int64_t first = -1;
+    for (int64_t i = 0; i < g->num_ranks; i++) {
+        if (atomic_load(&g->lines[i]->arrived) >= g->num_arrivals) continue;
+        struct pollfd process = {.fd = g->processes[i], .events = POLLIN};
+        if (process.fd >= 0 && poll(&process, 1, 0) > 0) return status_of(GONE, i);
+        if (first < 0) first = i;
+    }
+    if (first < 0) return DONE;
+    return is_late ? status_of(LATE, first) : WAITING;
 }
 
 static int32_t sleep_until(const af_group *g, _Atomic uint32_t *word, uint32_t wanted) {
@@ -107,7 +109,7 @@ static int32_t sleep_until(const af_group *g, _Atomic uint32_t *word, uint32_t w
         if (is_there(seen, wanted)) return DONE;
         if (waited_ns - looked_ns >= SLICE_NS || waited_ns >= g->deadline_ns) {
             const int32_t status = missing(g, waited_ns >= g->deadline_ns);
-            if (status) return is_there(atomic_load(word), wanted) ? DONE : status;
+            if (status != WAITING) return is_there(atomic_load(word), wanted) ? DONE : status;
             looked_ns = waited_ns;
         }
         const int64_t begin = now_ns(), left_ns = g->deadline_ns - waited_ns;
@@ -188,7 +190,7 @@ typedef void (*af_reduce)(char *const *to, int64_t num_to, char *const *from, in
             first[start] = second[start] = WRITE(ADD(READ(x[start]), READ(y[start])));         \
     }
 
-#define REDUCE(NAME, T, SUM_T, READ, WRITE, ADD, MAX, MIN, SHARE)                              \
+#define REDUCE(NAME, T, SUM_T, READ, WRITE, ADD, MAX, MIN)                                     \
     SUM_OF_TWO(NAME##_of_two, T, READ, WRITE, ADD)                                             \
     static void NAME(char *const *to, int64_t num_to, char *const *from, int64_t num_from,     \
                      int64_t num_elements, int64_t by) {                                       \
@@ -209,8 +211,6 @@ typedef void (*af_reduce)(char *const *to, int64_t num_to, char *const *from, in
                 default: EACH(SUM_T y = READ(x[i]); sum[i] = ADD(sum[i], y));                  \
                 }                                                                              \
             }                                                                                  \
-            if (by == BY_MEAN)                                                                 \
-                for (int64_t i = 0; i < count; i++) sum[i] = SHARE(sum[i], num_from);          \
             T *first = (T *)to[0] + start;                                                     \
             for (int64_t i = 0; i < count; i++) first[i] = WRITE(sum[i]);                      \
             for (int64_t rank = 1; rank < num_to; rank++)                                      \
@@ -219,25 +219,22 @@ typedef void (*af_reduce)(char *const *to, int64_t num_to, char *const *from, in
     }
 
 #define ADD(a, b) ((a) + (b))
-#define PART(a, n) ((a) / (n))
-#define WHOLE(a, n) (a)
 #define OR(a, b) ((a) | (b))
 #define AND(a, b) ((a) & (b))
 
-REDUCE(reduce_f64, double, double, SAME, SAME, ADD, LARGER, SMALLER, PART)
-REDUCE(reduce_f32, float, float, SAME, SAME, ADD, LARGER, SMALLER, PART)
-REDUCE(reduce_f16, uint16_t, float, af_from_f16, af_to_f16, ADD, LARGER, SMALLER, PART)
-REDUCE(reduce_bf16, uint16_t, float, af_from_bf16, af_to_bf16, ADD, LARGER, SMALLER, PART)
-REDUCE(reduce_bool, uint8_t, uint8_t, SAME, SAME, OR, OR, AND, WHOLE)
+REDUCE(reduce_f64, double, double, SAME, SAME, ADD, LARGER, SMALLER)
+REDUCE(reduce_f32, float, float, SAME, SAME, ADD, LARGER, SMALLER)
+REDUCE(reduce_f16, uint16_t, float, af_from_f16, af_to_f16, ADD, LARGER, SMALLER)
+REDUCE(reduce_bf16, uint16_t, float, af_from_bf16, af_to_bf16, ADD, LARGER, SMALLER)
+REDUCE(reduce_bool, uint8_t, uint8_t, SAME, SAME, OR, OR, AND)
 
 /* Sums of integers wrap around; in C only those of unsigned ones may. */
 #define INTEGERS(BITS)                                                                           \
     static inline int##BITS##_t add_##BITS(int##BITS##_t a, int##BITS##_t b) {                   \
         return (int##BITS##_t)((uint##BITS##_t)a + (uint##BITS##_t)b);                           \
     }                                                                                            \
-    REDUCE(reduce_i##BITS, int##BITS##_t, int##BITS##_t, SAME, SAME, add_##BITS, LARGER, SMALLER, \
-           WHOLE)                                                                                \
-    REDUCE(reduce_u##BITS, uint##BITS##_t, uint##BITS##_t, SAME, SAME, ADD, LARGER, SMALLER, WHOLE)
+    REDUCE(reduce_i##BITS, int##BITS##_t, int##BITS##_t, SAME, SAME, add_##BITS, LARGER, SMALLER) \
+    REDUCE(reduce_u##BITS, uint##BITS##_t, uint##BITS##_t, SAME, SAME, ADD, LARGER, SMALLER)
 
 INTEGERS(64)
 INTEGERS(32)

@@ -34,7 +34,7 @@ class GroupView:
     processes: Sequence[int]
     texts: Mapping[int, str]
     deadline_ns: int
-    give_up: Callable[[str], None]
+    give_up: Callable[[str, int], None]
     given_up: Callable[[], PeerFailed]
     struct: GroupState = field(init=False)
     _kept: tuple[object, ...] = field(init=False)
@@ -70,7 +70,7 @@ class GroupView:
             f" came to {here}; {MEND}",
         }
         text = said[kind]
-        self.give_up(text)
+        self.give_up(text, rank)
         return PeerFailed(text, rank=rank)
 
 

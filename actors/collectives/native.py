@@ -27,7 +27,7 @@ DTYPES = (
 )
 """What tensors that meet may have, in the order of meet.c."""
 
-REDUCTIONS = ("sum", "max", "min", "mean")
+REDUCTIONS = ("sum", "max", "min")
 """Likewise."""
 
 ALL_REDUCE, REDUCE_SCATTER, MOVE, TRANSFER = range(4)

@@ -42,7 +42,6 @@ class CollectiveCall:
         outputs: The types of what it leaves.
         actor: The name of its actor.
         stream: Which of the rank's streams between ranks that is on: streams run side by side.
-        phase: Which of the actor's slot phases is the first that it is launched in.
         where: For messages: what it is in the model, and the user's line.
     """
 
@@ -52,7 +51,6 @@ class CollectiveCall:
     outputs: tuple[TensorType, ...]
     actor: str
     stream: int
-    phase: int
     where: str
 
 
@@ -99,10 +97,11 @@ class Communicator(Protocol):
         """
         ...
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, at_fault: int | None = None) -> None:
         """Have whoever waits in a launch, on any rank, raise PeerFailed at once; from any thread.
 
-        The first reason is the one that all tell. No launch goes through after that.
+        `at_fault` is the rank whose fault it is, this one where nothing is said. The first reason
+        is the one that all tell. No launch goes through after that.
         """
         ...
 

@@ -39,9 +39,6 @@ from actors.protocol import Array, Launch
 from compiler.errors import DeviceError, InternalError, PeerFailed
 from compiler.mesh import Mesh
 
-EVERYONE = "all"
-"""The group of all ranks, whatever the mesh."""
-
 
 @dataclass(slots=True)
 class _Bound:
@@ -90,12 +87,11 @@ class SharedMemory:
             )
         self._library = native.library(toolchain)
         self._deadline_ns = int(deadline_s * 1e9)
-        self._axes = (*mesh.names, *([] if EVERYONE in mesh.names else [EVERYONE]))
         self._own = OwnSegments()
         self._bound: dict[tuple[str, int], _Bound] = {}
         self._boards: list[Board] = []
         self._processes: list[int] = []
-        self._given_up: str | None = None
+        self._given_up: tuple[str, int] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -122,12 +118,12 @@ class SharedMemory:
     ) -> Launch:
         """Return the launch of a collective; see `Communicator.bind`."""
         name = str(call.attrs.get("group"))
-        if name not in self._axes:
+        if name not in self._mesh.names:
             raise DeviceError(
                 f"{call.op} ({call.where}) is for a group {name!r}; the mesh of {self._mesh} has"
-                f" {', '.join(map(repr, self._axes))}"
+                f" {', '.join(map(repr, self._mesh.names))}"
             )
-        axis = self._axes.index(name)
+        axis = self._mesh.axis(name)
         group = self._ranks_along(axis)
         collective = Collective.of(call, group.index(self._rank))
         if len(group) != collective.num_ranks:
@@ -188,7 +184,8 @@ class SharedMemory:
         failure = ""
         try:
             mapped = [self._segments_of(rank, offer) for rank, offer in enumerate(offers)]
-            processes = [watched(offer.pid) for offer in offers]
+            for offer in offers:
+                self._processes.append(watched(offer.pid))
         except OSError as error:
             failure = (
                 f"rank {self._rank} cannot map the memory of the others: {error}; all ranks must be"
@@ -200,9 +197,9 @@ class SharedMemory:
             if text:
                 raise PeerFailed(str(text), rank=rank)
         with self._lock:
-            self._connect(offers, mapped, processes)
+            self._connect(offers, mapped)
             if self._given_up is not None:
-                self._wake_all(self._given_up)
+                self._wake_all(*self._given_up)
 
     def _segments_of(self, rank: int, offer: Offer) -> list[Segment]:
         """Map what a rank offers: all of it for one that this one meets, else its board."""
@@ -216,28 +213,23 @@ class SharedMemory:
 
     def _ranks_along(self, axis: int, rank: int | None = None) -> tuple[int, ...]:
         """Return the group of a rank, this one by default."""
-        if axis == len(self._mesh.names):
-            return tuple(range(self._mesh.num_ranks))
         return self._mesh.group(self._rank if rank is None else rank, axis)
 
     def _all_groups(self) -> list[tuple[int, tuple[int, ...]]]:
         ranks = range(self._mesh.num_ranks)
         found = [
             (axis, self._ranks_along(axis, rank))
-            for axis in range(len(self._axes))
+            for axis in range(len(self._mesh.names))
             for rank in ranks
         ]
         return list(dict.fromkeys(found))
 
-    def _connect(
-        self, offers: Sequence[Offer], mapped: Sequence[list[Segment]], processes: list[int]
-    ) -> None:
+    def _connect(self, offers: Sequence[Offer], mapped: Sequence[list[Segment]]) -> None:
         """Fill in where everything of other ranks is; launches may run from then on."""
         self._boards = [
             Board(segments[-1], len(offer.lanes))
             for segments, offer in zip(mapped, offers, strict=True)
         ]
-        self._processes = processes
         for lane in self._lanes():
             ranks = lane.members(self._ranks_along(lane.axis))
             texts = [f"{lane} {c.place} {c.text}" for c in offers[self._rank].along(lane)]
@@ -248,7 +240,7 @@ class SharedMemory:
                 [offers[rank].lanes.index(lane) for rank in ranks],
                 [mapped[rank] for rank in ranks],
                 [self._boards[rank] for rank in ranks],
-                [processes[rank] for rank in ranks],
+                [self._processes[rank] for rank in ranks],
                 {d: str(b.collective) for d, b in zip(digests, own, strict=True)},
                 self._deadline_ns,
                 self.abort,
@@ -262,12 +254,12 @@ class SharedMemory:
 
     # -- ending ----------------------------------------------------------------------------------
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, at_fault: int | None = None) -> None:
         """Wake whoever waits on any rank; see `Communicator.abort`."""
         with self._lock:
             if self._given_up is None:
-                self._given_up = reason
-                self._wake_all(reason)
+                self._given_up = reason, self._rank if at_fault is None else at_fault
+                self._wake_all(*self._given_up)
 
     def close(self) -> None:
         """Let go of other ranks' memory; see `Communicator.close`."""
@@ -282,22 +274,23 @@ class SharedMemory:
             self._boards, self._processes, self._own = [], [], OwnSegments()
             self._bound.clear()
 
-    def _wake_all(self, reason: str) -> None:
+    def _wake_all(self, reason: str, at_fault: int) -> None:
         if not self._boards:
             return  # nobody sleeps yet; `ready` does it
-        self._boards[self._rank].write_reason(reason)
+        self._boards[self._rank].write_reason(reason, at_fault)
         self._library.af_mark(self._boards[0].mark, self._rank + 1)
         for board in self._boards:
             for lane in range(board.num_lanes):
                 self._library.af_give_up(board.line(lane))
 
     def _given_up_by(self) -> PeerFailed:
-        """Return the error of who was woken, with the first reason of all."""
+        """Return the error of who was woken: the first reason of all, and whose fault it is."""
         boards = self._boards
         rank = boards[0].marked_by() if boards else None
         if rank is None:
             return PeerFailed("the run was given up")
-        return PeerFailed(f"rank {rank} gave the run up: {boards[rank].reason()}", rank=rank)
+        text = f"rank {rank} gave the run up: {boards[rank].reason()}"
+        return PeerFailed(text, rank=boards[rank].at_fault())
 
 
 def _check_shared(collective: Collective, row: Row) -> None:

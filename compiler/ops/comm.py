@@ -107,8 +107,15 @@ def _with_rows(type_: TensorType, axis: int, rows: int) -> TensorType:
     return TensorType(type_.dtype, tuple(shape))
 
 
-@infer_type.of(REDUCE_SCATTER, ALL_GATHER)
-def _parts_type(inputs: Types, attrs: Attrs) -> Types:
+@infer_type.of(REDUCE_SCATTER)
+def _reduced_part_type(inputs: Types, attrs: Attrs) -> Types:
+    (x,) = expect_inputs(inputs, "x")
+    _check_reduction(inputs, attrs)
+    return (_with_rows(x, attrs.int_("axis"), attrs.int_("rows")),)
+
+
+@infer_type.of(ALL_GATHER)
+def _gathered_type(inputs: Types, attrs: Attrs) -> Types:
     (x,) = expect_inputs(inputs, "x")
     _check(inputs, attrs)
     return (_with_rows(x, attrs.int_("axis"), attrs.int_("rows")),)

@@ -18,6 +18,7 @@ those of one rank that does all, to the order of sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
@@ -94,7 +95,7 @@ def _given(graph: Graph, mesh: Mesh, name: str, *, zero: bool) -> dict[ValueId, 
         elif said is not None:
             found[node.outputs[0]] = said
     if name == DATA and zero:
-        found |= _in_parts(graph, found, parts)
+        found |= _in_parts(graph, mesh, found)
     _follow_parameters(graph, found)
     _sum_shares(graph, found, name)
     return found | {
@@ -123,18 +124,25 @@ def _rows(graph: Graph, node: Node, name: str, parts: int) -> Sbp:
     return Split(0)
 
 
-def _in_parts(graph: Graph, found: Mapping[ValueId, Sbp], parts: int) -> dict[ValueId, Sbp]:
-    """Return the words of parameters that ranks with different rows share among them."""
+def _in_parts(graph: Graph, mesh: Mesh, found: Mapping[ValueId, Sbp]) -> dict[ValueId, Sbp]:
+    """Return the words of parameters that ranks with different rows share among them.
+
+    One whose first axis is too short for that, as other axes of the mesh split it, stays as it is.
+    """
     updated = {node.inputs[0] for node in graph.nodes if is_update(node)}
+    makers = graph.producers()
     return {
         value: Split(0)
         for value, word in found.items()
-        if value in updated and word == BROADCAST and _extent(graph, value) >= parts
+        if value in updated and word == BROADCAST and _fits(graph, mesh, graph.nodes[makers[value]])
     }
 
 
-def _extent(graph: Graph, value: ValueId) -> int:
-    return graph.types[value].shape[0] if graph.types[value].rank else 0
+def _fits(graph: Graph, mesh: Mesh, variable: Node) -> bool:
+    """Whether each rank gets a row of a variable that DATA splits, too, along its first axis."""
+    type_ = graph.types[variable.outputs[0]]
+    splits = [n for name, n in mesh.axes if name == DATA or _said(variable, name) == Split(0)]
+    return type_.rank > 0 and type_.shape[0] >= math.prod(splits)
 
 
 def _follow_parameters(graph: Graph, found: dict[ValueId, Sbp]) -> None:

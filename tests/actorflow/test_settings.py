@@ -158,8 +158,8 @@ def test_flags_that_are_false(text):
         (
             "ACTORFLOW_STALL_SECONDS",
             "1min",
-            "ACTORFLOW_STALL_SECONDS: expected a number of seconds from 0 up, came '1min';"
-            " 0 turns the watchdog off",
+            "ACTORFLOW_STALL_SECONDS: expected a number of seconds from 0 to 100,000,000, came"
+            " '1min'; 0 turns the watchdog off",
         ),
         (
             "ACTORFLOW_SIM_SEED",

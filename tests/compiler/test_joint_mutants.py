@@ -75,6 +75,15 @@ def with_attrs(plan, rng, **attrs):
     return changed_launch(plan, rng, change)
 
 
+def reducing_otherwise(plan, rng):
+    actor = rng.choice([a for a in comm_actors(plan) if "by" in dict(a.launches[0].attrs)])
+    launches = list(actor.launches)
+    index = rng.choice([i for i, own in enumerate(launches) if "by" in dict(own.attrs)])
+    attrs = {**dict(launches[index].attrs), "by": "min"}
+    launches[index] = replace(launches[index], attrs=tuple(sorted(attrs.items())))
+    return with_launches(plan, {actor.id: tuple(launches)})
+
+
 def in_another_group(plan, rng):
     groups = [dict(launch.attrs)["group"] for a in comm_actors(plan) for launch in a.launches]
     assert set(groups) == {"data", "model"}
@@ -119,7 +128,7 @@ MUTANTS = {
     "another group": in_another_group,
     "another size": of_another_size,
     "left out": left_out,
-    "another reduction": lambda plan, rng: with_attrs(plan, rng, by="min"),
+    "another reduction": reducing_otherwise,
     "another order": lambda plan, rng: with_attrs(plan, rng, order=10_000),
     "more ranks": lambda plan, rng: with_attrs(plan, rng, num_ranks=4),
 }

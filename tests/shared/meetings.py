@@ -9,7 +9,7 @@ from compiler.types import DType, TensorType, numpy_dtype
 def call(op, given, left, order=0, actor="all_reduce", where="model.py:1", stream=0, **attrs):
     """Return the call of a collective along "data", if not told otherwise."""
     attrs = {"group": "data", "order": order, **attrs}
-    return CollectiveCall(op, attrs, (given,), (left,), actor, stream, 0, where)
+    return CollectiveCall(op, attrs, (given,), (left,), actor, stream, where)
 
 
 def parts(extent, count):
@@ -61,12 +61,10 @@ def reduced(dtype, arrays, by):
     elif is_half:
         arrays = [array.astype(np.float32) for array in arrays]
     total = arrays[0]
-    do = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}[by]
+    do = {"sum": np.add, "max": np.maximum, "min": np.minimum}[by]
     with np.errstate(all="ignore"):
         for array in arrays[1:]:
             total = do(total, array)
-        if by == "mean":
-            total = total / total.dtype.type(len(arrays))
         if dtype is DType.BFLOAT16:
             return as_bfloat16(total)
         return total.astype(numpy_dtype(dtype))

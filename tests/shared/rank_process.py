@@ -37,7 +37,7 @@ def main(rank, count, size, deadline_s, cache):
     type_ = TensorType(DType.FLOAT32, (int(size),))
     array = communicator.allocate(type_.size_bytes, 64).view(np.float32)
     attrs = {"group": "data", "order": 0, "num_ranks": int(count), "by": "sum"}
-    call = CollectiveCall("all_reduce", attrs, (type_,), (type_,), "a", 0, 0, "model.py:1")
+    call = CollectiveCall("all_reduce", attrs, (type_,), (type_,), "a", 0, "model.py:1")
     meet = communicator.bind(call, (array,), (array,))
     communicator.ready()
     say("ready", os.getpid())

@@ -49,7 +49,7 @@ def test_what_on_step_raises_comes_out_as_itself_after_the_last_step_was_saved(
     with pytest.raises(type(error)) as caught:
         fit(raise_at(3, error))
     assert caught.value is error
-    assert error.__notes__ == ["raised by on_step after step 3; what was trained is kept"]
+    assert error.__notes__ == ["raised by on_step after step 3", "what was trained is kept"]
     innermost = traceback.extract_tb(error.__traceback__)[-1]
     assert (innermost.filename, innermost.name) == (__file__, "on_step")
     loaded = CheckpointManager(tmp_path / "run").latest()

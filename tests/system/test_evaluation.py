@@ -169,7 +169,8 @@ def test_a_listener_that_fails_ends_the_run_and_all_threads(
             mlp(), classification(), steps=10, progress=False,
             evaluation=evaluation(5, 2, on_result=fail),
         )  # fmt: skip
-    assert caught.value.__notes__ == ["raised by on_result after step 5; what was trained is kept"]
+    notes = ["raised by on_result after step 5", "what was trained is kept"]
+    assert caught.value.__notes__ == notes
     assert not new_threads()
 
 

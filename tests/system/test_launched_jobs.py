@@ -131,6 +131,32 @@ def test_a_rank_that_is_killed_ends_all(start, who):
     assert f"rank {who} was ended by SIGKILL" in err
 
 
+LEAVING = """
+import os
+import numpy as np
+import actorflow as af
+from actorflow import nn
+
+@af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=2))
+def train(model, batch):
+    return af.mse_loss(model(batch.x), batch.x)
+
+x = np.ones((64, 8), np.float32)
+model, data = nn.Linear(8, 8), af.data.ArraySource({"x": x}, batch=8)
+for _ in range(2):
+    for number, _ in enumerate(train.stream(model, data)):
+        if number == 3:
+            break
+print("left", np.isfinite(model.state()["weight"]).all())
+"""
+
+
+def test_ranks_that_leave_a_loop_over_steps_go_on_together(tmp_path, native_toolchain):
+    with launcher(tmp_path) as begin:
+        code, out, err = end_of(begin(LEAVING))
+    assert (code, out, err) == (0, "left True\n", "")
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_stop_that_one_rank_asks_for_is_at_one_step_on_all(start, who):
     asked = f"dict(who={who}, how=stop, steps=5000)"

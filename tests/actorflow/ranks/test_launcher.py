@@ -325,8 +325,15 @@ def test_a_rank_that_fails_takes_along_who_does_not_listen(ended, tells, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-n", "0", __file__], "-n: expected 1 to 1024 ranks, came 0"),
-        (["-n", "2", "--grace", "-1", __file__], "--grace: expected 0 seconds or more, came -1.0"),
+        (["-n", "0", __file__], "-n: expected 1 to 256 ranks, came 0"),
+        (
+            ["-n", "2", "--grace", "-1", __file__],
+            "--grace: expected 0 to 86,400 seconds, came -1.0",
+        ),
+        (
+            ["-n", "2", "--grace", "inf", __file__],
+            "--grace: expected 0 to 86,400 seconds, came inf",
+        ),
         (["-n2", "nowhere.py"], "nowhere.py: no such script"),
         ([__file__], "the following arguments are required: -n/--ranks"),
     ],

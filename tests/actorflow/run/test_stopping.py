@@ -117,7 +117,7 @@ def test_what_ends_a_run_is_raised_and_a_callbacks_error_before_all():
         stopper.wait()
     assert caught.value is first
     assert first.__notes__ == [
-        "raised by on_step after step 5; what was trained is kept",
+        "raised by on_step after step 5",
         "after that the run failed: ValueError('of the run')",
     ]
 

@@ -6,6 +6,7 @@ import pytest
 from meetings import call, placed, type_of
 
 from actors.collectives import agreement
+from actors.collectives.native import Line
 from actors.collectives.shared_memory import SharedMemory
 from compiler.errors import DeviceError, PeerFailed
 from compiler.mesh import Mesh
@@ -142,6 +143,39 @@ def test_whoever_gives_up_wakes_all_who_wait_on_any_axis(together):
         together((2, 2), do, deadline_s=3600)
     said = {rank: str(error) for rank, error in together.threads.errors.items()}
     assert set(said.values()) == {"rank 3 gave the run up: the loss is not finite at train.py:9"}
+
+
+def test_who_is_woken_blames_the_rank_that_was_missed_and_not_the_one_that_missed_it(together):
+    """Of three ranks the last never comes; one of the others finds that out first."""
+
+    def do(communicator):
+        _, meet = bind(communicator)
+        communicator.ready()
+        if communicator.rank < 2:
+            meet()
+
+    said = failures(together, 3, do, deadline_s=0.1)
+    errors = together.threads.errors
+    assert {*said} == {0, 1}
+    assert [errors[rank].rank for rank in (0, 1)] == [2, 2]
+
+
+def test_who_ends_after_it_came_and_before_it_was_counted_has_come(together):
+    """Else who waits for it would find nobody missing, and wait for ever."""
+
+    def do(communicator):
+        _, meet = bind(communicator)
+        communicator.ready()
+        if communicator.rank == 0:
+            return meet()
+        waits, own = [Line.from_address(board.line(0)) for board in communicator._boards]
+        while not waits.arrived:
+            pass
+        own.came_to[1] = waits.came_to[1]
+        own.arrived = 1
+        return None
+
+    together((2,), do, deadline_s=0.3)
 
 
 def test_who_gave_up_before_all_were_ready_meets_nobody(together):

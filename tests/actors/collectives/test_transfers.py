@@ -22,11 +22,9 @@ def end(communicator, op, peer, array, order=0, **options):
     } | options  # fmt: skip
     token, type_ = np.zeros(0, np.uint8), type_of(DType.FLOAT32, array)
     if op == "send":
-        asked = CollectiveCall(op, attrs, (type_,), (TOKEN,), "send", 1, 0, "made at model.py:1")
+        asked = CollectiveCall(op, attrs, (type_,), (TOKEN,), "send", 1, "made at model.py:1")
         return communicator.bind(asked, (array,), (token,))
-    asked = CollectiveCall(
-        op, attrs, (TOKEN, TOKEN), (type_,), "receive", 3, 0, "read at model.py:9"
-    )
+    asked = CollectiveCall(op, attrs, (TOKEN, TOKEN), (type_,), "receive", 3, "read at model.py:9")
     return communicator.bind(asked, (token, token), (array,))
 
 
