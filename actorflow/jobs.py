@@ -323,10 +323,11 @@ class Job:
         return self.options.mesh or ONE
 
     def _among(self) -> Among:
-        """Return this process among the ranks of the job. Raises CompileError."""
+        """Return this process among the job's ranks: alone, where it trains and shares nothing."""
         from actorflow.run.among import ONE_RANK, among_launched
 
-        return ONE_RANK if CAPTURING.get() else among_launched(os.environ, self.name, self.mesh)
+        is_alone = CAPTURING.get() or (self.mesh.num_ranks == 1 and not self.options.train)
+        return ONE_RANK if is_alone else among_launched(os.environ, self.name, self.mesh)
 
     def ranks(self, rank: int | None = None) -> Ranks:
         """Return who shares the work of a step; `rank` is whose plan it is, by default our own."""

@@ -13,7 +13,7 @@ from actorflow.settings import MOST_SECONDS, Settings
 from actorflow.trace.tracer import find_source
 from actors.collectives.protocol import Communicator, Gather
 from compiler.attrs import PlainValue
-from compiler.errors import CompileError, InternalError
+from compiler.errors import CompileError, InternalError, PlanFormatError
 from compiler.joint import verify_ranks
 from compiler.mesh import Mesh
 from compiler.plan import ActorKind, Plan
@@ -123,11 +123,11 @@ def _prove_together(among: Among, plan: Plan) -> None:
     reason = ""
     if among.is_first:
         rows = [given[prints.index(own)] for own in classes]
-        plans = [Plan.from_bytes(row) if isinstance(row, bytes) and row else plan for row in rows]
         class_of = tuple([classes.index(own) for own in prints])
         try:
+            plans = [Plan.from_bytes(r) if isinstance(r, bytes) and r else plan for r in rows]
             verify_ranks(RankPlans(plan.mesh, tuple(plans), class_of))
-        except (CompileError, InternalError) as error:
+        except (CompileError, InternalError, PlanFormatError) as error:
             reason = str(error)
     told = among.gather("proof", reason)[0]
     if isinstance(told, str) and told:

@@ -59,12 +59,13 @@ def _check_parts(plan: Plan) -> None:
 
 
 def _check_ranks(plan: Plan) -> None:
-    mesh = plan.option("mesh", ())
-    if mesh:
+    mesh = plan.mesh
+    if mesh.num_ranks > 1:
         raise CompileError(
-            f"plan {plan.name!r} is one of several ranks (mesh {mesh!r}), and this version has"
-            " no transport between ranks: it can be printed and simulated ('actorflow simulate');"
-            " compile the job without mesh to run it here"
+            f"plan {plan.name!r} is of one of {mesh.num_ranks} ranks (mesh {mesh}), and this"
+            f" process is alone with it: call the job in a script that 'actorflow launch -n"
+            f" {mesh.num_ranks}' starts, or compile the job without mesh. A plan of one rank can be"
+            " printed, and simulated ('actorflow simulate')"
         )
 
 

@@ -147,11 +147,20 @@ for _ in range(2):
     for number, _ in enumerate(train.stream(model, data)):
         if number == 3:
             break
-print("left", np.isfinite(model.state()["weight"]).all())
+
+@af.job(train=False)
+def predict(model, batch):
+    return {"y": model(batch.x)}
+
+y = predict.step(model, {"x": x[:3]})["y"]
+wanted = x[:3] @ model.state()["weight"].T + model.state()["bias"]
+print("left", np.allclose(y, wanted, rtol=1e-5), flush=True)
 """
 
 
-def test_ranks_that_leave_a_loop_over_steps_go_on_together(tmp_path, native_toolchain):
+def test_ranks_that_leave_a_loop_over_steps_go_on_together_and_each_may_predict(
+    tmp_path, native_toolchain
+):
     with launcher(tmp_path) as begin:
         code, out, err = end_of(begin(LEAVING))
     assert (code, out, err) == (0, "left True\n", "")
