@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from graphs import among
 from rank_threads import RankThreads
 
 import actorflow as af
@@ -20,7 +21,7 @@ from compiler.ops.binary import MUL
 from compiler.ops.comm import ALL_GATHER, ALL_REDUCE
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
+from compiler.pipeline import compile_graph, local_graph
 from compiler.placement import HOST
 from compiler.plan import ActorKind
 from compiler.types import PartOf
@@ -47,8 +48,9 @@ def plan():
     settings = Settings.from_env(os.environ)
     with choosing(settings, (HOST,), deterministic=False):
         hardware = hardware_for((HOST,), "", uses_cudnn=False)
-        options = CompileOptions("meet", is_training=False)
-        found = compile_graph(b.freeze(), hardware, options)
+        graph, options = b.freeze(), CompileOptions("meet", is_training=False)
+        own = local_graph(graph, hardware, options)
+        found = compile_graph(graph, among(hardware, data=2), options, local=own)
     fields = [replace(f, part=ROWS) if f.name == "x" else f for f in found.fields]
     with_mesh = (*[o for o in found.options if o[0] != "mesh"], ("mesh", (("data", 2),)))
     return replace(found, fields=tuple(fields), options=with_mesh)
