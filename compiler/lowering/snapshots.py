@@ -40,11 +40,17 @@ A copy of the variables moves fewer bytes than the update that made them, so one
 next to nothing.
 """
 
+SHARED_SNAPSHOT_RATE = 4
+"""The same on several ranks: an estimate of one rank's steps is no other's, and all take snapshots
+after the same steps. One in four costs little, and a period of some steps is kept to."""
+
 
 def snapshot_rate(options: CompileOptions, step_ns: float) -> int:
     """Return the steps per snapshot; 0 for a plan without snapshots."""
     if options.snapshot_every or not options.snapshot_seconds:
         return options.snapshot_every
+    if options.mesh:
+        return SHARED_SNAPSHOT_RATE
     steps = options.snapshot_seconds * 1e9 / max(step_ns, 1.0)
     return int(min(max(steps / SNAPSHOTS_PER_PERIOD, 1), MAX_SNAPSHOT_RATE))
 
