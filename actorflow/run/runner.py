@@ -281,12 +281,13 @@ class Runner:
         if run is not self._open or run.loop.is_inherited:
             return
         variables, failed = run.whole_variables(), None
+        before = self.given
         if variables is None:
             why = f"a step of plan {self.plan.name!r} failed inside its updates"
             left = run.variables.last_read
             if lost_with := run.variables.lost_with:
                 why = f"the variables of plan {self.plan.name!r} went with a device: {lost_with}"
-                self.given = {**self.given, **(left or {})}
+                self.given = before = {**self.given, **(left or {})}
             then = "that were read last" if lost_with and left else "before the run"
             logger.warning("%s; the variables go back to those %s", why, then)
         elif self.plan.mesh.num_ranks == 1:
@@ -295,7 +296,10 @@ class Runner:
             failed = self._join(run, variables, is_agreed=is_agreed)
         self._open = self._live = None
         if self._lease is not None:
-            self._lease.end({n: frozen(a) for n, a in self._whole_first().items()})
+            # What other stages trained came with the rest; what was given before may be old by now.
+            left = {} if self.given is before else self.given
+            whole = {**left, **self._whole_first()}
+            self._lease.end({n: frozen(a) for n, a in whole.items()})
         if failed is not None:
             raise failed
 
