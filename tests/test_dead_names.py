@@ -19,7 +19,6 @@ UNUSED = {
     "actorflow/nn/module.py:named_buffers": "users call it",
     "actorflow/run/metrics.py:read_metrics": "users call it",
     "actorflow/settings.py:environment_table": "the README is generated from it",
-    "actorflow/ranks/shared_run.py:ask_checkpoint": "fit under `actorflow launch` calls it",
     "actors/transitions.py:transition_table": "docs/actors.md is generated from it",
     "actors/transitions.py:state_diagram": "docs/actors.md is generated from it",
     "actors/kernels/native/chain.py:timed": "benchmarks time launches of a chain with it",

@@ -13,16 +13,18 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actorflow.logs import is_worth_a_line, once
 from actorflow.run.plan_facts import line_of_output, losses_of
-from actorflow.run.run_options import RunOptions
 from actorflow.trace.tracer import find_source
 from compiler.errors import ActorflowError, CompileError
 from compiler.options import LOSS_SCALE, SKIPPED
 from compiler.plan import Plan
 from compiler.types import DType, TensorType
+
+if TYPE_CHECKING:
+    from actorflow.run.run_options import RunOptions
 
 RAISE, WARN, SKIP = POLICIES = ("raise", "warn", "skip")
 
@@ -210,7 +212,7 @@ class BrokenSteps:
 
 
 def broken_steps_of(plan: Plan, options: RunOptions) -> BrokenSteps | None:
-    """Return what looks after the losses of a plan, if it has any."""
+    """Return what looks at the steps of a run; None for a plan without a loss."""
     lines = {name: line_of_output(plan, name) or "" for name in losses_of(plan)}
     if not lines:
         return None

@@ -28,7 +28,8 @@ class FitOptions:
         steps: total number of steps, those of earlier runs included.
         checkpoint: directory of the run, which also gets `metrics.jsonl`; None keeps nothing.
         every: time ("5s", "10min") or steps (500) between checkpoints; by time, the first
-            snapshot that is due is written, and there is one at least every 16 steps.
+            snapshot that is due is written, and there is one at least every 16 steps. On several
+            ranks the first one's clock counts.
         keep_last: checkpoints to keep.
         on_nan: what to do when the loss is not finite. "raise" ends the run; "warn" trains on,
             and the newest checkpoint without NaN is kept; "skip" drops the updates of a step

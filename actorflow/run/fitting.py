@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actorflow.checkpoint.policy import Every
 from actorflow.data import items_of
 from actorflow.evaluation import Results
 from actorflow.initialise import steps_done
@@ -18,6 +19,7 @@ from actorflow.optim.ema import averages_in
 from actorflow.run.among import agree_on_data
 from actorflow.run.broken_steps import skips
 from actorflow.run.devices import said_of
+from actorflow.run.job_state import job_state
 from actorflow.run.listener import Listener, make_reporter
 from actorflow.run.plan_facts import batches_per_step
 from actorflow.run.ports import Metrics
@@ -162,11 +164,15 @@ class FitCall:
         return Start(start.step, self._runner.first(start.values))
 
     def _saver(self, start: Start) -> Saver | None:
-        if self._manager is None or not self._runner.among.is_first:
+        if self._manager is None:
+            return None
+        state = job_state(self._plan, self._runner.among)
+        if not self._runner.among.is_first:
             return None
         return Saver(
             self._manager,
             self._plan,
+            state,
             self._options,
             seed=self._runner.seed,
             first_step=start.step,
@@ -209,6 +215,7 @@ class FitCall:
                 on_step=listener,
                 first_step=start.step,
                 total_steps=total,
+                every=None if self._manager is None else Every.parse(self._options.every),
                 saver=saver,
                 on_nan=self._options.on_nan,
                 evaluation=evaluation,

@@ -15,7 +15,6 @@ from actorflow.run.devices import devices_of
 from actorflow.settings import Settings
 from actors.kernels.cuda.gpu import known_gpus
 from compiler.errors import CompileError, PlanFormatError
-from compiler.passes.stages import STAGE
 from compiler.plan import Plan
 
 _VERSION = re.compile(r"\b(?:host|cuda)-\d+")
@@ -30,7 +29,6 @@ def make_ready(plan: Plan, settings: Settings, among: Among = ONE_RANK) -> None:
     """
     if among is ONE_RANK:
         _check_ranks(plan)
-    _check_parts(plan)
     _check_gpu(plan)
     load_plugins()  # the ops and kernels of a plan from a file may be theirs
     with choosing(settings, devices_of(plan), deterministic=False) as is_on:
@@ -38,24 +36,6 @@ def make_ready(plan: Plan, settings: Settings, among: Among = ONE_RANK) -> None:
         # Proven before anything is built: what a C compiler gets comes from a file.
         prove(plan)
         _build(plan)
-
-
-def _check_parts(plan: Plan) -> None:
-    """Refuse to write a checkpoint of parts: whole tensors are kept, under their names."""
-    if not any([actor.name == "checkpoint" for actor in plan.actors]):
-        return
-    parts = [v for v in plan.state if v.part is not None]
-    mesh, why = plan.mesh, ""
-    if parts:
-        why = f"each rank of plan {plan.name!r} has a part of {parts[0].name!r} ({parts[0].part})"
-    elif STAGE in mesh.names and mesh.shape[mesh.axis(STAGE)] > 1:
-        why = f"each rank of plan {plan.name!r} has the variables of its stage alone"
-    if why:
-        raise CompileError(
-            f"{why}, and it writes checkpoints, which hold whole tensors, and all of them: this"
-            " version does not gather them. Compile the job without every=, or leave the parameters"
-            " whole on all ranks"
-        )
 
 
 def _check_ranks(plan: Plan) -> None:

@@ -310,6 +310,8 @@ class CheckpointPort:
     Args:
         save: called as (step, arrays by variable name) on this port's thread; returns when durable.
         is_due: called with the step; says whether to write.
+        last_saved: a step that needs no saving.
+        stop: called from another thread: a save that waits for other ranks is to raise.
     """
 
     def __init__(
@@ -317,7 +319,9 @@ class CheckpointPort:
         save: Callable[[int, Mapping[str, np.ndarray[Any, Any]]], None],
         is_due: Callable[[int], bool],
         last_saved: int,
+        stop: Callable[[], object],
     ) -> None:
+        self._stop = stop
         self._save = save
         self._is_due = is_due
         self._last_saved = last_saved
@@ -338,4 +342,5 @@ class CheckpointPort:
         return write
 
     def close(self) -> None:
-        """Nothing blocks here beyond one write."""
+        """Wait for no other rank; what is being written is written."""
+        self._stop()

@@ -15,6 +15,7 @@ from actorflow.run.ports import Metrics
 from actorflow.settings import Settings
 
 if TYPE_CHECKING:
+    from actorflow.checkpoint.policy import Every
     from actorflow.run.saving import Saver
 
 Array = np.ndarray[Any, Any]
@@ -34,7 +35,8 @@ class RunOptions:
         on_step: called with (step, outputs) on the metrics thread.
         first_step: steps done before this run.
         total_steps: step at which the run ends, or None for as many as are admitted.
-        saver: writes checkpoints; None where the run writes none.
+        every: the period of checkpoints, the same on all ranks; None where the run writes none.
+        saver: writes them, on the first rank alone.
         on_nan: what to do when the loss is not finite, one of `broken_steps.POLICIES`.
         evaluation: what the plan's evaluation reads, and who listens to it.
         among: this rank among those that run the job; `values` are its parts.
@@ -49,6 +51,7 @@ class RunOptions:
     on_step: Callable[[int, Metrics], object]
     first_step: int = 0
     total_steps: int | None = None
+    every: Every | None = None
     saver: Saver | None = None
     on_nan: str = "raise"
     evaluation: Evaluation | None = None

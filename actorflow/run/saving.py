@@ -18,11 +18,10 @@ from actorflow.checkpoint.errors import CheckpointError
 from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.policy import Every
 from actorflow.data import DataError, DataSource
-from actorflow.initialise import whole_type
 from actorflow.logs import is_worth_a_line
 from actorflow.run.among import ONE_RANK, Among
 from actorflow.run.broken_steps import WARN, NonFiniteLoss
-from actorflow.run.plan_facts import saved_variables, written_variables
+from actorflow.run.job_state import JobState, job_state
 from compiler.errors import CompileError
 from compiler.ops.sources import OF_MODEL
 from compiler.options import GOOD_STEPS, LOSS_SCALE, SKIPPED
@@ -51,7 +50,8 @@ class Saver:
 
     Args:
         manager: an opened manager.
-        plan: gives roles of variables and the plan's hash.
+        plan: gives the plan's hash, and its kernels.
+        state: what is saved, of all ranks.
         options: of the run: when a snapshot is due, and what is to be done where it cannot be
             saved. The fingerprint of their data goes into every manifest.
         seed: of the run.
@@ -63,6 +63,7 @@ class Saver:
         self,
         manager: CheckpointManager,
         plan: Plan,
+        state: JobState,
         options: FitOptions,
         *,
         seed: int,
@@ -70,8 +71,8 @@ class Saver:
         report: Callable[[str], None],
     ) -> None:
         self._manager = manager
-        self._roles = {v.name: v.role for v in plan.state}
-        self._written = written_variables(plan)
+        self._roles = state.roles
+        self._written = sorted(state.written)
         self._refused: tuple[int, str] | None = None
         self._unsaved: CheckpointError | None = None
         self._num_failures = 0
@@ -177,7 +178,7 @@ def start_from(
     Raises CheckpointUnfit when the variables of all of them are other than the plan's, CompileError
     for another seed, DataError when the data is another.
     """
-    checkpoint = _newest(manager, expected_of(plan), among)
+    checkpoint = _newest(manager, expected_of(plan, among), among)
     if checkpoint is None:
         return None
     manifest = checkpoint.manifest
@@ -254,13 +255,12 @@ def _compare_kernels(step: int, wrote: Any, plan: Plan, report: Callable[[str], 
         )
 
 
-def expected_of(plan: Plan) -> Expected:
-    """Return what a checkpoint must hold for a plan.
+def expected_of(plan: Plan, among: Among = ONE_RANK) -> Expected:
+    """Return what a checkpoint must hold for a plan: the variables of all ranks, whole.
 
     Whether steps may be skipped, and losses scaled, is a choice of each run: what there is of it is
     not asked for.
     """
-    saved = saved_variables(plan)
-    tensors = {v.name: str(whole_type(plan, v)) for v in plan.state if v.name in saved}
+    tensors = job_state(plan, among).types
     counter = STEP if STEP in tensors else ""
     return Expected(tensors, frozenset((SKIPPED, LOSS_SCALE, GOOD_STEPS)), counter)

@@ -57,6 +57,11 @@ class Together:
         if self._shared is not None:
             self._shared.ask_stop(reason)
 
+    def ask_checkpoint(self) -> None:
+        """Ask for a checkpoint of all ranks after one and the same step."""
+        if self._shared is not None:
+            self._shared.ask_checkpoint()
+
     def ended(self, step: int) -> None:
         """Say that the run is over, and well."""
         if self._shared is not None:

@@ -17,6 +17,7 @@ from actorflow.logs import logger
 from actorflow.run.among import Among
 from actorflow.run.broken_steps import broken_steps_of
 from actorflow.run.devices import as_run, open_devices, said_of, share_cores
+from actorflow.run.keeping import Keeping
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.plan_facts import (
     batch_fields,
@@ -86,6 +87,7 @@ class Run:
         self._batches_per_step = batches_per_step(plan)
         self._warn = options.warn
         self._saver = options.saver
+        self._keeping = Keeping(plan, options, self._ask_checkpoint)
         self._together = self._with_others(options.among)
         self._data = self._data_port(source)
         self._broken = broken_steps_of(plan, options)
@@ -189,7 +191,12 @@ class Run:
             return None
         from actorflow.ranks.shared_run import RunCallbacks
 
-        calls = RunCallbacks(grant=self._grant, abort=self._abort, stopping=self._hear_of_stop)
+        calls = RunCallbacks(
+            grant=self._grant,
+            abort=self._abort,
+            checkpoint=self._keeping.tell,
+            stopping=self._hear_of_stop,
+        )
         return Together(among.member, self._first_step, calls)
 
     def _grant(self, steps: int, is_last: bool) -> None:
@@ -198,8 +205,13 @@ class Run:
         own = max(0, steps - self._first_step) * self._batches_per_step
         self.loop.grant(own, is_last=is_last)
 
+    def _ask_checkpoint(self) -> None:
+        if self._together is not None:
+            self._together.ask_checkpoint()
+
     def _abort(self, error: BaseException) -> None:
         self.loop.abort(error)
+        self._keeping.stop(error)
         if self._communicator is not None:
             self._communicator.abort(str(error), getattr(error, "rank", None))
 
@@ -280,6 +292,7 @@ class Run:
         finally:
             self._variables = None  # whoever else has it keeps the arena
             self.bound.release()
+            self._keeping.release()
             if self._communicator is not None:
                 self._communicator.close()
 
@@ -321,7 +334,9 @@ class Run:
         ports: dict[str, HostPort] = {"data": self._data, "metrics": metrics}
         if takes_snapshots(self.plan):
             # Without a saver it lets every snapshot go.
-            self._checkpoint = CheckpointPort(self._save, self._is_due, self._first_step)
+            self._checkpoint = CheckpointPort(
+                self._save, self._is_due, self._first_step, self._keeping.close
+            )
             ports["checkpoint"] = self._checkpoint
         elif self._saver is not None:
             raise CompileError(
@@ -381,17 +396,19 @@ class Run:
         return {"eval_data": data, "eval_metrics": metrics}
 
     def _on_source_end(self) -> None:
-        if self._together is not None and self._data.failure is None:
-            self._together.data_ended(self._data.num_steps)
+        if self._together is not None:
+            if self._data.failure is None:
+                self._together.data_ended(self._data.num_steps)
+            elif self._keeping.needs_others:
+                return  # they are at other steps, and end without a last checkpoint
         if self._checkpoint is not None:
             self._checkpoint.last_step = self._data.num_steps
 
     def _save(self, step: int, arrays: Mapping[str, Array]) -> None:
-        if self._saver is not None:
-            self._saver.save(step, arrays, self._data.position_after(step))
+        self._keeping.save(step, arrays, self._data.position_after)
 
     def _is_due(self, step: int) -> bool:
-        if self._saver is not None and (step == self._total_steps or self._saver.is_due(step)):
+        if step == self._total_steps or self._keeping.is_due(step):
             return True
         self._data.forget_before(step)
         return False

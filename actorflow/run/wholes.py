@@ -29,8 +29,11 @@ MESSAGE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _OfRank:
-    """A variable as one rank has it: `splits` are empty where that is the whole."""
+class OfRank:
+    """A variable as one rank has it, by numpy's name; `splits` are empty where that is all of it.
+
+    `shape` is that of the whole.
+    """
 
     name: str
     dtype: str
@@ -39,26 +42,30 @@ class _OfRank:
 
     @property
     def row(self) -> PlainValue:
+        """What travels."""
         return self.name, self.dtype, self.shape, self.splits
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element."""
         return np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class Told:
     """A part of a variable that one rank tells the others, and where it lies in the whole."""
 
-    held: _OfRank
+    held: OfRank
     own: tuple[slice, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The part's own."""
         return tuple([rows.stop - rows.start for rows in self.own])
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the part, dense."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.held.itemsize
 
 
@@ -82,16 +89,12 @@ def gather_whole(
     rest is new and read-only. Holds one copy of the wholes. Raises PeerFailed as `gather`, and
     InternalError where ranks disagree on what there is.
     """
-    said = gather("variables that ranks have", tuple([h.row for h in _held(plan, arrays)]))
-    table = [_table(rows) for rows in said]
-    mesh = plan.mesh
-    if len(said) != mesh.num_ranks:
-        raise InternalError(f"{len(said)} ranks tell their parts, of a mesh of {mesh.num_ranks}")
-    told = {name: _tellers(name, table, mesh) for name in _names(table)}
+    told = tellers_of(plan.mesh, _held(plan, arrays), gather)
+    num_ranks = plan.mesh.num_ranks
     whole = {name: array for name, array in arrays.items() if not told.get(name)}
     for names in _batched([(name, tellers) for name, tellers in told.items() if tellers]):
         joined = {n: _empty(told[n]) for n in names}
-        queues = [[(n, p) for n in names for r, p in told[n] if r == o] for o in range(len(said))]
+        queues = [[(n, p) for n in names for r, p in told[n] if r == o] for o in range(num_ranks)]
         _exchange(queues, joined, arrays, gather, rank)
         for name, array in joined.items():
             array.flags.writeable = False
@@ -99,27 +102,42 @@ def gather_whole(
     return whole
 
 
-def _held(plan: Plan, arrays: Mapping[str, Array]) -> Iterator[_OfRank]:
+def tellers_of(
+    mesh: Mesh, held: Iterable[OfRank], gather: Gather
+) -> dict[str, tuple[tuple[int, Told], ...]]:
+    """Return who tells which part of each variable, by name and in order of names; a rank and it.
+
+    Of every distinct part that is the first rank that has it, and nobody of what all have whole.
+    All ranks call it, each with what it has. Raises as `gather_whole`.
+    """
+    said = gather("variables that ranks have", tuple([own.row for own in held]))
+    table = [_table(rows) for rows in said]
+    if len(said) != mesh.num_ranks:
+        raise InternalError(f"{len(said)} ranks tell their parts, of a mesh of {mesh.num_ranks}")
+    return {name: _tellers(name, table, mesh) for name in _names(table)}
+
+
+def _held(plan: Plan, arrays: Mapping[str, Array]) -> Iterator[OfRank]:
     parts = {variable.name: variable.part for variable in plan.state}
     for name in sorted(arrays):
         array, part = arrays[name], parts.get(name)
         shape = array.shape if part is None else part.shape
-        yield _OfRank(name, array.dtype.name, shape, () if part is None else part.splits)
+        yield OfRank(name, array.dtype.name, shape, () if part is None else part.splits)
 
 
-def _table(rows: PlainValue) -> dict[str, _OfRank]:
+def _table(rows: PlainValue) -> dict[str, OfRank]:
     """Return what a rank says that it has, by name."""
-    found = [_OfRank(*row) for row in cast("tuple[Any, ...]", rows)]
+    found = [OfRank(*row) for row in cast("tuple[Any, ...]", rows)]
     return {held.name: held for held in found}
 
 
-def _names(table: Sequence[Mapping[str, _OfRank]]) -> list[str]:
+def _names(table: Sequence[Mapping[str, OfRank]]) -> list[str]:
     return sorted({name for held in table for name in held})
 
 
 def _tellers(
-    name: str, table: Sequence[Mapping[str, _OfRank]], mesh: Mesh
-) -> tuple[tuple[int, _Told], ...]:
+    name: str, table: Sequence[Mapping[str, OfRank]], mesh: Mesh
+) -> tuple[tuple[int, Told], ...]:
     """Return who tells which part of a variable: the first rank that has it; nobody if all do."""
     holders = [(rank, held[name]) for rank, held in enumerate(table) if name in held]
     _, first = holders[0]
@@ -131,15 +149,15 @@ def _tellers(
             )
     if len(holders) == len(table) and not any([held.splits for _, held in holders]):
         return ()
-    found: dict[tuple[tuple[int, int], ...], tuple[int, _Told]] = {}
+    found: dict[tuple[tuple[int, int], ...], tuple[int, Told]] = {}
     for rank, held in holders:
         own = own_part(PartOf(held.shape, held.splits), mesh, rank)
         place = tuple([(rows.start, rows.stop) for rows in own])
-        found.setdefault(place, (rank, _Told(held, own)))
+        found.setdefault(place, (rank, Told(held, own)))
     return tuple(found.values())
 
 
-def _batched(told: Iterable[tuple[str, Sequence[tuple[int, _Told]]]]) -> Iterator[list[str]]:
+def _batched(told: Iterable[tuple[str, Sequence[tuple[int, Told]]]]) -> Iterator[list[str]]:
     """Yield names of variables that go together: small ones share their messages."""
     batch: list[str] = []
     size_bytes = 0
@@ -154,13 +172,13 @@ def _batched(told: Iterable[tuple[str, Sequence[tuple[int, _Told]]]]) -> Iterato
         yield batch
 
 
-def _empty(tellers: Sequence[tuple[int, _Told]]) -> Array:
+def _empty(tellers: Sequence[tuple[int, Told]]) -> Array:
     held = tellers[0][1].held
     return np.empty(held.shape, held.dtype)
 
 
 def _exchange(
-    queues: Sequence[Sequence[tuple[str, _Told]]],
+    queues: Sequence[Sequence[tuple[str, Told]]],
     joined: Mapping[str, Array],
     arrays: Mapping[str, Array],
     gather: Gather,
@@ -186,7 +204,7 @@ def _exchange(
             begin += piece.size_bytes
 
 
-def _bytes_of(name: str, piece: _Told, array: Array) -> bytes:
+def _bytes_of(name: str, piece: Told, array: Array) -> bytes:
     if array.shape != piece.shape:
         raise InternalError(
             f"variable {name!r} is {list(array.shape)} here, where this rank's part is"

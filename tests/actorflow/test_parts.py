@@ -9,10 +9,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.initialise import INITIALISERS, initial_value, initial_values
 from actorflow.proof.prove import prove
-from actorflow.run.among import Among
-from actorflow.run.opening import make_ready
 from actorflow.run.saving import expected_of
-from actorflow.settings import Settings
 from compiler.errors import CompileError, InternalError, PlanFormatError
 from compiler.mesh import Mesh
 from compiler.plan import Plan
@@ -151,19 +148,7 @@ def test_an_option_that_is_no_mesh_is_a_damaged_file(plan, mesh):
         Plan.from_bytes(wrong.to_bytes())
 
 
-def test_a_checkpoint_of_parts_is_refused():
-    rank_plan = with_part(compiled(every=5), BY_MODEL)
-    with pytest.raises(CompileError, match=r"has a part of 'weight' .*and it writes checkpoints"):
-        make_ready(rank_plan, Settings(), Among(1, None))
-
-
 def test_numbers_of_rows_begin_where_the_part_does():
     type_, spec = TensorType(DType.INT64, (7,)), (("kind", "numbers"),)
     np.testing.assert_array_equal(initial_value("n", type_, spec, 0), np.arange(7))
     np.testing.assert_array_equal(initial_value("n", type_, spec, 3, (slice(4, 6),)), [4, 5])
-
-
-def test_a_checkpoint_of_one_stage_is_refused():
-    stages = Mesh(("stage", "data"), (2, 2))
-    with pytest.raises(CompileError, match=r"has the variables of its stage alone, and it writes"):
-        make_ready(with_part(compiled(every=5), None, stages), Settings(), Among(1, None))

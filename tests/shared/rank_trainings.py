@@ -27,6 +27,17 @@ class Net(nn.Module):
         return self.out(af.relu(self.up(h)))
 
 
+class Split(nn.Module):
+    """Two layers of which ranks along "model" have rows and columns."""
+
+    def __init__(self):
+        self.up = nn.Linear(128, 16, sbp={"model": af.split(0)})
+        self.out = nn.Linear(16, 5, sbp={"model": af.split(1)})
+
+    def __call__(self, x):
+        return self.out(af.relu(self.up(af.flatten(x, 1))))
+
+
 def images(batch=8, seed=1):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((64, 2, 8, 8)).astype(np.float32)

@@ -3,24 +3,12 @@
 import numpy as np
 import pytest
 from jobs import GPT
-from rank_trainings import STEPS, Net, Training, assert_trained, images, loss, on_ranks
+from rank_trainings import STEPS, Net, Split, Training, assert_trained, images, loss, on_ranks
 
 import actorflow as af
-from actorflow import nn
 from actorflow.data import Tokens
 
 pytestmark = pytest.mark.usefixtures("native_toolchain")
-
-
-class Split(nn.Module):
-    """Two layers of which ranks along "model" have rows and columns."""
-
-    def __init__(self):
-        self.up = nn.Linear(128, 16, sbp={"model": af.split(0)})
-        self.out = nn.Linear(16, 5, sbp={"model": af.split(1)})
-
-    def __call__(self, x):
-        return self.out(af.relu(self.up(af.flatten(x, 1))))
 
 
 def tokens():

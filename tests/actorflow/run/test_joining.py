@@ -1,0 +1,180 @@
+"""Parts of variables on their way to the first rank, as threads of this process."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rank_threads import RankThreads
+
+from actorflow.run import joining
+from actorflow.run.among import Among
+from actorflow.run.joining import Joining
+from actorflow.run.wholes import OfRank, cut
+from compiler.errors import InternalError, PeerFailed
+from compiler.mesh import Mesh
+from compiler.types import PartOf
+
+SHAPES = {"rows": (5, 3), "columns": (4, 6), "blocks": (3, 4, 5), "empty": (0, 2), "step": ()}
+SPLITS = {
+    "rows": (("data", 0),),
+    "columns": (("model", 1),),
+    "blocks": (("data", 1), ("model", 2)),
+    "empty": (("data", 1),),
+}
+MESH = Mesh(("data", "model"), (2, 2))
+
+
+def plan_of(mesh=MESH, splits=SPLITS, names=tuple(SHAPES)):
+    """Return what is asked of a plan here."""
+    parts = {name: PartOf(SHAPES[name], splits[name]) for name in names if name in splits}
+    state = [SimpleNamespace(name=name, part=parts.get(name)) for name in names]
+    return SimpleNamespace(state=tuple(state), mesh=mesh)
+
+
+@pytest.fixture(autouse=True)
+def held(monkeypatch):
+    def saved(plan):
+        return [
+            OfRank(v.name, "float32", SHAPES[v.name], v.part.splits if v.part else ())
+            for v in sorted(plan.state, key=lambda v: v.name)
+        ]
+
+    monkeypatch.setattr(joining, "_saved", saved)
+
+
+def wholes(seed):
+    rng = np.random.default_rng(seed)
+    return {name: np.asarray(rng.normal(size=s), np.float32) for name, s in SHAPES.items()}
+
+
+def on_ranks(do, count=4, plans=None, wait_s=60.0):
+    """Return what do(joining, plan, rank) returns by rank."""
+    ranks = RankThreads(count)
+
+    def one(rank):
+        plan = plans[rank] if plans else plan_of()
+        own = Joining(plan, Among(rank, ranks.gather(rank)), wait_s)
+        try:
+            return do(own, plan, rank)
+        finally:
+            own.close()
+
+    return ranks.run(one)
+
+
+def shared(own, plan, rank, step=1):
+    arrays = cut(plan, wholes(step), rank)
+    if rank:
+        return own.tell(step, arrays)
+    return {name: array.copy() for name, array in own.join(step, arrays).items()}
+
+
+@pytest.mark.parametrize("pipe_bytes", [4096, 1 << 20])
+def test_the_first_rank_has_the_wholes_of_each_snapshot(monkeypatch, pipe_bytes):
+    monkeypatch.setattr(joining, "PIPE_BYTES", pipe_bytes)
+
+    def some(own, plan, rank):
+        return [shared(own, plan, rank, step) for step in (1, 2, 5)]
+
+    for step, found in zip((1, 2, 5), on_ranks(some)[0], strict=True):
+        assert found.keys() == SHAPES.keys()
+        for name, array in wholes(step).items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_a_part_larger_than_a_pipe_goes_through_it(monkeypatch):
+    monkeypatch.setitem(SHAPES, "large", (1 << 20, 3))
+    plans = [plan_of(Mesh(("data",), (2,)), {"large": (("data", 0),)}, ("large",))] * 2
+    found = on_ranks(shared, 2, plans)[0]
+    np.testing.assert_array_equal(found["large"], wholes(1)["large"])
+
+
+def test_variables_of_other_stages_come_too():
+    mesh = Mesh(("stage",), (2,))
+    plans = [plan_of(mesh, {}, ("rows", "step")), plan_of(mesh, {}, ("columns", "step"))]
+
+    def one(own, plan, rank):
+        assert own.size_bytes == 4 * (15 + 24)
+        arrays = {v.name: wholes(1)[v.name] for v in plan.state}
+        return own.tell(1, arrays) if rank else own.join(1, arrays)
+
+    found = on_ranks(one, 2, plans)[0]
+    assert found.keys() == {"rows", "columns", "step"}
+    np.testing.assert_array_equal(found["columns"], wholes(1)["columns"])
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_rank_that_ends_is_missed_by_name(who):
+    told = {}
+
+    def one(own, plan, rank):
+        if rank == who:
+            return
+        try:
+            # What it tells fits into its pipe, and is told to nobody.
+            while True:
+                shared(own, plan, rank)
+        except PeerFailed as error:
+            told[rank] = error
+
+    on_ranks(one)
+    if who:
+        assert told[0].rank == who
+        assert "rank 2 ended where its parts of a checkpoint were awaited" in str(told[0])
+    for rank in {1, 2, 3} - {who}:
+        assert told[rank].rank == 0
+        assert "rank 0 ended" in str(told[rank])
+
+
+def test_a_rank_that_says_nothing_is_missed_in_time():
+    done = threading.Event()
+
+    def one(own, plan, rank):
+        if rank == 0:
+            text = r"rank 1 did not tell .* within 0.01 s"
+            with pytest.raises(PeerFailed, match=text) as caught:
+                shared(own, plan, 0)
+            done.set()
+            assert caught.value.rank == 1
+        assert done.wait(60)
+
+    on_ranks(one, wait_s=0.01)
+
+
+def test_who_waits_is_stopped():
+    def one(own, plan, rank):
+        own.stop("the job is over")
+        own.stop("another reason")
+        with pytest.raises(PeerFailed, match="the job is over"):
+            shared(own, plan, rank)
+
+    on_ranks(one)
+
+
+def test_another_step_than_the_first_ranks_is_a_bug():
+    with pytest.raises(InternalError, match="rank 1 tells its parts of step 2, not of 1"):
+        on_ranks(lambda own, plan, rank: shared(own, plan, rank, 1 + (rank == 1)))
+
+
+def test_an_array_of_another_size_than_the_plan_says_is_a_bug():
+    def one(own, plan, rank):
+        arrays = {name: np.zeros((1, 1), np.float32) for name in SHAPES}
+        return own.tell(1, arrays) if rank else own.join(1, arrays)
+
+    with pytest.raises(InternalError, match="where this rank's part is"):
+        on_ranks(one)
+
+
+def test_what_all_have_whole_takes_no_memory_and_no_pipe():
+    plans = [plan_of(Mesh(("data",), (2,)), {}, ("rows",))] * 2
+
+    def one(own, plan, rank):
+        arrays = wholes(1)
+        assert own.size_bytes == 0
+        if rank:
+            return own.tell(1, arrays)
+        assert own.join(1, {"rows": arrays["rows"]})["rows"] is arrays["rows"]
+        return None
+
+    on_ranks(one, 2, plans)

@@ -1,0 +1,91 @@
+"""Which snapshots become checkpoints: the same ones on all ranks."""
+
+from types import SimpleNamespace
+
+import pytest
+from rank_threads import RankThreads
+
+from actorflow.checkpoint.policy import Every
+from actorflow.run import joining
+from actorflow.run.among import ONE_RANK, Among
+from actorflow.run.keeping import Keeping
+from compiler.mesh import Mesh
+
+
+class Clocked:
+    """A saver whose period is over when `is_over` says so."""
+
+    is_over = False
+
+    def is_due(self, step):
+        return self.is_over
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Return what makes the keepings of two ranks, and what they asked for."""
+    monkeypatch.setattr(joining, "_saved", lambda plan: [])
+    plan, settings = SimpleNamespace(mesh=Mesh(("data",), (2,))), SimpleNamespace(rank_seconds=1.0)
+
+    def make(every, first_step=0):
+        threads, asked, saver = RankThreads(2), [], Clocked()
+
+        def one(rank):
+            options = SimpleNamespace(
+                among=Among(rank, threads.gather(rank)), settings=settings,
+                every=Every.parse(every), first_step=first_step, saver=None if rank else saver,
+            )  # fmt: skip
+            return Keeping(plan, options, lambda: asked.append(rank))
+
+        made.extend(threads.run(one))
+        return *made, saver, asked
+
+    made = []
+    yield make
+    for keeping in made:
+        keeping.release()
+
+
+@pytest.mark.parametrize(
+    ("first", "snapshots", "due"),
+    [(0, range(1, 10), [3, 6, 9]), (4, range(5, 14, 3), [8, 11]), (2, [5, 8, 11], [5, 8, 11])],
+)
+def test_a_period_in_steps_is_counted_alike_on_all_ranks(ranks, first, snapshots, due):
+    one, other, saver, asked = ranks(3, first)
+    saver.is_over = True  # whatever the first rank's saver thinks
+    for keeping in (one, other):
+        assert [step for step in snapshots if keeping.is_due(step)] == due
+    assert not asked
+
+
+def test_by_time_the_first_rank_asks_until_a_step_is_told(ranks):
+    one, other, saver, asked = ranks("5s")
+    assert not one.is_due(4)
+    assert not asked
+    saver.is_over = True
+    assert not one.is_due(8)
+    assert not other.is_due(8)
+    assert asked == [0]
+    one.tell(13)
+    assert not one.is_due(12)
+    assert asked == [0], "the answer is there"
+    assert one.is_due(16), "the first snapshot from step 13 on"
+    assert not one.is_due(20)
+    assert asked == [0, 0]
+
+
+def test_a_rank_that_is_late_saves_all_that_was_told(ranks):
+    _, other, _, _ = ranks("5s")
+    other.tell(13)
+    other.tell(21)
+    assert [step for step in range(4, 40, 4) if other.is_due(step)] == [16, 24]
+
+
+def test_what_keeps_nothing_has_nothing_due():
+    options = SimpleNamespace(saver=None, every=None, first_step=0, among=ONE_RANK)
+    keeping = Keeping(None, options, lambda: None)
+    assert not keeping.is_due(5)
+    assert not keeping.needs_others
+    keeping.save(5, {}, lambda step: {})
+    keeping.close()
+    keeping.release()

@@ -1,0 +1,97 @@
+"""Checkpoints of ranks that have parts of the variables, or those of a stage: one whole file."""
+
+import json
+
+import numpy as np
+import pytest
+from rank_trainings import Split, Training
+
+import actorflow as af
+from actorflow import nn
+
+pytestmark = [
+    pytest.mark.usefixtures("native_toolchain"),
+    pytest.mark.no_gpu("ranks meet in memory of the host"),
+]
+
+
+class Staged(nn.Module):
+    """A layer on each of two stages."""
+
+    def __init__(self):
+        self.up, self.out = nn.Linear(128, 16), nn.Linear(16, 5)
+
+    def __call__(self, x):
+        with af.stage(0):
+            h = af.relu(self.up(af.flatten(x, 1)))
+        with af.stage(1):
+            return self.out(h)
+
+
+ADAM = {"optimizer": af.optim.AdamW(1e-2)}
+CASES = {
+    "model": (Training(Split), {"model": 2}),
+    "uneven": (Training(Split), {"model": 3}),
+    "zero": (Training(options={"zero": True, "ema": 0.9}, **ADAM), {"data": 2}),
+    "zero, uneven": (Training(options={"zero": True}, **ADAM), {"data": 3}),
+    "data and model": (Training(Split, options={"zero": True}), {"data": 2, "model": 2}),
+    "stages": (Training(Staged), {"stage": 2}),
+    "stages and data": (Training(Staged, options={"accumulate": 2}), {"stage": 2, "data": 2}),
+    "batches": (Training(options={"zero": True, "accumulate": 2}), {"data": 2}),
+}
+KEPT = {"compiled": {"every": 2}, "every": 2}
+
+
+def saved(folder):
+    """Return step and content hashes of the newest checkpoint."""
+    text = (max(folder.glob("step-*")) / "manifest.json").read_text()
+    manifest = json.loads(text.splitlines()[0])
+    return manifest["step"], sorted((t["name"], t["xxh3_128"]) for t in manifest["tensors"])
+
+
+def variables_of(ranks):
+    return {name: array.tobytes() for name, array in ranks[0].result.variables.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_go_on_to_the_bit_where_they_stood(name, tmp_path):
+    training, axes = CASES[name]
+    mesh = af.Mesh(**axes)
+    straight = training.run(mesh, steps=6, checkpoint=tmp_path / "straight", **KEPT)
+    training.run(mesh, steps=3, checkpoint=tmp_path / "broken", **KEPT)
+    assert saved(tmp_path / "broken")[0] == 3
+    resumed = training.run(mesh, steps=6, checkpoint=tmp_path / "broken", **KEPT)
+    for own, before in zip(resumed, straight, strict=True):
+        assert own.result.first_step == 3
+        assert own.losses == before.losses[3:]
+    assert variables_of(resumed) == variables_of(straight)
+    assert saved(tmp_path / "broken") == saved(tmp_path / "straight")
+    assert {n for n, _ in saved(tmp_path / "broken")[1]} == {*resumed[0].result.variables}
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("data and model", {"data": 3, "model": 1}), ("stages", {"data": 2})]
+)
+def test_one_process_and_other_meshes_go_on_from_it_and_the_other_way_round(name, other, tmp_path):
+    training, axes = CASES[name]
+    (alone,) = training.run(None, steps=6)
+    meshes = [af.Mesh(**axes), None, af.Mesh(**other), af.Mesh(**axes)]
+    for number, mesh in enumerate(meshes):
+        steps = number + 2
+        for own in training.run(mesh, steps=steps, checkpoint=tmp_path / "run", **KEPT):
+            assert own.result.first_step == (number + 1 if number else 0)
+            want = alone.losses[own.result.first_step : steps]
+            np.testing.assert_allclose(own.losses, want, rtol=1e-5)
+        assert saved(tmp_path / "run")[0] == steps
+
+
+def test_a_checkpoint_of_ranks_is_the_one_that_their_variables_make(tmp_path):
+    training, axes = CASES["zero"]
+    ranks = training.run(af.Mesh(**axes), checkpoint=tmp_path / "run", **KEPT)
+    from actorflow.checkpoint.manager import CheckpointManager
+
+    loaded = CheckpointManager(tmp_path / "run").latest()
+    for own in ranks:
+        assert own.result.variables.keys() == loaded.tensors.keys()
+        for name, array in loaded.tensors.items():
+            np.testing.assert_array_equal(own.result.variables[name], array, err_msg=name)
