@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from actorflow.data import DataSource
-from actorflow.evaluation import Evaluation, EvaluationDataPort
+from actorflow.evaluation import EvaluationDataPort
 from actorflow.logs import logger
 from actorflow.run.among import Among
 from actorflow.run.broken_steps import broken_steps_of
 from actorflow.run.devices import as_run, open_devices, said_of, share_cores
+from actorflow.run.evaluating import evaluation_ports
 from actorflow.run.keeping import Keeping
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.plan_facts import (
@@ -32,7 +33,6 @@ from actorflow.run.ports import (
     CheckpointPort,
     DataPort,
     FedSteps,
-    Metrics,
     MetricsPort,
     check_fields_of,
 )
@@ -343,7 +343,11 @@ class Run:
                 f"plan {self.plan.name!r} takes no snapshots, so it cannot write checkpoints;"
                 " compile it with job.compile(model, data, every='5s')"
             )
-        return ports | self._evaluation_ports(options.evaluation)
+        evaluating = evaluation_ports(self.plan, options, self._ask_now)
+        if evaluating is None:
+            return ports
+        self._evaluated, eval_metrics = evaluating
+        return ports | {"eval_data": self._evaluated, "eval_metrics": eval_metrics}
 
     def _data_port(self, source: DataSource) -> DataPort:
         fields = batch_fields(self.plan)
@@ -359,41 +363,9 @@ class Run:
             on_fed=None if self._together is None else self._together.fed,
         )
 
-    def _evaluation_ports(self, evaluation: Evaluation | None) -> dict[str, HostPort]:
-        every = self.plan.int_option("evaluate_every", 0)
-        if not every:
-            if evaluation is not None:
-                raise CompileError(
-                    f"plan {self.plan.name!r} does not evaluate; compile it with"
-                    " job.compile(model, data, evaluation=...)"
-                )
-            return {}
-        if evaluation is None:
-            raise CompileError(
-                f"plan {self.plan.name!r} evaluates every {every} steps; give fit the evaluation"
-                " that it was compiled with"
-            )
-        fields, lines = batch_fields(self.plan, "eval_data")
-        check_fields_of(evaluation.data, fields, lines)
-        batches = self.plan.int_option("evaluate_batches", 0)
-        data = EvaluationDataPort(
-            evaluation.data,
-            fields,
-            lines,
-            batches,
-            lambda: self.ask("the evaluation's data failed"),
-            batch_parts(self.plan, self._rank, "eval_data"),
-        )
-        self._evaluated = data
-        on_result, before = evaluation.on_result, self._first_step - self._first_step % every
-
-        def tell(number: int, means: Metrics) -> None:
-            # One whose source was given up lacks some of its batches.
-            if on_result is not None and number <= data.num_whole:
-                on_result(before + number * every, means)
-
-        metrics = MetricsPort(tell, 0, batches_per_step=batches, is_evaluation=True)
-        return {"eval_data": data, "eval_metrics": metrics}
+    def _ask_now(self, reason: str) -> None:
+        """Ask for the end, of whoever it is that stops this run by then."""
+        self.ask(reason)
 
     def _on_source_end(self) -> None:
         if self._together is not None:
