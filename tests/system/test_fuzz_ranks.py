@@ -1,0 +1,25 @@
+"""Random small trainings on random meshes: the numbers of one rank, or an error with a line.
+
+Here a few of them, always the same; ACTORFLOW_FUZZ_RANKS=1000:3000 takes other seeds.
+"""
+
+import os
+import re
+
+import pytest
+from random_trainings import differences, recipe
+
+from compiler.errors import CompileError
+
+GIVEN = [int(n) for n in os.environ.get("ACTORFLOW_FUZZ_RANKS", "").split(":") if n]
+SEEDS = range(*GIVEN) if GIVEN else (13, 14, 1012, 2004)
+
+
+@pytest.mark.no_gpu("ranks meet in memory of the host")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ranks_compute_what_one_rank_computes_or_say_what_they_cannot(native_toolchain, seed):
+    try:
+        found = differences(recipe(seed))
+    except CompileError as error:
+        found = [] if re.search(r"\.py:\d+", str(error)) else [f"no line in: {error}"]
+    assert not found, "\n".join([str(recipe(seed)), *found])
