@@ -28,6 +28,8 @@ from compiler.graph import Graph, Node, new_value
 from compiler.lowering.buffers import LaunchDraft, may_share_bytes
 from compiler.lowering.order import place_views, sort_launches
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values
+from compiler.ops.channels import is_collective
+from compiler.ops.comm import LATE
 from compiler.rates import needed_per_step
 from compiler.registry import is_comm, is_source, recompute, writes
 from compiler.types import Phase, TensorType, ValueId
@@ -76,7 +78,8 @@ def _forward(graph: Graph, storage: Storage) -> list[bool]:
     """Mark the forward launches that may repeat and that only such launches feed, or collectives.
 
     Of collectives those of the forward pass, with all that they wait for, up to the first one that
-    waits for what writes: so all keep their order.
+    nothing of the batch waits for, or that waits for what writes: so all keep their order. One that
+    is late may be a loss in one row with gradients, and wait for all of the backward pass.
     """
     made_by, is_beside = launch_of_values(graph), runs_beside_steps(graph)
     marks, may_meet = [False] * len(graph.nodes), True
@@ -85,7 +88,9 @@ def _forward(graph: Graph, storage: Storage) -> list[bool]:
         if is_comm.get(node.op) and may_meet:
             there = [a or b for a, b in zip(marks, is_beside, strict=True)]
             needed = _waited_for(graph, made_by, there, index) if is_forward else ()
-            may_meet = is_forward and not any([writes.get(graph.nodes[n].op) for n in needed])
+            is_late = is_collective(node.op) and node.attrs.get("when") == LATE
+            is_fed = not any([writes.get(graph.nodes[n].op) for n in needed])
+            may_meet = is_forward and is_fed and not is_late
             for early in (index, *needed) if may_meet else ():
                 marks[early] = True
         elif is_forward and may_repeat(node):
