@@ -7,7 +7,7 @@ failed, and where a stop falls. Whatever is decided is told to every rank in the
 
 *Meetings.* A rank that has come to one waits; when all have come to the same, each gets all values.
 
-*Steps.* The coordinator grants a window: `WINDOW_STEPS` beyond what every rank has finished. So no
+*Steps.* The coordinator grants a window: `WINDOW_STEPS` beyond what every rank has come to. So no
 rank has begun a step that was not granted to all, which is what makes these common:
 a stop is at the largest total granted, for every rank can get there and none is beyond it; a
 checkpoint is after the first step that is not granted yet, for no rank has decided on it yet, and
@@ -32,7 +32,6 @@ from actorflow.ranks.messages import (
     CheckpointAsked,
     CheckpointAt,
     EndsAfter,
-    Finished,
     FromRank,
     Granted,
     HasData,
@@ -42,6 +41,7 @@ from actorflow.ranks.messages import (
     Noted,
     OtherEndsAfter,
     RankFailed,
+    Reached,
     StopAsked,
     ToRank,
     WaitedInVain,
@@ -82,7 +82,7 @@ class _AgreedRun:
     """What is known of a run of the job, by rank where ranks differ."""
 
     first: dict[int, int] = field(default_factory=dict)
-    finished: dict[int, int] = field(default_factory=dict)
+    reached: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
     more: dict[int, int] = field(default_factory=dict)
     granted: int | None = None
@@ -256,11 +256,11 @@ class Agreement:
             return self._fail(_left_early(min(gone)))
         return self._advance(message.run, run)
 
-    def _finished(self, rank: int, message: Finished) -> Sends:
+    def _reached(self, rank: int, message: Reached) -> Sends:
         run = self._run(message.run)
         if run is None:
             return []
-        run.finished[rank] = max(message.step, run.finished.get(rank, 0))
+        run.reached[rank] = max(message.step, run.reached.get(rank, 0))
         return self._advance(message.run, run)
 
     def _stop_asked(self, rank: int, message: StopAsked) -> Sends:
@@ -307,7 +307,7 @@ class Agreement:
         if not run.ends:
             return []
         step, rank = min([(step, rank) for rank, step in run.ends.items()])
-        beyond = run.finished | run.more | run.ends
+        beyond = run.reached | run.more | run.ends
         for other, reached in sorted(beyond.items()):
             if reached > step:
                 ended = other in run.ends
@@ -333,7 +333,7 @@ class Agreement:
         if run.stop is not None:
             run.is_last = True
             return self._all(Granted(number, run.granted, True, run.stop))
-        done = min([max(first, run.finished.get(r, first)) for r in range(self.num_ranks)])
+        done = min([max(first, run.reached.get(r, first)) for r in range(self.num_ranks)])
         told: Sends = []
         if run.is_checkpoint_asked and (run.checkpoint is None or run.checkpoint <= done):
             run.checkpoint = run.granted + 1
@@ -351,7 +351,7 @@ _TAKES: dict[type[Any], Callable[[Agreement, int, Any], Sends]] = {
     Came: Agreement._take_came,
     WaitedInVain: Agreement._waited,
     Began: Agreement._began,
-    Finished: Agreement._finished,
+    Reached: Agreement._reached,
     StopAsked: Agreement._stop_asked,
     CheckpointAsked: Agreement._checkpoint_asked,
     EndsAfter: Agreement._ends,

@@ -15,7 +15,7 @@ import zmq
 
 from actorflow.logs import logger
 from actorflow.ranks.keys import RankKeys, routing_id
-from actorflow.ranks.messages import Finished, FromRank, Hello, ToRank
+from actorflow.ranks.messages import FromRank, Hello, Reached, ToRank
 from actorflow.ranks.wire import MOST_MESSAGE_BYTES, Malformed, decode, encode
 
 
@@ -90,8 +90,8 @@ class RankLink:
                 break
             if message is None:
                 return False
-            # Of steps that were finished meanwhile the last says it all.
-            if pending and isinstance(message, Finished) and isinstance(pending[-1], Finished):
+            # Of steps that were come to meanwhile the last says it all.
+            if pending and isinstance(message, Reached) and isinstance(pending[-1], Reached):
                 pending[-1] = message
             else:
                 pending.append(message)

@@ -1,6 +1,6 @@
 """What ranks and their coordinator say to each other.
 
-Every message is a statement that stays true ("has finished 12 steps", not "one more"), so that one
+Every message is a statement that stays true ("has come to step 12", not "one more"), so that one
 that comes twice, or after a newer one, changes nothing. Ranks, runs and meetings are numbered; runs
 and meetings from 1 up, on each rank by itself, which is why a number says which one is meant.
 Steps are the user's: steps of training, in all, whatever the first of the run was.
@@ -42,8 +42,8 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A rank has finished a step, and so all before it."""
+class Reached:
+    """A rank has come to a step, and so to all before it: it has the data of that."""
 
     run: int
     step: int
@@ -104,7 +104,7 @@ FromRank = (
     | Came
     | WaitedInVain
     | Began
-    | Finished
+    | Reached
     | StopAsked
     | CheckpointAsked
     | EndsAfter

@@ -9,11 +9,11 @@ from actorflow.ranks.messages import (
     CheckpointAsked,
     CheckpointAt,
     EndsAfter,
-    Finished,
     FromRank,
     Granted,
     HasData,
     OtherEndsAfter,
+    Reached,
     StopAsked,
     ToRank,
 )
@@ -60,7 +60,7 @@ class SharedRun:
         self.is_over = False
         self._callbacks = callbacks
         self._say = say
-        self._fed = self._finished = 0
+        self._fed = self._reached = 0
         self._other_end: int | None = None
         self._is_aborted = False
 
@@ -73,10 +73,10 @@ class SharedRun:
         self._fed = max(self._fed, step)
         self._compare()
 
-    def finished(self, step: int) -> None:
-        """Say that a step is finished, and so all before it: more can be granted."""
-        self._finished = max(self._finished, step)
-        self._say(Finished(self.number, step))
+    def reached(self, step: int) -> None:
+        """Say that this rank has come to a step, with its data: more can be granted."""
+        self._reached = max(self._reached, step)
+        self._say(Reached(self.number, step))
 
     def data_ended(self, step: int) -> None:
         """Say that this rank has no data after a step."""

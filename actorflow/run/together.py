@@ -44,7 +44,7 @@ class Together:
         """Say that a step has its data, before it begins; more can be granted."""
         if self._shared is not None:
             self._shared.fed(step)
-            self._shared.finished(step)
+            self._shared.reached(step)
 
     def data_ended(self, step: int) -> None:
         """Say that there is no data after a step."""

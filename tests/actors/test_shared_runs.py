@@ -40,7 +40,7 @@ def train(pipeline, bodies, member, meeting, *, fails=None, asks=lambda run, ste
     def log(tokens):
         assert began.wait(PATIENCE)
         seen.append(int(tokens[0]["x"][0]))
-        run.finished(len(seen))
+        run.reached(len(seen))
         asks(run, len(seen))
 
     bound, _ = pipeline(bodies.Counting(), meeting.kernel(member.rank, fails), log)

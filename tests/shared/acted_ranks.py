@@ -17,7 +17,6 @@ from actorflow.ranks.messages import (
     CheckpointAsked,
     CheckpointAt,
     EndsAfter,
-    Finished,
     Granted,
     HasData,
     Hello,
@@ -25,6 +24,7 @@ from actorflow.ranks.messages import (
     Met,
     Noted,
     OtherEndsAfter,
+    Reached,
     StopAsked,
     Welcome,
 )
@@ -191,7 +191,7 @@ class Play:
 
     def _finish(self, rank):
         rank.finished += 1
-        rank.say(Finished(rank.run, rank.finished))
+        rank.say(Reached(rank.run, rank.finished))
 
     def _end(self, rank):
         if rank.finished < rank.begun:  # its data has ended, what has begun is still to be finished

@@ -16,7 +16,6 @@ from actorflow.ranks.messages import (
     CheckpointAsked,
     CheckpointAt,
     EndsAfter,
-    Finished,
     Granted,
     HasData,
     Hello,
@@ -24,6 +23,7 @@ from actorflow.ranks.messages import (
     Met,
     Noted,
     RankFailed,
+    Reached,
     StopAsked,
     WaitedInVain,
     Welcome,
@@ -231,22 +231,22 @@ def test_a_meeting_out_of_turn_is_a_failure():
 
 def test_a_run_begins_when_all_are_ready_and_goes_on_by_windows():
     agreement = begun(2, first=10)
-    assert agreement.take(0, Finished(1, 14)) == []
-    assert agreement.take(1, Finished(1, 11)) == []
-    assert agreement.take(1, Finished(1, 12)) == [
+    assert agreement.take(0, Reached(1, 14)) == []
+    assert agreement.take(1, Reached(1, 11)) == []
+    assert agreement.take(1, Reached(1, 12)) == [
         (0, Granted(1, 12 + WINDOW_STEPS, False, "")),
         (1, Granted(1, 12 + WINDOW_STEPS, False, "")),
     ]
-    assert agreement.take(1, Finished(1, 11)) == []
+    assert agreement.take(1, Reached(1, 11)) == []
 
 
 def test_a_stop_is_at_the_largest_total_that_was_granted():
     agreement = begun(2)
-    agreement.take(0, Finished(1, 3))
+    agreement.take(0, Reached(1, 3))
     last = Granted(1, WINDOW_STEPS, True, "SIGINT")
     assert agreement.take(1, StopAsked(1, "SIGINT")) == [(0, last), (1, last)]
     assert agreement.take(0, StopAsked(1, "SIGTERM")) == []
-    assert agreement.take(0, Finished(1, 4)) == agreement.take(1, Finished(1, 4)) == []
+    assert agreement.take(0, Reached(1, 4)) == agreement.take(1, Reached(1, 4)) == []
 
 
 def test_a_stop_before_the_run_begins_ends_it_with_no_step():
@@ -263,8 +263,8 @@ def test_a_checkpoint_is_after_the_first_step_that_nobody_may_have_begun():
     assert agreement.take(1, CheckpointAsked(1)) == [(0, step), (1, step)]
     assert agreement.take(0, CheckpointAsked(1)) == []
     for done in range(1, WINDOW_STEPS + 2):
-        agreement.take(0, Finished(1, done))
-        told = agreement.take(1, Finished(1, done))
+        agreement.take(0, Reached(1, done))
+        told = agreement.take(1, Reached(1, done))
     granted = max([m.steps for _, m in told if isinstance(m, Granted)], default=0) or 8
     later = agreement.take(1, CheckpointAsked(1))
     assert later[0][1].step > granted - 1 > WINDOW_STEPS
@@ -311,7 +311,7 @@ def test_late_copies_of_what_was_said_in_a_run_that_is_over_say_nothing():
     agreement = begun(2)
     for rank in (0, 1):
         agreement.take(rank, EndsAfter(1, 2))
-    for copy_ in (Began(1, 0), Finished(1, 2), StopAsked(1, ""), EndsAfter(1, 2), HasData(1, 2)):
+    for copy_ in (Began(1, 0), Reached(1, 2), StopAsked(1, ""), EndsAfter(1, 2), HasData(1, 2)):
         assert agreement.take(0, copy_) == []
     assert agreement.take(1, Left()) == [(1, Noted())]
     assert agreement.failure is None
@@ -390,7 +390,7 @@ def test_statements_in_any_order_and_number_never_break_it(data):
         st.builds(Came, number, st.sampled_from(["a", "b"]), st.just(b"")),
         st.builds(WaitedInVain, number, st.just(1)),
         st.builds(Began, number, st.integers(0, 1)),
-        st.builds(Finished, number, step),
+        st.builds(Reached, number, step),
         st.builds(StopAsked, number, st.just("")),
         st.builds(CheckpointAsked, number),
         st.builds(EndsAfter, number, step),

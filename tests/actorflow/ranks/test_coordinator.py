@@ -8,7 +8,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from actorflow.ranks.keys import hand_over, routing_id, take_over
-from actorflow.ranks.messages import Finished, Hello, Left
+from actorflow.ranks.messages import Hello, Left, Reached
 from actorflow.ranks.wire import encode
 from compiler.errors import InternalError
 
@@ -122,7 +122,7 @@ def test_a_rank_under_the_name_of_another_is_refused(client, job):
 
 def test_what_is_malformed_is_refused_in_words_and_the_next_is_heard(client, job):
     rank = client()
-    head = encode(Finished(1, 2))[0]
+    head = encode(Reached(1, 2))[0]
     for frames in ([b"\xc1"], [head, b"more"], [msgpack.packb([1, "Welcome", 2])]):
         rank.socket.send_multipart(frames)
     rank.socket.send_multipart(encode(Hello()))
@@ -130,7 +130,7 @@ def test_what_is_malformed_is_refused_in_words_and_the_next_is_heard(client, job
     job.wait_refused(3)
     assert job.refused == [
         "rank 0 sent no msgpack (FormatError); it was refused",
-        "rank 0 sent Finished with more than it has fields; it was refused",
+        "rank 0 sent Reached with more than it has fields; it was refused",
         "rank 0 sent a kind of message that nobody may send here; it was refused",
     ]
 

@@ -57,7 +57,7 @@ while step < 20:
         raise news
     while step < news:
         step += 1
-        run.finished(step)
+        run.reached(step)
         if step == 9:
             act("run")
 run.end(step)
@@ -223,7 +223,7 @@ with StopSignals(lambda n: run.ask_stop(signal.Signals(n).name)) as signals:
         except queue.Empty:
             continue
         step = steps
-        run.finished(step)
+        run.reached(step)
     run.end(step)
 lasts = member.gather("lasts", step)
 print(len(set(lasts)), "last step", signal.Signals(signals.received[0]).name)

@@ -117,7 +117,7 @@ def test_a_run_is_granted_step_by_step_stopped_and_followed_by_another(members, 
         runs = begun(at_once, ranks, first)
         for run, _ in runs:
             run.fed(first + 2)
-            run.finished(first + 2)
+            run.reached(first + 2)
         for _, told in runs:
             assert told.get(timeout=60) == ("grant", first + 2 + WINDOW_STEPS, False)
         runs[1][0].ask_checkpoint()
@@ -151,7 +151,7 @@ def test_data_that_ends_earlier_on_one_rank_is_an_error_that_names_both(members,
         runs[1][0].fed(3)
     runs[0][0].data_ended(2)
     if is_late:
-        runs[1][0].finished(2)
+        runs[1][0].reached(2)
         runs[1][0].fed(3)
     while True:
         told = runs[1][1].get(timeout=60)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actorflow.ranks import messages, wire
-from actorflow.ranks.messages import Came, Finished, FromRank, Met, RankFailed, ToRank
+from actorflow.ranks.messages import Came, FromRank, Met, RankFailed, Reached, ToRank
 from actorflow.ranks.wire import Malformed, decode, encode, pack_value, unpack_value
 
 FIELDS = {
@@ -83,14 +83,14 @@ def packed(*head):
         ([packed("Welcome", 2)], "nobody may send here"),
         ([packed("Nonsense")], "nobody may send here"),
         ([packed(["Hello"])], "nobody may send here"),
-        ([packed("Finished", 1)], "without its step"),
-        ([packed("Finished", 1, 2, 3)], "more than it has"),
-        ([packed("Finished", 1, 2), b"more"], "more than it has"),
-        ([packed("Finished", 1, -2)], "beyond"),
-        ([packed("Finished", 1, 1 << 63)], "beyond"),
-        ([packed("Finished", 1, True)], "step of Finished is no int"),
-        ([packed("Finished", 1, "2")], "step of Finished is no int"),
-        ([packed("Finished", 1, msgpack.ExtType(1, b""))], "is no int"),
+        ([packed("Reached", 1)], "without its step"),
+        ([packed("Reached", 1, 2, 3)], "more than it has"),
+        ([packed("Reached", 1, 2), b"more"], "more than it has"),
+        ([packed("Reached", 1, -2)], "beyond"),
+        ([packed("Reached", 1, 1 << 63)], "beyond"),
+        ([packed("Reached", 1, True)], "step of Reached is no int"),
+        ([packed("Reached", 1, "2")], "step of Reached is no int"),
+        ([packed("Reached", 1, msgpack.ExtType(1, b""))], "is no int"),
         ([packed("StopAsked", 1, b"bytes")], "is no str"),
         ([packed("StopAsked", 1, "x" * (1 << 17))], "too long"),
         ([packed("StopAsked", 1, "x" * (1 << 21))], "a head of"),
@@ -141,4 +141,4 @@ def test_every_message_has_fields_that_travel():
     for kind in (*FromRank.__args__, *ToRank.__args__):
         assert kind.__module__ == messages.__name__
         assert {field.type for field in dataclasses.fields(kind)} <= FIELDS.keys()
-    assert Finished.__slots__ == ("run", "step")
+    assert Reached.__slots__ == ("run", "step")
