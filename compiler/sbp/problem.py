@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.errors import CompileError
-from compiler.graph import Graph, Node, consumers, mark_needed
+from compiler.graph import Graph, Node, consumers
 from compiler.mesh import MeshLink
 from compiler.ops.sources import VARIABLE
 from compiler.registry import Types, cost, view
@@ -102,21 +102,18 @@ def _shared(axis: MeshAxis, type_: TensorType) -> MeshLink:
 
 
 def waiting_for_nobody(graph: Graph) -> frozenset[ValueId]:
-    """Return the values that nobody waits for: parameters, and what updates and metrics alone read.
+    """Return the values that wait for nobody: parameters, and what updates alone read.
 
-    Their collectives go together (`compiler.turns`).
+    Their collectives go together (`compiler.lowering.buckets`).
     """
     readers, nodes = consumers(graph), graph.nodes
-    needed = mark_needed(graph, [w.value for w in graph.writes] or [o.value for o in graph.outputs])
-    computes = [n and node.phase is not Phase.UPDATE for n, node in zip(needed, nodes, strict=True)]
-    return frozenset(
-        [
-            value
-            for node in nodes
-            for value in node.outputs
-            if node.op is VARIABLE or not any([computes[i] for i in readers[value]])
-        ]
-    )
+    found = []
+    for node in nodes:
+        for value in node.outputs:
+            late = [nodes[i].phase is Phase.UPDATE for i in readers[value]]
+            if node.op is VARIABLE or (late and all(late)):
+                found.append(value)
+    return frozenset(found)
 
 
 def fill(problem: LayoutProblem) -> None:

@@ -273,7 +273,7 @@ def test_collectives_are_bound_by_the_communicator_in_every_slot(meeting, fake_p
     devices = (HostDevice({"copy": kernel}),)
     load_on(meeting, {"data": fake_port()}, devices, communicator=communicator)
     calls = [call for call, _, _ in communicator.bound]
-    assert [call.phase for call in calls] == [0, 1, 2]
+    assert len(calls) == 3
     call = calls[0]
     assert (call.op, dict(call.attrs), call.actor) == ("op_all_reduce", {"order": 4}, "reduce")
     assert call.stream == 0

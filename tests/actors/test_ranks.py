@@ -12,7 +12,7 @@ from compiler.mesh import Mesh
 from compiler.plan import ActorKind
 from compiler.rank_plans import RankPlans
 
-ATTRS = (("group", "data"), ("num_ranks", 2), ("order", 0))
+ATTRS = (("by", "sum"), ("group", "data"), ("num_ranks", 2), ("order", 0))
 SIZE = 8  # bytes of the plan maker's field
 NETWORK = Network(Wire(gb_s=0.004, latency_ns=50.0))
 
@@ -163,7 +163,7 @@ def test_two_collectives_that_ranks_begin_in_different_orders_are_found_out(plan
             name, ActorKind.COMPUTE, inputs=[(batch, 1)], outputs=[(edge, 1)], duration_ns=100.0
         )
     for order, (name, edge) in enumerate(zip(("reduce", "reduce too"), grads, strict=True)):
-        attrs = (*ATTRS[:2], ("order", order))
+        attrs = (*ATTRS[:3], ("order", order))
         launch = replace(
             maker.launch("any", [maker.field_view(edge)]), op="all_reduce", attrs=attrs
         )

@@ -43,7 +43,7 @@ def with_all_reduce(plan):
     launch = Launch(
         "any",
         "all_reduce",
-        (("group", "data"), ("num_ranks", 4), ("order", 0)),
+        (("by", "sum"), ("group", "data"), ("num_ranks", 4), ("order", 0)),
         (len(plan.views),),
         (),
         None,
