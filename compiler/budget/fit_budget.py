@@ -74,8 +74,10 @@ class _RecomputeSearch:
         self.kept_bytes = sum(
             [m.variable_bytes + m.constant_bytes + m.staging_bytes + m.slot_bytes for m in memory]
         )
-        # Not what is kept alone: of what lies between chains the planner knows the most.
-        self.beside = trials.arena_bytes(base) - self.planner.store_all.peak_bytes
+        # At least what is kept. Of what lies between chains the planner knows the most, so the rest
+        # is the difference of the two, unless its order, all forward launches first, needs more.
+        beyond = trials.arena_bytes(base) - self.planner.store_all.peak_bytes
+        self.beside = max(self.kept_bytes, beyond)
 
     def run(self) -> tuple[BudgetChoice, Plan]:
         if self.options.recompute == "blocks":
