@@ -29,9 +29,10 @@ class MeshLink:
         return parts * self.latency_ns * self.bytes_per_ns if parts > 1 else 0.0
 
 
-INSIDE_A_HOST = MeshLink(10.0, 0.0)
-"""What joins processes of a host: a core that adds what lies in their shared memory. Waking each
-other costs them time as well, but buckets share it: what a tensor costs is its bytes."""
+INSIDE_A_HOST = MeshLink(10.0, 10_000.0)
+"""What joins processes of a host: a core that adds what lies in their shared memory, and wakes that
+take 3 to 20 us for each message of a ring (benchmarks/results/ranks.md), by how busy the host is.
+What goes in buckets shares them."""
 
 MeshLinks = tuple[MeshLink, ...]
 """One for each axis of the mesh."""

@@ -75,6 +75,17 @@ def turns_of(graph: Graph, least: LeastBytes) -> CommTurns:
     return _TurnChoice(graph, least).result()
 
 
+def awaited_results(graph: Graph) -> list[ValueId]:
+    """Return what a step is for: all that it writes; where it writes nothing, what it returns.
+
+    Metrics beside that can wait. But those of stages go through the channels that values and
+    gradients of a batch go through (`compiler.sbp.cut`), and would keep them waiting.
+    """
+    written, returned = [w.value for w in graph.writes], [o.value for o in graph.outputs]
+    is_staged = any([node.stage > 0 for node in graph.nodes])
+    return [*written, *returned] if is_staged or not written else written
+
+
 def in_turn(graph: Graph, turns: CommTurns) -> Graph:
     """Return the graph of a rank whose collectives have their turns. O(nodes)."""
     if not turns:
@@ -204,11 +215,9 @@ class _TurnChoice:
     def _late(self) -> list[bool]:
         """Mark the collectives that no computation of the forward or backward pass waits for.
 
-        Of a job that changes variables only what these need counts: metrics can wait.
         """
         graph = self.graph
-        wanted = [w.value for w in graph.writes] or [o.value for o in graph.outputs]
-        needed = mark_needed(graph, wanted)
+        needed = mark_needed(graph, awaited_results(graph))
         is_awaited = [False] * len(graph.nodes)
         for index in reversed(self.sequence):
             node = graph.nodes[index]

@@ -102,10 +102,14 @@ class _Rank:
 
     def result(self) -> Graph:
         graph = self.graph
+        whole = (BROADCAST,) * len(self.layouts.mesh.shape)
+        returned = {o.value for o in graph.outputs}
         for index, node in enumerate(graph.nodes):
             with self.b.beside(node):
                 self._emit(index, node)
-        whole = (BROADCAST,) * len(self.layouts.mesh.shape)
+            # As soon as they are there: other stages may get them with the batch.
+            for value in [v for v in node.outputs if v in returned]:
+                self._brought(value, whole)
         self.b.outputs = [Output(o.name, self._brought(o.value, whole)) for o in graph.outputs]
         self.b.writes = [
             Write(

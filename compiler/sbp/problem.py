@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.errors import CompileError
-from compiler.graph import Graph, Node, consumers
+from compiler.graph import Graph, Node, consumers, mark_needed
 from compiler.mesh import MeshLink
 from compiler.ops.sources import VARIABLE
 from compiler.registry import Types, cost, view
@@ -20,6 +20,7 @@ from compiler.sbp.impossible import Refused, impossible
 from compiler.sbp.moves import ways_between
 from compiler.sbp.ways import is_possible, ways_of
 from compiler.sbp.words import BROADCAST, Sbp, Split, local_shape
+from compiler.turns import awaited_results
 from compiler.types import Phase, TensorType, ValueId
 
 
@@ -102,18 +103,21 @@ def _shared(axis: MeshAxis, type_: TensorType) -> MeshLink:
 
 
 def waiting_for_nobody(graph: Graph) -> frozenset[ValueId]:
-    """Return the values that wait for nobody: parameters, and what updates alone read.
+    """Return the values that nobody waits for: parameters, and what updates and metrics alone read.
 
-    Their collectives go together (`compiler.lowering.buckets`).
+    Their collectives go together (`compiler.turns`).
     """
     readers, nodes = consumers(graph), graph.nodes
-    found = []
-    for node in nodes:
-        for value in node.outputs:
-            late = [nodes[i].phase is Phase.UPDATE for i in readers[value]]
-            if node.op is VARIABLE or (late and all(late)):
-                found.append(value)
-    return frozenset(found)
+    needed = mark_needed(graph, awaited_results(graph))
+    computes = [n and node.phase is not Phase.UPDATE for n, node in zip(needed, nodes, strict=True)]
+    return frozenset(
+        [
+            value
+            for node in nodes
+            for value in node.outputs
+            if node.op is VARIABLE or not any([computes[i] for i in readers[value]])
+        ]
+    )
 
 
 def fill(problem: LayoutProblem) -> None:

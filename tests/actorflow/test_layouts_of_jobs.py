@@ -5,6 +5,8 @@ from rank_jobs import check_step, laid_out, step_graph
 
 import actorflow as af
 from actorflow import nn
+from compiler.ops.comm import LATE
+from compiler.plan import ActorKind
 from compiler.sbp.words import BROADCAST, PARTIAL, Split
 
 MODEL = {"model": af.split(0)}
@@ -119,3 +121,22 @@ def test_a_value_that_is_laid_out_as_terms_is_summed_by_who_reads_it():
     layouts = laid_out(graph, mesh)
     terms = [n for n in graph.nodes if n.attrs.get("sbp") == (("data", "P"),)]
     assert [layouts.of(n.outputs[0])[0] for n in terms] == [PARTIAL]
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"accumulate": 4}], ids=str)
+@pytest.mark.parametrize(("ranks", "rows"), [(2, 32), (3, 8), (4, 32)])
+def test_ranks_of_a_small_net_meet_for_gradients_and_the_loss_alone(ranks, rows, options):
+    """Waiting in the middle of a step costs more than the bytes that it saves."""
+
+    @af.job(optimizer=af.optim.AdamW(1e-3), mesh=af.Mesh(data=ranks), **options)
+    def train(model, batch):
+        return af.mse_loss(model(batch.x), batch.y)
+
+    x = of("float32", rows, 64)
+    plan = train.compile(nn.MLP(64), {"x": x, "y": x})
+    met = [launch for a in plan.actors if a.kind is ActorKind.COMM for launch in a.launches]
+    assert {(launch.op, dict(launch.attrs)["when"]) for launch in met} == {("all_reduce", LATE)}
+    parameters = [v.view for v in plan.variables if v.role == "parameter"]
+    views = [*parameters, *[launch.inputs[0] for launch in met]]
+    elements = [plan.views[view].type.num_elements for view in views]
+    assert 1 + sum(elements[: len(parameters)]) == sum(elements[len(parameters) :])
