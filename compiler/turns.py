@@ -213,9 +213,7 @@ class _TurnChoice:
         return found
 
     def _late(self) -> list[bool]:
-        """Mark the collectives that no computation of the forward or backward pass waits for.
-
-        """
+        """Mark the collectives that no computation of the forward or backward pass waits for."""
         graph = self.graph
         needed = mark_needed(graph, awaited_results(graph))
         is_awaited = [False] * len(graph.nodes)
