@@ -15,9 +15,9 @@ the chain of launches that ends with the last gradient of a bucket begins after 
 bucket before. What ranks gather ahead of its use waits until the bucket before it is used: memory
 holds two of these, and not all parameters.
 
-Guarantees: what a collective reads is dense; none waits for another one but by its order, or for
-what that one's readers need; nodes stand in topological order, and what reads a late one after all
-that does not.
+Guarantees: what a collective or another stage reads is dense; no collective waits for another one
+but by its order, or for what that one's readers need; nodes stand in topological order, and what
+reads a late one after all that does not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.attrs import Attrs
 from compiler.errors import InternalError
-from compiler.graph import Graph, GraphBuilder, Node
+from compiler.graph import Graph, GraphBuilder, Node, new_value
 from compiler.lowering.pipelines import return_edges
 from compiler.lowering.storage import (
     assign_storage,
@@ -36,7 +36,7 @@ from compiler.lowering.storage import (
     launch_of_values,
     write_after_read,
 )
-from compiler.ops.channels import is_collective
+from compiler.ops.channels import SEND, is_collective
 from compiler.ops.comm import AHEAD, ALL_REDUCE, LATE
 from compiler.ops.shape import COPY, RESHAPE
 from compiler.ops.slicing import CONCAT, SLICE
@@ -53,9 +53,36 @@ _Kind = tuple[int, str, DType, object]
 
 def run(graph: Graph) -> Graph:
     """Return the ordered graph with a launch for each row of each bucket. O(nodes log nodes)."""
+    graph = _with_whole_sends(graph)
     if not any([is_collective(node.op) for node in graph.nodes]):
         return graph
     return _Rows(_one_turn_each(graph)).result()
+
+
+def _with_whole_sends(graph: Graph) -> Graph:
+    """Have what another stage is sent lie in one block: a view that does not is copied."""
+    if not any([node.op is SEND for node in graph.nodes]):
+        return graph
+    is_whole, types = _lie_dense(graph), [*graph.types]
+    sent = {n.inputs[0] for n in graph.nodes if n.op is SEND and not is_whole[n.inputs[0]]}
+    copies: dict[ValueId, ValueId] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        is_sent = node.op is SEND and node.inputs[0] in copies
+        nodes.append(replace(node, inputs=(copies[node.inputs[0]],)) if is_sent else node)
+        for value in [v for v in node.outputs if v in sent]:
+            # Where it is made, so that nothing stands between the sends of a batch.
+            copies[value] = new_value(types, graph.types[value])
+            where = (node.scope, node.source, node.phase)
+            at = {"device": node.device, "stage": node.stage}
+            nodes.append(Node(COPY, (value,), (copies[value],), Attrs(), *where, **at))
+    return replace(graph, nodes=tuple(nodes), types=tuple(types)) if copies else graph
+
+
+def _lie_dense(graph: Graph) -> list[bool]:
+    """Whether each value is one block, wherever it begins: what other ranks can be met with."""
+    layouts = [replace(own, offset_bytes=0) for own in assign_storage(graph).layout]
+    return [is_dense(t, own) for t, own in zip(graph.types, layouts, strict=True)]
 
 
 def _one_turn_each(graph: Graph) -> Graph:
@@ -88,14 +115,11 @@ class _Rows:
 
     def result(self) -> Graph:
         """Return the graph whose readers read what collectives of buckets have made."""
-        graph, storage = self.graph, assign_storage(self.graph)
+        graph, dense = self.graph, _lie_dense(self.graph)
         buckets: dict[int, list[Node]] = {}
         for node in graph.nodes:
             if is_collective(node.op):
                 buckets.setdefault(node.attrs.int_("bucket"), []).append(node)
-        # Wherever it begins: one block is what a collective reads.
-        layouts = [replace(own, offset_bytes=0) for own in storage.layout]
-        dense = [is_dense(t, own) for t, own in zip(graph.types, layouts, strict=True)]
         # What leaves the step has bytes of its own, and is no part of a row.
         leaving = {*[o.value for o in graph.outputs], *[w.value for w in graph.writes]}
         for _, nodes in sorted(buckets.items()):

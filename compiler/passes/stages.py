@@ -119,9 +119,13 @@ def _check_used(graph: Graph, found: tuple[int, ...], num_stages: int) -> None:
             )
     idle = [str(stage) for stage in range(num_stages) if stage not in found]
     if idle:
+        # The last line that is on a stage; where none is, the last one of the job.
+        nodes = zip(graph.nodes, found, strict=True)
+        last = [node for node, own in nodes if own >= 0 and node.phase is Phase.FORWARD]
         raise CompileError(
-            f"the mesh's axis {STAGE!r} has {num_stages} ranks, and nothing of the job is on stage"
-            f" {', '.join(idle)}; say what is: with af.stage({idle[0]}):"
+            f"{(last or graph.nodes)[-1].source}: the mesh's axis {STAGE!r} has {num_stages} ranks,"
+            f" and nothing of the job is on stage {', '.join(idle)}; say what is, as by"
+            f" with af.stage({idle[0]}):"
         )
 
 

@@ -46,6 +46,18 @@ def shared(layers):
     return model
 
 
+class ViewLayers(Layers):
+    """Hands on views of what each stage makes: some of the columns, and rows as columns."""
+
+    def __call__(self, x):
+        first = super().__call__(x)
+        with af.stage(0):
+            wide = af.concat([x * 2.0, x], -1)
+            h, turned = wide[:, 2:], wide.transpose(0, 1)
+        with af.stage(1):
+            return first + h.mean() + turned[1:].mean()
+
+
 def drawn(spec, every):
     """Return the batches of some steps."""
     rng, steps = np.random.default_rng(0), []
@@ -79,13 +91,15 @@ JOBS = {
     "gpt": (gpt, words, WORDS, {"optimizer": af.optim.SGD(0.1), "clip_norm": 0.5}),
     "shared": (shared, words, WORDS, {}),
     "layers": (lambda n: Layers(n, is_rich=True), squares, ROWS, {}),
+    "views": (ViewLayers, squares, ROWS, {}),
 }
 
 
 @pytest.mark.no_gpu("ranks meet in memory of the host")
 @pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("num_stages", [2, 3])
-@pytest.mark.parametrize("name", ["gpt", "layers"])
+@pytest.mark.parametrize(
+    ("name", "num_stages"), [("gpt", 2), ("gpt", 3), ("layers", 2), ("layers", 3), ("views", 2)]
+)
 def test_stages_on_ranks_train_as_one_rank_does(native_toolchain, name, num_stages, every):
     model, fn, spec, options = JOBS[name]
     hardware, steps = hardware_for((HOST,)), drawn(spec, every)
