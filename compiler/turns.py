@@ -14,6 +14,9 @@ are uneven, and have other bytes, cut their buckets at the same places.
   before it is in use.
 - All others are waited for by what comes next, and go alone as soon as they can.
 
+What is gathered for each batch and once per step, too, has a turn for each: its twin that
+`compiler.passes.rates` makes has the second.
+
 The order is a topological one of buckets: what is ahead depends on variables alone, what is late on
 both and on late ones of a lesser level, and nothing but late ones on that. In it buckets stand by
 the time at which their last operand is made, counted in nodes.
@@ -54,12 +57,19 @@ _MOVERS = (CAST, BROADCAST_TO, CONCAT, PAD, SLICE)
 
 @dataclass(frozen=True, slots=True)
 class CommTurn:
-    """The place of a collective: its bucket, its own place in the order, when it is wanted."""
+    """The place of a collective: its bucket, its own place in the order, when it is wanted.
+
+    `twin` are the two numbers of its twin once per step, where both rates need it.
+    """
 
     bucket: int
     order: int
     when: str
+    twin: tuple[int, int] | None = None
 
+
+_TWIN = "twin"
+"""The attribute with the turn of a twin, until there is one."""
 
 CommTurns = Mapping[int, CommTurn]
 """By the number that a collective has from whoever emitted it."""
@@ -86,6 +96,22 @@ def awaited_results(graph: Graph) -> list[ValueId]:
     return [*written, *returned] if is_staged or not written else written
 
 
+def apart_by_rates(node: Node) -> tuple[Node, Node]:
+    """Return a node that both rates need, and its twin once per step: one in the turn of that.
+
+    Raises InternalError for a collective of which it was not known.
+    """
+    if not is_comm.get(node.op):
+        return node, node
+    own = {name: value for name, value in node.attrs.items() if name != _TWIN}
+    twin = node.attrs.get(_TWIN)
+    if not isinstance(twin, tuple):
+        raise InternalError(f"{node.op} at {node.source} has no turn for once per step")
+    bucket, order = twin
+    its = {**own, "bucket": bucket, "order": order}
+    return replace(node, attrs=Attrs(own)), replace(node, attrs=Attrs(its))
+
+
 def in_turn(graph: Graph, turns: CommTurns) -> Graph:
     """Return the graph of a rank whose collectives have their turns. O(nodes)."""
     if not turns:
@@ -96,6 +122,8 @@ def in_turn(graph: Graph, turns: CommTurns) -> Graph:
             turn = turns[node.attrs.int_("order")]
             own: dict[str, AttrValue] = {"bucket": turn.bucket, "order": turn.order}
             own["when"] = turn.when
+            if turn.twin is not None:
+                own[_TWIN] = turn.twin
             node = replace(node, attrs=Attrs({**node.attrs, **own}))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
@@ -181,12 +209,14 @@ class _TurnChoice:
     sequence: list[int] = field(init=False)
     place: list[int] = field(init=False)
     per_step: tuple[bool, ...] = field(init=False)
+    at_both: tuple[bool, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         graph, makers = self.graph, self.graph.producers()
         # What both rates need is made in each (`compiler.passes.rates`): its turn is the earlier.
-        rates = zip(needed_per_step(graph), needed_per_batch(graph), strict=True)
-        self.per_step = tuple([step and not batch for step, batch in rates])
+        pairs = list(zip(needed_per_step(graph), needed_per_batch(graph), strict=True))
+        self.per_step = tuple([step and not batch for step, batch in pairs])
+        self.at_both = tuple([step and batch for step, batch in pairs])
         self.before = [[makers[v] for v in node.inputs] for node in graph.nodes]
         for earlier, later in (*write_after_read(graph), *edges_of_returns(graph)):
             self.before[later].append(earlier)
@@ -205,11 +235,21 @@ class _TurnChoice:
         buckets = self._ahead_buckets(need)
         when = [AHEAD if i in need else LATE if late[i] else AWAITED for i in range(len(late))]
         buckets += self._others(when, {i: b.key[1] for b in buckets for i in b.nodes})
+        buckets.sort(key=lambda b: b.key)
+        # A twin follows from variables alone: it goes before all that only a step needs.
+        first = [i for i, bucket in enumerate(buckets) if self.per_step[bucket.nodes[0]]]
+        at = first[0] if first else len(buckets)
+        both = [tuple([i for i in bucket.nodes if self.at_both[i]]) for bucket in buckets[:at]]
+        twins = [replace(b, nodes=own) for b, own in zip(buckets, both, strict=False) if own]
         found: dict[int, CommTurn] = {}
-        for number, bucket in enumerate(sorted(buckets, key=lambda b: b.key)):
+        order = 0
+        for number, bucket in enumerate([*buckets[:at], *twins, *buckets[at:]]):
+            is_twin = at <= number < at + len(twins)
             for index in bucket.nodes:
                 emitted = self.graph.nodes[index].attrs.int_("order")
-                found[emitted] = CommTurn(number, len(found), bucket.when)
+                turn = CommTurn(number, order, bucket.when)
+                found[emitted] = replace(found[emitted], twin=(number, order)) if is_twin else turn
+                order += 1
         return found
 
     def _late(self) -> list[bool]:

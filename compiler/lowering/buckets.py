@@ -56,7 +56,7 @@ def run(graph: Graph) -> Graph:
     graph = _with_whole_sends(graph)
     if not any([is_collective(node.op) for node in graph.nodes]):
         return graph
-    return _Rows(_one_turn_each(graph)).result()
+    return _Rows(graph).result()
 
 
 def _with_whole_sends(graph: Graph) -> Graph:
@@ -74,8 +74,7 @@ def _with_whole_sends(graph: Graph) -> Graph:
             # Where it is made, so that nothing stands between the sends of a batch.
             copies[value] = new_value(types, graph.types[value])
             where = (node.scope, node.source, node.phase)
-            at = {"device": node.device, "stage": node.stage}
-            nodes.append(Node(COPY, (value,), (copies[value],), Attrs(), *where, **at))
+            nodes.append(Node(COPY, (value,), (copies[value],), Attrs(), *where, (), node.device))
     return replace(graph, nodes=tuple(nodes), types=tuple(types)) if copies else graph
 
 
@@ -83,20 +82,6 @@ def _lie_dense(graph: Graph) -> list[bool]:
     """Whether each value is one block, wherever it begins: what other ranks can be met with."""
     layouts = [replace(own, offset_bytes=0) for own in assign_storage(graph).layout]
     return [is_dense(t, own) for t, own in zip(graph.types, layouts, strict=True)]
-
-
-def _one_turn_each(graph: Graph) -> Graph:
-    """Give what runs at both rates, and so stands there twice, a turn of its own per step."""
-    meeting = [(i, n.attrs) for i, n in enumerate(graph.nodes) if is_collective(n.op)]
-    per_step = needed_per_step(graph)
-    of_batches = {attrs.int_("order") for i, attrs in meeting if not per_step[i]}
-    more = 1 + max([attrs.int_("order") for _, attrs in meeting])
-    nodes = [*graph.nodes]
-    for index, attrs in meeting:
-        if per_step[index] and attrs.int_("order") in of_batches:
-            own = {name: attrs.int_(name) + more for name in ("bucket", "order")}
-            nodes[index] = replace(nodes[index], attrs=Attrs({**attrs, **own}))
-    return replace(graph, nodes=tuple(nodes)) if tuple(nodes) != graph.nodes else graph
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from compiler.graph import Graph, Node, new_value
 from compiler.ops.sources import INPUT
 from compiler.rates import needed_per_batch, needed_per_step
 from compiler.registry import is_source
+from compiler.turns import apart_by_rates
 from compiler.types import ValueId
 
 
@@ -39,7 +40,8 @@ def run(graph: Graph) -> Graph:
             continue
         outputs = tuple([new_value(types, graph.types[v]) for v in node.outputs])
         twin_of.update(zip(node.outputs, outputs, strict=True))
-        nodes += [node, replace(node, inputs=inputs, outputs=outputs)]
+        node, twin = apart_by_rates(node)
+        nodes += [node, replace(twin, inputs=inputs, outputs=outputs)]
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
 
 

@@ -24,6 +24,14 @@ TRAININGS = {
     "norms": (Training(options={"clip_norm": 0.1}), [{"data": 2}]),
     "averages": (Training(options={"ema": 0.9}), [{"data": 2}]),
     "averages, zero": (Training(options={"ema": 0.9, "zero": True}), [{"data": 2}]),
+    # The average and the step each gather what the other rate gathers, too.
+    "averages of several batches, zero": (
+        Training(
+            options={"ema": 0.9, "zero": True, "accumulate": 2},
+            optimizer=af.optim.LAMB(0.003, eps=1e-2),
+        ),
+        [{"data": 2}],
+    ),
     "layers in parts": (Training(Split), [{"model": 2}, {"model": 3}, {"data": 2, "model": 2}]),
     "layers in parts, zero": (Training(Split, options={"zero": True}), [{"data": 2, "model": 2}]),
     "bfloat16": (Training(options={"precision": "bf16"}, near=2e-2), [{"data": 2}]),
