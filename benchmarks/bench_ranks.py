@@ -1,16 +1,19 @@
 """Jobs of the benchmarks on many ranks of this host, against the same job in one process.
 
-    python benchmarks/bench_ranks.py losses [ROW ...] [--steps 50] [--ranks 2,3,4]
+    python benchmarks/bench_ranks.py losses [ROW ...] [--steps 50] [--ranks 1,2,3,4] [--every 1,4]
+                                            [--float64] [--repeat]
     python benchmarks/bench_ranks.py speed [ROW ...] [--steps 60] [--rounds 5]
     python benchmarks/bench_ranks.py start [ROW ...] [--ranks 2,4] [--against FOLDER] [--cold]
 
-`losses` trains each row on meshes of 2, 3 and 4 ranks, with and without zero, with 1 and 4 batches
-a step, and prints the largest relative difference of its losses to those of one process, and
-whether all ranks end with the same bits. `speed` compares two ranks of one thread with one rank of
-two threads, in turns: the median of each, of steps after the first ten, and their ratio. `start`
-takes the time from the start of the launcher to the end of the first step on the last rank, without
-a plan in the cache but with all kernels built (`--cold`: without them, too); in turns with another
-checkout, where one is named.
+`losses` trains each row on meshes of 1 to 4 ranks, with and without zero, with 1 and 4 batches a
+step, and prints the largest relative difference of its losses to those of one process, and whether
+all ranks end with the same bits. Two controls say what rounding alone does: one process that has
+the rows of every batch in another order, and one that computes in float64; with `--float64` all of
+them compute in it. `--repeat` trains twice, and says whether all bits were the same. `speed`
+compares two ranks of one thread with one rank of two threads, in turns: the median of each, of
+steps after the first ten, and their ratio. `start` takes the time from the start of the launcher to
+the end of the first step on the last rank, without a plan in the cache but with all kernels built
+(`--cold`: without them, too); in turns with another checkout, where one is named.
 """
 
 from __future__ import annotations
@@ -26,14 +29,23 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
 ROWS = ("mlp", "char-gpt", "lenet", "lstm")
-MESHES = {2: ("data=2", "model=2"), 3: ("data=3",), 4: ("data=2, model=2",)}
+MESHES = {
+    1: ("data=1, model=1",),
+    2: ("data=2", "model=2"),
+    3: ("data=3", "data=3, model=1"),
+    4: ("data=2, model=2",),
+}
+ROW_AXES = {"lstm": 1} | dict.fromkeys(
+    ("mlp", "lenet", "gpt", "char-gpt", "gpt-vocab", "wide-deep", "resnet-18", "resnet-50"), 0
+)
+"""Which axis of a batch may lie in any order; what is not named has numbers of rows in it."""
 WARM_UP = 10
 
 
@@ -64,6 +76,25 @@ class Cycle:
         return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
+def widened(model, arrays):
+    """Make a model's parameters and buffers float64, and return arrays as that, too."""
+    import numpy as np
+
+    from compiler.types import DType, TensorType
+
+    for _, kept in (*model.named_parameters(), *model.named_buffers()):
+        if kept.type.dtype is DType.FLOAT32:
+            kept._type = TensorType(DType.FLOAT64, kept.type.shape)  # layers have no word for it
+    return {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in arrays.items()}
+
+
+def in_other_order(batches, axis: int):
+    """Return batches whose rows lie backwards: the same mathematics, sums in another order."""
+    import numpy as np
+
+    return [{n: np.ascontiguousarray(np.flip(a, axis)) for n, a in b.items()} for b in batches]
+
+
 def train(asked: dict[str, object], folder: Path) -> None:
     """Do what one process does, and write what came of it to a file of its rank."""
     from engines.actorflow_models import FAMILIES, job_of
@@ -73,7 +104,12 @@ def train(asked: dict[str, object], folder: Path) -> None:
 
     row = find_row(asked["row"])
     model, loss = FAMILIES[row.family](row)
-    model.load(row.weights())
+    weights, batches = row.weights(), row.batches()
+    if asked["is_wide"]:
+        weights, batches = widened(model, weights), [widened(model, batch) for batch in batches]
+    if asked["is_turned"]:
+        batches = in_other_order(batches, ROW_AXES[row.name])
+    model.load(weights)
     if asked["mesh"]:
         mesh = {k.strip(): int(v) for k, v in (a.split("=") for a in asked["mesh"].split(","))}
         asked["options"]["mesh"] = af.Mesh(**mesh)
@@ -86,24 +122,26 @@ def train(asked: dict[str, object], folder: Path) -> None:
         ended.append(time.time())  # which other processes know, too
 
     steps = asked["steps"]
-    job.fit(model, Cycle(row.batches()), steps=steps, progress=False, on_step=on_step)
+    job.fit(model, Cycle(batches), steps=steps, progress=False, on_step=on_step)
     state = b"".join([array.tobytes() for _, array in sorted(model.state().items())])
-    apart = [after - before for before, after in pairwise(times)][WARM_UP:]
+    spans = [after - before for before, after in pairwise(times)][WARM_UP:]
     found = {
         "losses": losses,
         "state": hashlib.blake2b(state, digest_size=16).hexdigest(),
         "first": ended[0],
-        "ms": statistics.median(apart) * 1e3 if apart else None,
+        "ms": statistics.median(spans) * 1e3 if spans else None,
     }
     rank = os.environ.get("RANK", "0")
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
 def launched(
-    row: str, mesh: str, ranks: int, steps: int, environ=None, root=ROOT, **options: object
-):
+    row: str, mesh: str, ranks: int, steps: int, environ=None, root=ROOT, *, is_wide=False,
+    is_turned=False, **options: object,
+):  # fmt: skip
     """Return what each rank has told, or the last line of the error."""
-    asked = json.dumps({"row": row, "mesh": mesh, "steps": steps, "options": options})
+    asked = {"row": row, "mesh": mesh, "steps": steps, "options": options}
+    asked = json.dumps(asked | {"is_wide": is_wide, "is_turned": is_turned})
     with tempfile.TemporaryDirectory() as folder:
         own = [str(root / "benchmarks" / "bench_ranks.py"), "child", asked, folder]
         start = ["-m", "actorflow", "launch", "-n", str(ranks)] if ranks > 1 else []
@@ -117,25 +155,45 @@ def launched(
         return [json.loads(file.read_text()) for file in files]
 
 
-def compare_losses(rows, counts, steps: int) -> None:
-    print("| row | mesh | zero | batches a step | largest difference of a loss | ranks agree |")
-    print("|---|---|---|---|---|---|")
-    for row in rows:
-        for every in (1, 4):
-            alone = launched(row, "", 1, steps, accumulate=every)
-            for mesh in [mesh for count in counts for mesh in MESHES[count]]:
-                ranks = next(count for count in counts if mesh in MESHES[count])
-                for zero in (False, True) if "data" in mesh else (False,):
-                    own = {"accumulate": every, "zero": zero}
-                    found = launched(row, mesh, ranks, steps, **own)
-                    told = f"| {row} | {mesh} | {'yes' if zero else 'no'} | {every} |"
-                    if isinstance(found, str) or isinstance(alone, str):
-                        print(told, found if isinstance(found, str) else alone, "| - |", flush=True)
-                        continue
-                    pairs = zip(found[0]["losses"], alone[0]["losses"], strict=True)
-                    worst = max([abs(a - b) / abs(b) for a, b in pairs])
-                    is_one = len({(f["state"], *f["losses"]) for f in found}) == 1
-                    print(told, f"{worst:.1e} | {'yes' if is_one else 'NO'} |", flush=True)
+def apart(found, alone) -> tuple[float, float]:
+    """Return the largest relative difference of the first ten losses, and of all."""
+    pairs = zip(found["losses"], alone["losses"], strict=True)
+    off = [abs(a - b) / abs(b) for a, b in pairs]
+    return max(off[:10]), max(off)
+
+
+def cases_of(row: str, counts, *, is_wide: bool):
+    """Yield what a row is trained as: its name, how many ranks, the mesh, and more options."""
+    if row in ROW_AXES:
+        yield "one, rows backwards", 1, "", {"is_turned": True}
+    if not is_wide:
+        yield "one, float64", 1, "", {"is_wide": True}
+    for ranks, mesh in [(count, mesh) for count in counts for mesh in MESHES[count]]:
+        for zero in (False, True) if "data" in mesh else (False,):
+            yield mesh, ranks, mesh, {"zero": zero}
+
+
+def compare_losses(rows, counts, every, steps: int, *, is_wide: bool, is_twice: bool) -> None:
+    more = " two runs alike |" if is_twice else ""
+    print(f"| row | mesh | zero | batches a step | first ten losses | all | ranks agree |{more}")
+    print("|---|---|---|---|---|---|---|" + ("---|" if is_twice else ""))
+    for row, batches in product(rows, every):
+        own = {"accumulate": batches, "is_wide": is_wide}
+        alone = launched(row, "", 1, steps, **own)
+        for name, count, mesh, options in cases_of(row, counts, is_wide=is_wide):
+            told = f"| {row} | {name} | {'yes' if options.get('zero') else 'no'} | {batches} |"
+            runs = [launched(row, mesh, count, steps, **own | options)]
+            runs += [launched(row, mesh, count, steps, **own | options)] if is_twice else []
+            refused = [run for run in (alone, *runs) if isinstance(run, str)]
+            if refused:
+                print(told, refused[0], "| - | - |", flush=True)
+                continue
+            first, worst = apart(runs[0][0], alone[0])
+            bits = [[(f["state"], *f["losses"]) for f in run] for run in runs]
+            told += f" {first:.1e} | {worst:.1e} | {'yes' if len(set(bits[0])) == 1 else 'NO'} |"
+            if is_twice:
+                told += " yes |" if bits[0] == bits[1] else " NO |"
+            print(told, flush=True)
 
 
 def compare_speed(rows, rounds: int, steps: int) -> None:
@@ -193,12 +251,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", default="2,3,4")
+    parser.add_argument("--every", default="1,4", help="batches a step")
+    parser.add_argument("--float64", action="store_true", help="compute in it")
+    parser.add_argument("--repeat", action="store_true", help="run all twice")
     parser.add_argument("--cold", action="store_true", help="build all kernels anew")
     parser.add_argument("--against", type=Path, help="another checkout, with this file in it")
     args = parser.parse_args()
     counts = [int(n) for n in args.ranks.split(",")]
     if args.what == "losses":
-        compare_losses(args.rows, counts, args.steps)
+        every = [int(n) for n in args.every.split(",")]
+        told = {"is_wide": args.float64, "is_twice": args.repeat}
+        compare_losses(args.rows, counts, every, args.steps, **told)
     elif args.what == "start":
         roots = [ROOT, *([args.against] if args.against else [])]
         compare_starts(args.rows, counts, args.rounds, roots, is_cold=args.cold)
