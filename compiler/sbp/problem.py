@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node, consumers, mark_needed
 from compiler.mesh import MeshLink
 from compiler.ops.sources import VARIABLE
 from compiler.registry import Types, cost, view
-from compiler.sbp.derive import Found
+from compiler.sbp.derive import Found, call_of
 from compiler.sbp.impossible import Refused, impossible
 from compiler.sbp.moves import ways_between
+from compiler.sbp.project import local_attrs
 from compiler.sbp.ways import is_possible, ways_of
-from compiler.sbp.words import BROADCAST, Sbp, Split, local_shape
+from compiler.sbp.words import BROADCAST, Sbp, Split, local_shape, part_of
 from compiler.turns import awaited_results
 from compiler.types import Phase, TensorType, ValueId
 
@@ -135,7 +137,8 @@ def fill(problem: LayoutProblem) -> None:
             ]
         )
         made = tuple([problem.types[v] for v in node.outputs])
-        ways = ways_of(node.op, given, made, node.attrs, problem.axis.parts)
+        attrs = _attrs_of_part(problem, index)
+        ways = ways_of(node.op, given, made, attrs, problem.axis.parts)
         least = (
             *[
                 part_type(graph.types[v], [s.inputs[i] for s in signatures], parts, last=True)
@@ -153,6 +156,23 @@ def fill(problem: LayoutProblem) -> None:
             raise CompileError(impossible(refused, problem.axis.name, problem.axis.parts))
         problem.ways.append(kept)
         problem.own_ns.append(tuple([_own_ns(problem, node, given, made, w) for w in kept]))
+
+
+def _attrs_of_part(problem: LayoutProblem, index: int) -> Attrs:
+    """Return the attributes of a node on the first part of what it walks, by the outer axes."""
+    node, types = problem.graph.nodes[index], problem.graph.types
+    if not local_attrs.has(node.op) or not problem.earlier:
+        return node.attrs
+    given, made = [tuple([types[v] for v in own]) for own in (node.inputs, node.outputs)]
+    call = call_of(node.op, given, made, node.attrs)
+    if call is None:
+        return node.attrs
+    shape = list(call.frame.shape)
+    for parts, choice in problem.earlier:
+        axis = choice.ways[index].axis
+        if axis >= 0:
+            shape[axis] = len(part_of(shape[axis], parts, 0))
+    return local_attrs.get(node.op)(node.attrs, tuple(shape))
 
 
 def part_type(

@@ -42,6 +42,14 @@ TRAININGS = {
         ),
         [{"data": 2}, {"data": 3}, {"data": 2, "model": 2}],
     ),
+    "tokens, a row for each rank": (
+        Training(
+            lambda: GPT(64, seq=8, width=16, layers=1, heads=2),
+            lambda: Tokens(np.arange(2000) % 37, seq=8, batch=2, seed=2),
+            optimizer=af.optim.SGD(0.1),
+        ),
+        [{"data": 2, "model": 2}],
+    ),
     "tokens, zero": (
         Training(
             lambda: GPT(64, seq=8, width=16, layers=1, heads=2), tokens, {"zero": True},
