@@ -10,6 +10,9 @@ gathers, reduces or exchanges:
 
     P -> B  2 T (p - 1) / p        P -> S, S -> B  T (p - 1) / p
     S(i) -> S(j)  T (p - 1) / p^2  B -> S, B -> P, S -> P  0
+
+What becomes a term of a sum without a message is written beside zeros, all of it: that takes time,
+too, and memory.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ LAUNCH_NS = 500.0
 """What any step takes: a slice is a launch, too. Of ways that cost the same, the shorter counts."""
 
 
+WRITTEN_BYTES_PER_NS = 20.0
+"""What a rank reads or writes in its own memory, as stated."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hop:
     """One change along an axis of the mesh; `sent_bytes` by each rank, in so many messages."""
@@ -48,6 +55,7 @@ class Hop:
     new: Sbp
     sent_bytes: float
     messages: int
+    written_bytes: float = 0.0
 
 
 @lru_cache(maxsize=65_536)
@@ -71,7 +79,8 @@ def ways_between(
         done.add(words)
         for step in _steps(type_, words, target, mesh):
             wire = wires[step.axis]
-            later = time + wire.time_ns(step.sent_bytes, step.messages) + LAUNCH_NS
+            taken = wire.time_ns(step.sent_bytes, step.messages) + LAUNCH_NS
+            later = time + taken + step.written_bytes / WRITTEN_BYTES_PER_NS
             after = (*words[: step.axis], step.new, *words[step.axis + 1 :])
             if later < best.get(after, float("inf")):
                 best[after] = later
@@ -90,10 +99,10 @@ def _steps(type_: TensorType, words: NdSbp, target: NdSbp, mesh: tuple[int, ...]
             news.append(aim)
         for new in news:
             if new != old and _may(type_, words, axis, new, mesh):
-                sent, messages = _sent(
-                    _gathered_bytes(type_, words, axis, mesh), old, new, mesh[axis]
-                )
-                yield Hop(axis, old, new, sent, messages)
+                size = _gathered_bytes(type_, words, axis, mesh)
+                sent, messages = _sent(size, old, new, mesh[axis])
+                is_written = isinstance(new, Partial) and new.by is By.SUM
+                yield Hop(axis, old, new, sent, messages, size if is_written else 0.0)
 
 
 def _may(type_: TensorType, words: NdSbp, axis: int, new: Sbp, mesh: tuple[int, ...]) -> bool:

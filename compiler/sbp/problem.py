@@ -18,7 +18,7 @@ from compiler.ops.sources import VARIABLE
 from compiler.registry import Types, cost, view
 from compiler.sbp.derive import Found, call_of
 from compiler.sbp.impossible import Refused, impossible
-from compiler.sbp.moves import ways_between
+from compiler.sbp.moves import WRITTEN_BYTES_PER_NS, ways_between
 from compiler.sbp.project import local_attrs
 from compiler.sbp.ways import is_possible, ways_of
 from compiler.sbp.words import BROADCAST, Sbp, Split, local_shape, part_of
@@ -31,7 +31,7 @@ class Speed:
     """What a rank computes with, as stated."""
 
     flops_per_ns: float = 100.0
-    bytes_per_ns: float = 20.0
+    bytes_per_ns: float = WRITTEN_BYTES_PER_NS
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,3 +140,22 @@ def test_ranks_of_a_small_net_meet_for_gradients_and_the_loss_alone(ranks, rows,
     views = [*parameters, *[launch.inputs[0] for launch in met]]
     elements = [plan.views[view].type.num_elements for view in views]
     assert 1 + sum(elements[: len(parameters)]) == sum(elements[len(parameters) :])
+
+
+class Table(nn.Module):
+    def __init__(self):
+        self.table, self.down = nn.Embedding(10_000, 512), nn.Linear(512, 12)
+
+    def __call__(self, x):
+        return self.down(self.table(x)).reshape(-1, 12)
+
+
+def test_a_gradient_is_not_cut_into_columns_to_be_written_beside_zeros():
+    """That saves a rank the other columns of a table, and then it writes all of them."""
+
+    @af.job(optimizer=af.optim.AdamW(1e-3), mesh=af.Mesh(data=8), accumulate=2, clip_norm=1.0)
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y.reshape(-1))
+
+    plan = train.compile(Table(), {n: of("int32", 8, 512) for n in "xy"})
+    assert not [x for a in plan.actors for x in a.launches if x.op == "pad"]
