@@ -57,6 +57,7 @@ from compiler.passes import (
     stages,
 )
 from compiler.passes.check import check
+from compiler.passes.distribute import RankGraphs
 from compiler.passes.stages import STAGE
 from compiler.plan import Plan
 from compiler.rewrites import AnyPass, BudgetPass, DevicePass, JobPass, Pass, check_order
@@ -363,6 +364,18 @@ def local_graph(
     if options.verify:
         check(graph, "trace")
     return _rewritten(graph, steps[: _num_of_ranks(steps)], hardware, options, watch)
+
+
+def graphs_of_ranks(graph: Graph, hardware: Hardware, options: CompileOptions) -> RankGraphs:
+    """Return what each rank of a mesh has of a traced graph: what `local_graph` returns of one.
+
+    Raises CompileError.
+    """
+    options = _completed(options, hardware)
+    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
+    before = steps[: max(_num_of_ranks(steps) - 1, 0)]
+    shared = _rewritten(graph, before, hardware, options, None)
+    return RankGraphs(shared, hardware.ranks, zero=options.zero)
 
 
 def compile_graph(

@@ -9,6 +9,7 @@ that all come to the same meetings, whichever of them has a plan on disk.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -88,19 +89,37 @@ def plans_of_classes(asked: Compilation) -> RankPlans:
 
     Raises CompileError.
     """
+    from compiler.pipeline import graphs_of_ranks
+
     hardware, ranks = asked.hardware, asked.hardware.ranks
-    numbers: dict[str, int] = {}
-    plans: list[Plan] = []
-    class_of: list[int] = []
+
+    def of(rank: int) -> Compilation:
+        return replace(asked, hardware=replace(hardware, ranks=replace(ranks, rank=rank)))
+
+    local: dict[Hashable, Graph] = {}
+
+    def seen(rank: int) -> Hashable:
+        if asked.evaluation is not None:  # which may tell apart who trains alike
+            own, graph = _own_class(of(rank))
+            local.setdefault(own, graph)
+            return own
+        graph = graphs.of(rank)
+        hashes = _hashes(graph)
+        local.setdefault(hashes, graph)
+        return hashes
+
     with asked.choosing():
-        for rank in range(ranks.count):
-            its = replace(asked, hardware=replace(hardware, ranks=replace(ranks, rank=rank)))
-            own, local = _own_class(its)
-            if own not in numbers:
-                numbers[own] = len(plans)
-                plans.append(kept_plan(its) or compiled_plan(its, local))
-            class_of.append(numbers[own])
-    return RankPlans(ranks.mesh, tuple(plans), tuple(class_of))
+        if asked.evaluation is None:
+            graphs = graphs_of_ranks(asked.graph, hardware, asked.options)
+            told = graphs.told_apart(seen)
+        else:
+            told = tuple([seen(rank) for rank in range(ranks.count)])
+        numbers = {own: number for number, own in enumerate(dict.fromkeys(told))}
+        plans = []
+        for own in numbers:
+            its = of(told.index(own))
+            plans.append(kept_plan(its) or compiled_plan(its, local.pop(own)))
+    return RankPlans(ranks.mesh, tuple(plans), tuple([numbers[own] for own in told]))
 
 
 def _own_class(asked: Compilation) -> tuple[str, Graph]:

@@ -19,19 +19,22 @@ those of one rank that does all, to the order of sums.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import Graph, Node
+from compiler.graph_hash import hash_graph
 from compiler.mesh import Mesh, Ranks
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.ops.update import ACCUMULATE, is_update
 from compiler.passes.stages import STAGE
+from compiler.rank_classes import Place, representatives
 from compiler.sbp.cut import cut
-from compiler.sbp.distribute import Layouts, distribute
+from compiler.sbp.distribute import Layouts, distribute, turns_between
 from compiler.sbp.infer import MeshAxis, SbpChoice, Speed, choose
 from compiler.sbp.words import BROADCAST, PARTIAL, Sbp, Split, word_of
 from compiler.types import ValueId
@@ -45,14 +48,56 @@ def run(graph: Graph, ranks: Ranks, *, zero: bool = False) -> Graph:
 
     Raises CompileError, with the user's line, where a layout that is given cannot be.
     """
-    alike, mesh = ranks.without(STAGE), ranks.mesh
-    if alike.count > 1:
-        graph = distribute(graph, layouts_of(graph, alike, zero=zero), alike.rank)
-    num_stages = mesh.extent(STAGE)
-    if num_stages > 1:
-        own = mesh.coordinates(ranks.rank)[mesh.axis(STAGE)]
-        graph = cut(graph, own, num_stages)
-    return graph
+    return RankGraphs(graph, ranks, zero=zero).of(ranks.rank)
+
+
+class RankGraphs:
+    """The graphs of the ranks of a mesh: layouts and turns are chosen once for all of them.
+
+    Raises CompileError as `run` does.
+    """
+
+    def __init__(self, graph: Graph, ranks: Ranks, *, zero: bool = False) -> None:
+        self.graph, self.ranks = graph, ranks
+        alike = ranks.without(STAGE)
+        self._layouts = layouts_of(graph, alike, zero=zero) if alike.count > 1 else None
+        self._turns = None if self._layouts is None else turns_between(graph, self._layouts)
+        self._of_all_stages = lru_cache(1)(self._shared)
+
+    def of(self, rank: int) -> Graph:
+        """Return the graph of a rank. O(nodes)."""
+        mesh = self.ranks.mesh
+        graph = self._of_all_stages(replace(self.ranks, rank=rank).without(STAGE).rank)
+        num_stages = mesh.extent(STAGE)
+        if num_stages > 1:
+            own = mesh.coordinates(rank)[mesh.axis(STAGE)]
+            graph = cut(graph, own, num_stages)
+        return graph
+
+    def told_apart(self, graph_of: Callable[[int], Hashable]) -> tuple[Hashable, ...]:
+        """Return what `graph_of` says of the graph of each rank, by its number.
+
+        It is asked for few of them, and by the parts that they have: see `compiler.rank_classes`.
+        """
+        mesh, flat = self.ranks.mesh, self.ranks.mesh.without(STAGE)
+
+        def at(place: Place, stage: int) -> int:
+            along = dict(zip(flat.names, place, strict=True)) | {STAGE: stage}
+            return mesh.rank([along[name] for name in mesh.names])
+
+        def of_all_stages(place: Place) -> Hashable:
+            return hash_graph(self._of_all_stages(flat.rank(place)), with_sources=True)
+
+        alike, stages = representatives(flat.shape, of_all_stages), range(mesh.extent(STAGE))
+        asked = {p: [graph_of(at(p, s)) for s in stages] for p in dict.fromkeys(alike.values())}
+        found = {at(p, s): asked[first][s] for p, first in alike.items() for s in stages}
+        return tuple([found[rank] for rank in range(mesh.num_ranks)])
+
+    def _shared(self, flat_rank: int) -> Graph:
+        """Return the graph of a rank with the nodes of all stages."""
+        if self._layouts is None:
+            return self.graph
+        return distribute(self.graph, self._layouts, flat_rank, self._turns)
 
 
 def layouts_of(graph: Graph, ranks: Ranks, *, zero: bool = False) -> Layouts:
