@@ -110,18 +110,19 @@ def test_a_run_that_waits_for_more_steps_is_not_stalled(pipeline):
 
 
 def test_the_messages_are_told_with_the_first_report_only(blocked):
-    said = Script(dataclasses.replace(blocked, messages=("one", "two"))).watch(seconds=60.0).said
-    assert said[0].endswith("\nthe last 2 messages:\none\ntwo")
-    assert "one" not in "".join(said[1:])
+    seen = dataclasses.replace(blocked, messages=("<first>", "<last>"))
+    said = Script(seen).watch(seconds=60.0).said
+    assert said[0].endswith("\nthe last 2 messages:\n<first>\n<last>")
+    assert "<first>" not in "".join(said[1:])
 
 
 def test_a_folder_gets_every_report_and_the_log_is_spared_the_messages(blocked, tmp_path):
     folder = tmp_path / "runs" / "a"
-    seen = dataclasses.replace(blocked, messages=("one", "two"))
+    seen = dataclasses.replace(blocked, messages=("<first>", "<last>"))
     script = Script(seen, end=130.0).watch(seconds=60.0, folder=folder)
     text = (folder / "stall.txt").read_text()
     assert text.count("no firing began or ended for") == 2
-    assert "the last 2 messages:\none\ntwo\n" in text
+    assert "the last 2 messages:\n<first>\n<last>\n" in text
     assert script.said[0].endswith(f"\nthe last messages are in {folder / 'stall.txt'}")
 
 
