@@ -39,6 +39,9 @@ _MEND = "do all ranks run the same script with the same options, and the same ve
 _OWN = ("streams", "num_streams")
 """Options that ranks choose by what their own kernels take; no order of collectives follows."""
 
+THREADS = "threads-"
+"""How the word of `Plan.target` begins that says how many threads its kernels have."""
+
 _NUM_NAMED = 6
 """Those who wait that a message names."""
 
@@ -93,6 +96,12 @@ def _check_options(ranks: RankPlans) -> None:
                 f"rank {rank} runs another job {plan.name!r} than rank 0: what was traced there is"
                 f" not the same; {_MEND}"
             )
+        if _kernels(plan) != _kernels(first):
+            raise CompileError(
+                f"the plan of rank {rank} is for {plan.target!r}, that of rank 0 for"
+                f" {first.target!r}: with other kernels what both have would part by and by; set"
+                " ACTORFLOW_NATIVE alike, and give all ranks the same compiler and libraries"
+            )
         theirs, ours = dict(plan.options), dict(first.options)
         for name in sorted({*theirs, *ours}.difference(_OWN)):
             if theirs.get(name) != ours.get(name):
@@ -100,6 +109,11 @@ def _check_options(ranks: RankPlans) -> None:
                     f"rank {rank} runs job {plan.name!r} with {name} = {theirs.get(name)!r} where"
                     f" rank 0 has {ours.get(name)!r}; {_MEND}"
                 )
+
+
+def _kernels(plan: Plan) -> list[str]:
+    """Return what the bits of a plan's results depend on: not on how many threads there are."""
+    return [word for word in plan.target.split() if not word.startswith(THREADS)]
 
 
 # -- turns ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ that all come to the same meetings, whichever of them has a plan on disk.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,9 @@ from compiler.attrs import PlainValue
 from compiler.errors import CompileError, DeviceError, OutOfMemory, PlanFormatError
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
+from compiler.mesh import Mesh
 from compiler.ops.sources import VARIABLE
+from compiler.passes.stages import STAGE
 from compiler.plan import Plan
 from compiler.rank_plans import RankPlans
 
@@ -72,8 +74,7 @@ def agreed_plan(among: Among, asked: Compilation, found: Plan | None) -> Plan:
     is_first, sent, error = first == among.rank, b"", None
     if is_first:
         try:
-            with asked.choosing():
-                found = found or compiled_plan(asked, local)
+            found = found or _compiled(asked, local, _are_apart(asked.hardware.ranks.mesh, classes))
             sent = found.to_bytes() if len(members) > 1 else b""
         except _TOLD as caught:
             error = caught
@@ -115,11 +116,33 @@ def plans_of_classes(asked: Compilation) -> RankPlans:
         else:
             told = tuple([seen(rank) for rank in range(ranks.count)])
         numbers = {own: number for number, own in enumerate(dict.fromkeys(told))}
-        plans = []
+        are_apart, plans = _are_apart(ranks.mesh, told), []
         for own in numbers:
             its = of(told.index(own))
-            plans.append(kept_plan(its) or compiled_plan(its, local.pop(own)))
+            plans.append(kept_plan(its) or _compiled(its, local.pop(own), are_apart))
     return RankPlans(ranks.mesh, tuple(plans), tuple([numbers[own] for own in told]))
+
+
+def _are_apart(mesh: Mesh, classes: Sequence[object]) -> bool:
+    """Whether ranks of one stage, which have variables in common, are of several classes."""
+    axis = mesh.names.index(STAGE) if STAGE in mesh.names else None
+    stages = [0 if axis is None else mesh.coordinates(rank)[axis] for rank in range(len(classes))]
+    return len(set(zip(stages, classes, strict=True))) > len(set(stages))
+
+
+def _compiled(asked: Compilation, local: Graph | None, are_apart: bool) -> Plan:
+    """Compile the plan of a class. What several of them all compute must have the same bits.
+
+    So nothing that one class measures chooses the kernels then, which the others may measure
+    differently: a product of parameters, as an optimizer makes, would part their values.
+    """
+    own = replace(asked, deterministic=True) if are_apart else asked
+    with own.choosing():
+        plan = compiled_plan(own, local)
+    if own is not asked:
+        with asked.choosing():
+            keep_plan(asked, plan)
+    return plan
 
 
 def _own_class(asked: Compilation) -> tuple[str, Graph]:

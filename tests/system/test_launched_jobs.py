@@ -260,21 +260,25 @@ with open(f"rank{rank}.json", "w") as file:
 """
 
 
-@pytest.mark.parametrize("is_one_apart", [False, True])
-def test_ranks_that_share_a_plan_have_it_from_one_of_them(
-    tmp_path, monkeypatch, native_toolchain, is_one_apart
-):
-    """One whose kernels are others, because it was told so, has a plan of its own."""
+def test_ranks_that_share_a_plan_have_it_from_one_of_them(tmp_path, monkeypatch, native_toolchain):
     monkeypatch.chdir(tmp_path)
-    asked = {"environ": {1: {"ACTORFLOW_NATIVE": "0"}}} if is_one_apart else {}
     with launcher(tmp_path) as begin:
         environ = {"ACTORFLOW_CACHE": str(tmp_path / "cache"), "ACTORFLOW_NATIVE": "1"}
-        code, _, err = end_of(begin(COMPILES, repr(asked), n=3, **environ))
+        code, _, err = end_of(begin(COMPILES, "{}", n=3, **environ))
     assert code == 0, err
     ranks = [told(rank) for rank in range(3)]
     # Four rows are uneven: the first rank has two. The second `fit` has the plan of the first.
     always, uneven, never = [1, 1, 0, 1, 1, 0], [0, 0, 0, 1, 0, 0], [0] * 6
-    expected = [always, always, uneven] if is_one_apart else [always, uneven, never]
-    assert [own["counts"] for own in ranks] == expected
-    if not is_one_apart:
-        assert {own["weight"] for own in ranks} == {ranks[0]["weight"]}
+    assert [own["counts"] for own in ranks] == [always, uneven, never]
+    assert {own["weight"] for own in ranks} == {ranks[0]["weight"]}
+
+
+def test_a_rank_with_other_kernels_is_refused_on_all(tmp_path, native_toolchain):
+    """What ranks have in common would part by and by."""
+    asked = {"environ": {1: {"ACTORFLOW_NATIVE": "0"}}}
+    with launcher(tmp_path) as begin:
+        environ = {"ACTORFLOW_CACHE": str(tmp_path / "cache"), "ACTORFLOW_NATIVE": "1"}
+        code, _, err = end_of(begin(COMPILES, repr(asked), n=3, **environ))
+    assert code == 1
+    assert "the plan of rank 1 is for 'host-" in err
+    assert "set ACTORFLOW_NATIVE alike" in err

@@ -113,7 +113,7 @@ def fingerprint() -> str:
     """Return what native kernels depend on besides their text; "" while nothing is turned on."""
     if _state.toolchain is None or not is_on():
         return ""
-    return f"native-{_state.toolchain.fingerprint}-{_state.num_threads}"
+    return f"native-{_state.toolchain.fingerprint} threads-{_state.num_threads}"
 
 
 def prepare(functions: Iterable[CFunction]) -> None:

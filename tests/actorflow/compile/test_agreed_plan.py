@@ -62,10 +62,12 @@ class Compiling:
 
     def __init__(self, monkeypatch):
         self.by, self.sent, self._compile = [], lambda data: data, agreeing.compiled_plan
+        self.are_measuring = set()
         monkeypatch.setattr(agreeing, "compiled_plan", self._compiled)
 
     def _compiled(self, asked, local=None):
         self.by.append(asked.hardware.ranks.rank)
+        self.are_measuring.add(not asked.deterministic)
         return self._compile(asked, local)
 
     def run(self, mesh, asked=asked_by, plans=None):
@@ -105,16 +107,46 @@ def compiling(monkeypatch):
     ],
 )
 def test_the_first_rank_of_a_class_compiles_what_each_would(compiling, axes, rows, by):
+    def asked(rank, mesh):  # what is measured twice may have two answers
+        return replace(asked_by(rank, mesh, rows=rows), deterministic=True)
+
     mesh = af.Mesh(**axes)
-    plans = compiling.run(mesh, lambda rank, mesh: asked_by(rank, mesh, rows=rows))
+    plans = compiling.run(mesh, asked)
     assert sorted(compiling.by) == by
     for rank, plan in enumerate(plans):
-        assert plan.to_bytes() == plan_for(asked_by(rank, mesh, rows=rows), {}, None).to_bytes()
+        assert plan.to_bytes() == plan_for(asked(rank, mesh), {}, None).to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("axes", "rows", "is_measured"),
+    [
+        ({"data": 4}, 8, True),
+        ({"data": 3}, 7, False),
+        ({"stage": 2}, 6, True),
+        ({"stage": 2, "data": 2}, 6, True),
+        ({"stage": 2, "data": 2}, 7, False),
+    ],
+)
+def test_classes_that_have_a_variable_in_common_measure_no_products(
+    compiling, tmp_path, axes, rows, is_measured
+):
+    """What both make of it would have other bits where one of them found another one faster."""
+
+    def asked(rank, mesh):
+        return asked_by(rank, mesh, tmp_path / str(rank), rows=rows)
+
+    mesh = af.Mesh(**axes)
+    for rank in range(mesh.num_ranks):
+        (tmp_path / str(rank)).mkdir()
+    compiling.run(mesh, asked)
+    assert compiling.are_measuring == {is_measured}
+    compiling.run(mesh, asked)
+    assert compiling.by == []
 
 
 def test_ranks_that_evaluate_uneven_parts_are_told_apart(compiling):
     def asked(rank, mesh):
-        return asked_by(rank, mesh, evaluated_rows=3)
+        return replace(asked_by(rank, mesh, evaluated_rows=3), deterministic=True)
 
     mesh = af.Mesh(data=2)
     plans = compiling.run(mesh, asked)
