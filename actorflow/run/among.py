@@ -7,8 +7,11 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from actorflow.compile.native import toolchain_of
 from actorflow.data import DataSource
+from actorflow.data.source import content_hash
 from actorflow.settings import MOST_SECONDS, Settings
 from actorflow.trace.tracer import find_source
 from actors.collectives.protocol import Communicator, Gather
@@ -151,6 +154,32 @@ def agree_on_data(among: Among, source: DataSource, seed: int, what: str = "data
     )
     _check_equal(what, [row[:2] for row in said], mend)
     _check_equal("seed", [row[2] for row in said], "give all ranks the same seed")
+
+
+def agree_on_values(among: Among, plan: Plan, given: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Check that all ranks begin with the same values, of variables that are given some.
+
+    Each takes its part of them, and nothing brings together again what begins apart: sums of
+    gradients are the same on all ranks whatever they are of. Values by an initialiser and the seed
+    are the same without a look. Reads what is given, once. Raises CompileError on every rank.
+    """
+    if among is ONE_RANK:
+        return
+    own = [
+        (name, content_hash(np.atleast_1d(given[name])) if name in given else "")
+        for name in [variable.name for variable in plan.state]
+    ]
+    first: dict[PlainValue, tuple[int, PlainValue]] = {}
+    for rank, rows in enumerate(among.gather("first values", tuple(own))):
+        for name, value in _rows(list(rows)) if isinstance(rows, tuple) else []:
+            # Of a variable that ranks of one stage have, by the first of them.
+            other, expected = first.setdefault(name, (rank, value))
+            if value != expected:
+                raise CompileError(
+                    f"{find_source()}: {name!r} begins on rank {rank} with other values than on"
+                    f" rank {other}; give all ranks the same: draw random numbers of your own from"
+                    " one seed, load the same file, write the same to the model"
+                )
 
 
 def _rows(said: list[PlainValue]) -> list[tuple[PlainValue, ...]]:

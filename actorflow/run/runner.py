@@ -26,7 +26,7 @@ from actorflow.data import DataSource
 from actorflow.initialise import check_values, initial_values, steps_done
 from actorflow.keywords import takes
 from actorflow.logs import logger
-from actorflow.run.among import ONE_RANK, Among, agree_on_data, agree_on_plan
+from actorflow.run.among import ONE_RANK, Among, agree_on_data, agree_on_plan, agree_on_values
 from actorflow.run.broken_steps import check_policy
 from actorflow.run.fit_options import FitOptions
 from actorflow.run.fitting import FitResult, fit
@@ -264,7 +264,12 @@ class Runner:
             self._lease.attach(run.variables)
 
     def first(self, restored: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
-        """Return what a run begins with: this rank's parts of restored, given or first values."""
+        """Return what a run begins with: this rank's parts of restored, given or first values.
+
+        Raises CompileError where ranks were given others; all of them read the same checkpoint.
+        """
+        if restored is None:
+            agree_on_values(self.among, self.plan, self.given)
         given = {**self.given, **(restored or {})}
         return initial_values(self.plan, given, self.seed, self.among.rank)
 

@@ -185,6 +185,7 @@ def test_a_rank_that_fails_asks_nobody_for_parts(plan):
             at_end.set()
             runner.close()
         else:
+            runner.first()  # as far as its first values the other comes with it
             assert at_end.wait(60)
         np.testing.assert_array_equal(runner.variables()["weight"], first)
 
@@ -254,6 +255,23 @@ def test_data_is_agreed_on_before_a_step(plan):
 
     refused(fit, "rank 1 has data")
     refused(stream, "rank 1 has data")
+
+
+def test_ranks_that_would_begin_with_other_values_are_refused_on_all(plan):
+    def runner(among, values):
+        return af.Runner(of_two(plan), among=among, values=values)
+
+    same = {"weight": np.ones((8, 6), np.float32)}
+    ways = (
+        lambda runner: runner.fit(source(), steps=1, progress=False),
+        lambda runner: next(runner.stream(source(), steps=1)),
+        lambda runner: runner.step({"x": X[:4]}),
+    )
+    for way in ways:
+        text = "'weight' begins on rank 1 with other values than on rank 0; give all"
+        refused(lambda a, way=way: way(runner(a, {"weight": same["weight"] + a.rank})), text)
+        refused(lambda a, way=way: way(runner(a, same if a.rank else {})), text)
+        on_ranks(lambda a, way=way: (one := runner(a, same), way(one), one.close()))
 
 
 def test_ranks_of_other_plans_are_refused_on_all(plan):
