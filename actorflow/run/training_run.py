@@ -298,7 +298,8 @@ class Run:
 
     def _leave(self) -> None:
         """Have no other rank wait for this one: the run ended with theirs, or is given up here."""
-        if self._is_over and self.loop.failure is None and self._together is not None:
+        is_well = self._is_over and self.loop.failure is None and self._data.failure is None
+        if is_well and self._together is not None:
             self._together.ended(self._data.num_steps)
         if not self._is_over and self._communicator is not None:
             self._communicator.abort(f"it closed its run of plan {self.plan.name!r} before the end")

@@ -1,0 +1,145 @@
+"""A training on launched ranks, of which one does something bad at a phase, and what is left of it.
+
+`PHASES` and `FAULTS` are the matrix; `outcome` runs one cell of it.
+"""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from launching import launcher
+
+STEPS, AT_STEP = 12, 7
+WAIT_S = 8.0
+"""ACTORFLOW_RANK_SECONDS of ranks that stand still; also what a first step may take at most."""
+GRACE_S = 0.5
+
+SCRIPT = """
+import os, signal, sys, threading, time
+rank, who, phase, fault, folder = int(os.environ["RANK"]), int(sys.argv[1]), *sys.argv[2:5]
+
+def boom():
+    raise RuntimeError("boom in " + phase)
+
+def wait():
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+
+FAULTS = {
+    "none": lambda: None, "wait": wait, "raise": boom, "hang": lambda: time.sleep(1000),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "exit": lambda: sys.exit(3), "vanish": lambda: os._exit(0),
+}
+
+def at(here):
+    if rank == who and phase == here:
+        FAULTS[fault]()
+
+at("import")
+import json
+import numpy as np
+import actorflow as af
+from actorflow import nn
+from actorflow.compile import agreed_plan
+from actorflow.checkpoint import fs
+from actorflow.run.training_run import Run
+
+def before(owner, name, here):
+    really = getattr(owner, name)
+    def stand_in(*given, **named):
+        at(here)
+        return really(*given, **named)
+    setattr(owner, name, stand_in)
+
+before(agreed_plan, "agreed_plan", "compile")
+before(Run, "start", "meeting")
+before(fs.Fs, "rename", "checkpoint")
+
+class Data(af.data.ArraySource):
+    batches = 0
+    def next_rows_into(self, *given):
+        self.batches += 1
+        if self.batches == AT_STEP:
+            at("data")
+        return super().next_rows_into(*given)
+
+class Net(nn.Module):
+    def __init__(self):
+        self.table, self.down = nn.Embedding(32, 16), nn.Linear(16, 10)
+
+    def __call__(self, x):
+        return self.down(af.relu(self.table(x)))
+
+@af.job(optimizer=af.optim.SGD(0.1, momentum=0.9), mesh=af.Mesh(data=2))
+def train(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+def on_step(step, metrics):
+    losses[step] = float(metrics["loss"])
+    if step == AT_STEP:
+        at("step")
+    if step == STEPS:
+        at("last")
+
+rng = np.random.default_rng(0)
+x = rng.integers(0, 32, 256)
+model, losses = Net(), {}
+at("before")
+train.fit(
+    model, Data({"x": x, "y": x % 10}, batch=16), steps=STEPS, progress=False, on_step=on_step,
+    checkpoint=folder, every=3,
+)
+at("after")
+if rank == 0:
+    state = {name: array.tobytes().hex() for name, array in sorted(model.state().items())}
+    with open("told.json", "w") as file:
+        json.dump({"losses": losses, "state": state}, file)
+""".replace("AT_STEP", str(AT_STEP)).replace("STEPS", str(STEPS))
+
+PHASES = ("import", "before", "compile", "meeting", "data", "step", "checkpoint", "last", "after")
+"""Where it happens: in a script, around and inside `fit`; only rank 0 writes checkpoints."""
+FAULTS = ("raise", "hang", "kill", "stop", "exit", "vanish")
+"""`wait` besides is none: it goes on once there is a file `go`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch ended, and what it left behind."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    left: tuple[str, ...]
+
+
+def outcome(folder: Path, who, phase, fault, run="run", n=2, wait_s=WAIT_S) -> Outcome:
+    """Launch the training, with a fault of rank `who` at a phase; whatever it leaves is ended."""
+    temporary = folder / "temporary"
+    temporary.mkdir(exist_ok=True)
+    mark = f"{folder}/{time.monotonic_ns()}"
+    environ = {"TMPDIR": str(temporary), "FAULT_MARK": mark, "ACTORFLOW_RANK_SECONDS": str(wait_s)}
+    before = set(os.listdir("/dev/shm"))
+    with launcher(folder) as begin:
+        since = time.monotonic()
+        process = begin(SCRIPT, str(who), phase, fault, run, n=n, grace=GRACE_S, **environ)
+        try:
+            out, err = process.communicate(timeout=60)
+        except Exception:
+            process.kill()
+            out, err = process.communicate()
+            err += "\nNEVER ENDED"
+        seconds = time.monotonic() - since
+    left = [f"temporary {name}" for name in sorted(os.listdir(temporary))]
+    left += [f"shm {name}" for name in sorted(set(os.listdir("/dev/shm")) - before)]
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError):
+                if mark.encode() in Path(f"/proc/{entry}/environ").read_bytes():
+                    left.append("process " + Path(f"/proc/{entry}/cmdline").read_text())
+                    os.kill(int(entry), signal.SIGKILL)
+    return Outcome(process.returncode, out, err, seconds, tuple(left))

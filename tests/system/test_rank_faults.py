@@ -1,0 +1,75 @@
+"""Launched ranks of a training, one of which does something bad: told once, and nothing is left."""
+
+import json
+import re
+import time
+
+import pytest
+from launching import end_of, launcher
+from rank_faults import FAULTS, GRACE_S, PHASES, SCRIPT, STEPS, outcome
+
+pytestmark = pytest.mark.no_gpu("ranks of one host meet in its memory")
+
+CELLS = {
+    (1, "before", "raise"): (1, "rank 1 of 2 failed:\n.*\nRuntimeError: boom in before"),
+    (0, "compile", "hang"): (1, "rank 0 did not come to '.*' within 8 s, where rank 1 waits"),
+    (1, "compile", "kill"): (137, "rank 1 was ended by SIGKILL"),
+    (0, "meeting", "vanish"): (1, r"rank 0 ended without a word \(os._exit\?\)"),
+    (0, "data", "exit"): (3, "rank 0 ended with exit status 3"),
+    (1, "step", "stop"): (1, r"rank 1 was stopped \(SIGSTOP\) 8 s ago and does not go on"),
+    (0, "step", "kill"): (137, "rank 0 was ended by SIGKILL"),
+    (0, "checkpoint", "kill"): (137, "rank 0 was ended by SIGKILL"),
+    (1, "last", "raise"): (1, "rank 1 of 2 failed:\n.*\nRuntimeError: boom in last"),
+    (0, "after", "exit"): (3, "rank 0 ended with exit status 3"),
+}
+"""Who, at which phase, does what: the exit status and the last words."""
+
+GOES_ON = {(1, "step", "stop"), (0, "step", "kill"), (0, "checkpoint", "kill")}
+"""After which the same launch goes on from the newest checkpoint."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What rank 0 tells of a training in which nothing happens."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ended = outcome(folder, 0, "none", "none")
+    assert ended.code == 0, ended.err
+    return json.loads((folder / "told.json").read_text())
+
+
+def test_cells_name_phases_and_faults_there_are():
+    assert {phase for _, phase, _ in CELLS} <= set(PHASES)
+    assert {fault for _, _, fault in CELLS} <= set(FAULTS)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
+def test_a_fault_is_told_once_and_leaves_nothing_behind(tmp_path, undisturbed, cell):
+    ended = outcome(tmp_path, *cell)
+    code, said = CELLS[cell]
+    assert ended.code == code, ended.err
+    assert re.search(f"^actorflow launch: {said}", ended.err, re.DOTALL | re.MULTILINE), ended.err
+    assert ended.err.count("actorflow launch:") == 1
+    assert not ended.left
+    if cell in GOES_ON:
+        again = outcome(tmp_path, 0, "none", "none")
+        assert again.code == 0, again.err
+        told = json.loads((tmp_path / "told.json").read_text())
+        assert told["state"] == undisturbed["state"]
+        assert told["losses"].items() <= undisturbed["losses"].items()
+        assert str(STEPS) in told["losses"]
+
+
+def test_a_second_launch_on_one_run_directory_is_refused_and_the_first_goes_on(tmp_path):
+    with launcher(tmp_path) as start:
+        first = start(SCRIPT, "1", "step", "wait", "run", grace=GRACE_S)
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("run/step-*")):
+            assert first.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        code, _, err = end_of(start(SCRIPT, "0", "none", "none", "run", grace=GRACE_S))
+        (tmp_path / "go").touch()
+        assert end_of(first)[0] == 0
+    assert code == 1
+    assert re.search(r"/run is being written by process \d+ on .*: two runs cannot share", err), err
+    assert err.count("actorflow launch:") == 1
