@@ -16,9 +16,10 @@ from actorflow.settings import MOST_SECONDS, Settings
 from actorflow.trace.tracer import find_source
 from actors.collectives.protocol import Communicator, Gather
 from compiler.attrs import PlainValue
-from compiler.errors import CompileError, InternalError, PlanFormatError
+from compiler.errors import CompileError, DeviceError, InternalError, PlanFormatError
 from compiler.joint import verify_ranks
 from compiler.mesh import Mesh
+from compiler.placement import HOST
 from compiler.plan import ActorKind, Plan
 from compiler.rank_plans import RankPlans
 
@@ -60,8 +61,17 @@ class Among:
 
         Raises DeviceError where there can be none.
         """
-        if not any([actor.kind is ActorKind.COMM for actor in plan.actors]):
+        meeting = [actor for actor in plan.actors if actor.kind is ActorKind.COMM]
+        if not meeting:
             return None
+        for actor in meeting:
+            device = plan.streams[actor.stream].device
+            if device != HOST:
+                raise DeviceError(
+                    f"{plan.sources[actor.launches[0].source]}: plan {plan.name!r} has what its"
+                    f" ranks tell each other on {device}, and they meet in the host's memory alone:"
+                    " leave out device=, devices= and ACTORFLOW_DEVICE, or mesh="
+                )
         from actors.collectives.shared_memory import SharedMemory  # which builds C
 
         toolchain = toolchain_of(settings)

@@ -14,7 +14,8 @@ from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.data import ArraySource, DataError
 from actorflow.initialise import initial_values
 from actorflow.run.among import ONE_RANK, Among, agree_on_data, agree_on_plan
-from compiler.errors import CompileError
+from actorflow.settings import Settings
+from compiler.errors import CompileError, DeviceError
 from compiler.printer import summarise
 from compiler.types import DType, PartOf, TensorType
 
@@ -272,6 +273,17 @@ def test_ranks_that_would_begin_with_other_values_are_refused_on_all(plan):
         refused(lambda a, way=way: way(runner(a, {"weight": same["weight"] + a.rank})), text)
         refused(lambda a, way=way: way(runner(a, same if a.rank else {})), text)
         on_ranks(lambda a, way=way: (one := runner(a, same), way(one), one.close()))
+
+
+def test_ranks_that_would_meet_on_a_device_are_refused_with_the_line():
+    @af.job(optimizer=af.optim.SGD(0.5), mesh=af.Mesh(data=2), device="sim")
+    def shared(model, batch):
+        return (model(batch.x) ** 2).mean()
+
+    model = nn.Linear(6, 4, bias=False)
+    plan = shared.compile(model, {"x": TensorType(DType.FLOAT32, (2, 6))}, rank=0)
+    with pytest.raises(DeviceError, match=r"test_among.py:\d+: .* on sim:0, .* leave out device="):
+        Among(0, lambda name, value: [value] * 2).communicator(plan, Settings.from_env({}))
 
 
 def test_ranks_of_other_plans_are_refused_on_all(plan):
