@@ -68,10 +68,18 @@ def start_rank(
             )
     finally:
         os.close(fd)
-    tail = None if popen.stdout is None else OutputTail(os.dup(popen.stdout.fileno()))
-    if popen.stdout is not None:
-        popen.stdout.close()
-    return RankProcess(keys.rank, popen, os.pidfd_open(popen.pid), tail)
+    tail = None
+    try:
+        if popen.stdout is not None:
+            with popen.stdout as output:
+                tail = OutputTail(os.dup(output.fileno()))
+        return RankProcess(keys.rank, popen, os.pidfd_open(popen.pid), tail)
+    except OSError:  # of descriptors there are no more
+        popen.kill()
+        popen.wait()
+        if tail is not None:
+            tail.close()
+        raise
 
 
 def environment_of(

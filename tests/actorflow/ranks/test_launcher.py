@@ -1,5 +1,6 @@
 """Processes as one job: what each finds, what is seen of it, and that all end together."""
 
+import errno
 import os
 import select
 import signal
@@ -11,7 +12,9 @@ import pytest
 from launching import ENOUGH_S, end_of, launcher
 
 from actorflow.ranks.cores import shares
+from actorflow.ranks.keys import RankKeys
 from actorflow.ranks.output import MOST_BYTES, MOST_LINES, OutputTail
+from actorflow.ranks.starting import start_rank
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
@@ -369,3 +372,21 @@ def test_of_what_a_rank_prints_the_last_is_kept(count):
         assert lines[1:] == sent[-MOST_LINES:]
     assert not tail.read()
     tail.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_be_watched_is_ended_again(monkeypatch, tmp_path, rank):
+    """There are no more descriptors: nobody would ever hear of its end."""
+    started = []
+
+    def none_left(pid):
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", none_left)
+    (tmp_path / "script.py").write_text("import time; time.sleep(1000)")
+    keys = RankKeys(rank, 2, "tcp://127.0.0.1:1", b"", b"", b"", 0.0)
+    with pytest.raises(OSError, match="Too many open files"):
+        start_rank(keys, [str(tmp_path / "script.py")], os.environ, None)
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
