@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launching import ENOUGH_S, end_of, launcher
+from rank_trainings import on_ranks
 
 import actorflow as af
 from actorflow import nn
@@ -133,6 +135,7 @@ def test_a_rank_that_is_killed_ends_all(start, who):
 
 LEAVING = """
 import os
+import runpy
 import numpy as np
 import actorflow as af
 from actorflow import nn
@@ -282,3 +285,49 @@ def test_a_rank_with_other_kernels_is_refused_on_all(tmp_path, native_toolchain)
     assert code == 1
     assert "the plan of rank 1 is for 'host-" in err
     assert "set ACTORFLOW_NATIVE alike" in err
+
+
+BITS = """
+import os
+import runpy
+import numpy as np
+import actorflow as af
+from actorflow import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        self.table, self.drop = nn.Embedding(30, 16), nn.Dropout(0.1)
+        self.block = nn.TransformerBlock(16, heads=2, causal=True, sbp={"model": af.split(0)})
+        self.head = nn.Linear(16, 30)
+
+    def __call__(self, x):
+        return self.head(self.drop(self.block(self.table(x))))
+
+@af.job(optimizer=af.optim.AdamW(1e-2), mesh=af.Mesh(data=2, model=2), zero=True, clip_norm=1.0)
+def train(model, batch):
+    return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
+
+def data():
+    return af.data.Tokens(np.arange(500) ** 2 % 29, seq=8, batch=6, seed=1)
+
+if __name__ == "__main__":
+    result = train.fit(Net(), data(), steps=5, progress=False)
+    if os.environ["RANK"] == "0":
+        np.savez("state.npz", **result.variables)
+"""
+
+
+def test_processes_come_to_the_bits_of_threads(tmp_path, native_toolchain):
+    with launcher(tmp_path) as begin:
+        code, _, err = end_of(begin(BITS, n=4))
+    assert code == 0, err
+    job = runpy.run_path(str(tmp_path / "script.py"))
+
+    def one(among):
+        plan = job["train"].compile(job["Net"](), job["data"](), rank=among.rank)
+        return af.Runner(plan, among=among).fit(job["data"](), steps=5, progress=False).variables
+
+    with np.load(tmp_path / "state.npz") as state:
+        for found in on_ranks(af.Mesh(data=2, model=2), one):
+            assert {*found} == {*state}
+            assert all(array.tobytes() == state[name].tobytes() for name, array in found.items())
