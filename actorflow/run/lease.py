@@ -188,7 +188,7 @@ class Lease:
         if self.left is None and live is not None:
             is_free = self.is_free
             names = self._names if is_free else {cell: self._names[cell] for cell in cells}
-            wanted = [name for name in names.values() if name in live]
+            wanted = [name for name in names.values() if live.may_have(name)]
             if is_free and live.can_be_lost:  # all of it, to begin with again after a failure
                 wanted = list(live.names)
             values = self._values(live, wanted)

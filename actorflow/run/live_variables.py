@@ -25,6 +25,7 @@ from actors.loop import Loop
 from actors.visit import Rest, Visit
 from compiler.errors import CompileError
 from compiler.ops.sources import SCRATCH
+from compiler.passes.stages import STAGE
 from compiler.placement import HOST
 from compiler.plan import Actor, ActorKind, Plan
 from compiler.types import RegisterId
@@ -62,6 +63,7 @@ class LiveVariables:
         self._among = among
         self._is_stepped = is_stepped
         self._split = {v.name for v in plan.state if v.part is not None}
+        self._has_stages = dict(plan.mesh.axes).get(STAGE, 1) > 1
         self._plan = plan
         self._variables = variables
         self._registers = {v.name: plan.views[v.view].register for v in plan.state}
@@ -76,6 +78,10 @@ class LiveVariables:
 
     def __contains__(self, name: str) -> bool:
         return name in self._registers
+
+    def may_have(self, name: str) -> bool:
+        """Whether a variable is here, or may be on other stages, whose plans are not known here."""
+        return self._has_stages or name in self
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,19 +102,27 @@ class LiveVariables:
         """Return read-only copies of variables, all of them after the last finished step.
 
         None where a failure cut an update in two, or took the memory along. Blocks until no update
-        is under way. Of variables that ranks have parts of the whole ones are returned, and all
-        ranks read them at the same place of their script. Raises CompileError where the run is
-        being closed in the middle of a step, or where ranks may be at different steps.
+        is under way. Of variables that ranks have parts of the whole ones are returned, those of
+        other stages with them, and all ranks read them at the same place of their script. Raises
+        CompileError where the run is being closed in the middle of a step, or where ranks may be at
+        different steps.
         """
         wanted = tuple(names)
-        split = [name for name in wanted if name in self._split]
-        if split and not self._is_stepped and not self._loop.is_still:
+        # Names of no stage at all, which the job does not read, are kept by their cells.
+        far = [name for name in wanted if name in self._split or name not in self]
+        is_together = self._is_stepped or self._loop.is_still
+        if far and not is_together:
+            where = f"{far[0]!r} is not of this rank's stage"
+            if far[0] in self._split:
+                where = f"every rank has a part of {far[0]!r}"
             raise CompileError(
-                f"{find_source()}: every rank has a part of {split[0]!r}, and ranks may be at"
-                f" different steps while plan {self._plan.name!r} runs on; read it after the run,"
-                " or between steps of a job that is stepped"
+                f"{find_source()}: {where}, and ranks may be at different steps while"
+                f" plan {self._plan.name!r} runs on; read it after the run, or between steps of a"
+                " job that is stepped"
             )
-        copies = self._joined(wanted) if split else self._own(wanted)
+        # What is one stage's own is asked for by the ranks of others all the same.
+        are_joined = bool(far) or (self._has_stages and is_together)
+        copies = self._joined(wanted) if are_joined else self._own(wanted)
         if self.can_be_lost and copies is not None and len(copies) == len(self._registers):
             self.last_read = copies
         return copies
@@ -116,10 +130,13 @@ class LiveVariables:
     def _joined(self, wanted: tuple[str, ...]) -> dict[str, Array] | None:
         """Return whole variables, when all ranks have done the same steps."""
         among, counter = self._among, [name for name in ("step",) if name in self]
-        while (own := self._own((*wanted, *counter))) is not None:
-            # Outputs of a step come before its updates: a rank may have been read too early.
-            if len({*among.gather("steps done", steps_done(own))}) == 1:
-                parts = {name: own[name] for name in wanted}
+        here = [name for name in wanted if name in self]
+        while (own := self._own((*here, *counter))) is not None:
+            # Outputs of a step come before its updates: a rank may have been read too early. One
+            # that updates nothing is never too early.
+            said = among.gather("steps done", steps_done(own) if counter else None)
+            if len({*said} - {None}) <= 1:
+                parts = {name: own[name] for name in here}
                 return gather_whole(self._plan, parts, among.gather, among.rank)
         return None
 

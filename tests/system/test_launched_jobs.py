@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -135,6 +136,7 @@ def test_a_rank_that_is_killed_ends_all(start, who):
 
 LEAVING = """
 import os
+import re
 import runpy
 import numpy as np
 import actorflow as af
@@ -289,6 +291,7 @@ def test_a_rank_with_other_kernels_is_refused_on_all(tmp_path, native_toolchain)
 
 BITS = """
 import os
+import re
 import runpy
 import numpy as np
 import actorflow as af
@@ -331,3 +334,58 @@ def test_processes_come_to_the_bits_of_threads(tmp_path, native_toolchain):
         for found in on_ranks(af.Mesh(data=2, model=2), one):
             assert {*found} == {*state}
             assert all(array.tobytes() == state[name].tobytes() for name, array in found.items())
+
+
+STEPPED = """
+import json, os, sys
+import numpy as np
+import actorflow as af
+from actorflow import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 3)
+
+    def __call__(self, x):
+        with af.stage(0):
+            h = af.relu(self.up(x))
+        with af.stage(1):
+            return self.down(h)
+
+mesh = af.Mesh(stage=2) if "RANK" in os.environ else None
+
+@af.job(optimizer=af.optim.Adam(1e-2), mesh=mesh)
+def train(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+x = np.linspace(-1, 1, 96, dtype=np.float32).reshape(12, 8) ** 3
+batch, model, seen = {"x": x, "y": np.arange(12) % 3}, Net(), []
+for _ in range(3):
+    train.step(model, batch)
+    seen.append({name: array.tolist() for name, array in model.state().items()})
+train.close(model)
+seen.append({name: array.tolist() for name, array in model.state().items()})
+with open(f"rank{os.environ.get('RANK')}.json", "w") as file:
+    json.dump(seen, file)
+if mesh is not None:
+    data = af.data.ArraySource(batch, batch=12)
+    train.fit(model, data, steps=2, progress=False, on_step=lambda *_: model.state())
+"""
+
+
+def test_between_steps_all_ranks_read_what_any_stage_has(tmp_path, monkeypatch, native_toolchain):
+    """In a run that goes on they would be at different steps, which is said."""
+    monkeypatch.chdir(tmp_path)
+    with launcher(tmp_path) as begin:
+        code, _, err = end_of(begin(STEPPED))
+    assert code == 1
+    assert re.search(
+        r"'(up|down)\.weight' is not of this rank's stage, and ranks may be at", err
+    ), err
+    subprocess.run([sys.executable, "script.py"], check=True)
+    alone = told(None)
+    for rank in range(2):
+        for own, wanted in zip(told(rank), alone, strict=True):
+            assert {*own} == {*wanted}
+            for name in wanted:
+                np.testing.assert_allclose(own[name], wanted[name], rtol=1e-5, atol=1e-7)

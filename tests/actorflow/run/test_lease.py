@@ -51,6 +51,9 @@ class FakeRun:
     def __contains__(self, name):
         return name in self.finished
 
+    def may_have(self, name):
+        return name in self
+
     def read(self, names):
         self.num_reads += 1
         return {name: {**self.finished, **self.pending}[name] for name in names}
