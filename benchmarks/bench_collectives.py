@@ -1,9 +1,12 @@
 """What collectives between ranks of this host take, and how much memory they move per second.
 
     python benchmarks/bench_collectives.py [--ranks 2] [--kinds all_reduce,...] [--json FILE]
+    python benchmarks/bench_collectives.py --gloo PYTHON [--ranks 2] [--rounds 3]
 
 Each rank is a process. All sizes are gone through in rounds, so that what else the machine does
-meets all of them alike; a row is the median over all rounds of the slowest rank.
+meets all of them alike; a row is the median over all rounds of the slowest rank. With `--gloo`
+PYTHON is one that has torch: its all-reduce by gloo takes turns with ours, a thread for each rank,
+and the medians of the rounds stand beside each other.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +37,38 @@ SIZES = (KIB, 16 * KIB, 64 * KIB, MIB, 25_000_000, 100_000_000)
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 SECONDS = 0.25
 """Of each size in a round, as far as it fits at least three times."""
+
+GLOO = """
+import json, statistics, sys, time
+import torch
+import torch.distributed as dist
+
+rank, ranks, file, seconds, *sizes = sys.argv[1:]
+torch.set_num_threads(1)
+dist.init_process_group(
+    "gloo", init_method="file://" + file, rank=int(rank), world_size=int(ranks)
+)
+
+def once(x):
+    begin = time.perf_counter_ns()
+    dist.all_reduce(x)
+    return time.perf_counter_ns() - begin
+
+found = []
+for size in map(int, sizes):
+    x = torch.full((size // 4,), float(rank))
+    once(x)
+    assert x[0] == sum(range(int(ranks)))
+    x.zero_()
+    longest = torch.tensor([once(x)])
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    own = [once(x) for _ in range(max(3, min(2000, int(float(seconds) * 1e9 / longest.item()))))]
+    all_ranks = [None] * int(ranks)
+    dist.all_gather_object(all_ranks, own)
+    found.append(statistics.median(map(max, zip(*all_ranks))))
+if rank == "0":
+    print(json.dumps(found))
+"""
 
 
 def bound(communicator: SharedMemory, kind: str, size: int, order: int):
@@ -120,6 +156,35 @@ def measure(options: argparse.Namespace) -> dict[tuple[str, int], float]:
     }
 
 
+def by_gloo(options: argparse.Namespace) -> dict[int, float]:
+    """Return the median time in ns of gloo's all-reduce by size."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = [str(options.ranks), f"{folder}/meet", str(SECONDS), *map(str, SIZES)]
+        ranks = [
+            subprocess.Popen(
+                [options.gloo, "-c", GLOO, str(rank), *given], stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(options.ranks)
+        ]
+        said = [rank.communicate()[0] for rank in ranks]
+    return dict(zip(SIZES, json.loads(said[0]), strict=True))
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Print a table of all-reduces, ours and gloo's in turns."""
+    rows: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
+    own = argparse.Namespace(**{**vars(options), "kinds": "all_reduce", "rounds": 1})
+    for _ in range(options.rounds):
+        ours, theirs = measure(own), by_gloo(options)
+        for size in SIZES:
+            rows[size].append((ours["all_reduce", size] / 1e6, theirs[size] / 1e6))
+    print("| bytes | ours, ms | gloo, ms | gloo / ours |\n|---|---|---|---|")
+    for size, pairs in rows.items():
+        columns = [*zip(*pairs, strict=True), [theirs / ours for ours, theirs in pairs]]
+        cells = [f"{statistics.median(c):.4g} ({min(c):.4g}-{max(c):.4g})" for c in columns]
+        print(f"| {size:,} | {' | '.join(cells)} |")
+
+
 def main() -> None:
     """Print a table, or write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -128,8 +193,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--cache", default=tempfile.gettempdir() + "/actorflow-bench")
+    parser.add_argument("--gloo", metavar="PYTHON", help="which has torch")
     options = parser.parse_args()
     Path(options.cache).mkdir(mode=0o700, exist_ok=True)
+    if options.gloo:
+        compare(options)
+        return
     found = measure(options)
     print(f"{options.ranks} ranks; median of the slowest rank, ms (GB/s of the whole tensor)")
     for kind in dict.fromkeys([kind for kind, _ in found]):
