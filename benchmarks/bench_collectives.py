@@ -68,6 +68,7 @@ for size in map(int, sizes):
     found.append(statistics.median(map(max, zip(*all_ranks))))
 if rank == "0":
     print(json.dumps(found))
+dist.destroy_process_group()
 """
 
 
