@@ -11,14 +11,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from actorflow.compile.compiling import Compilation, compiled_plan, keep_plan, kept_plan
 from actorflow.compile.native import build
 from actorflow.logs import logger
 from actorflow.proof.prove import prove
 from compiler.attrs import PlainValue
-from compiler.errors import CompileError, DeviceError, OutOfMemory, PlanFormatError
+from compiler.errors import (
+    BudgetError,
+    CompileError,
+    DeviceError,
+    OutOfMemory,
+    PlanFormatError,
+)
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.mesh import Mesh
@@ -177,21 +183,30 @@ def _variables(graph: Graph) -> set[object]:
 def _heard(
     among: Among, what: str, value: PlainValue, error: _TellableError | None
 ) -> list[PlainValue]:
-    """Return what each rank says; raise the error of one on all, the own one as it was raised."""
-    told = () if error is None else (type(error).__name__, str(error))
-    rows = among.gather(what, (value, told))
+    """Return what each rank says; raise the error of one on all, the own one as it was raised.
+
+    Of errors of budgets that is the one that asks for most: with less another would come next.
+    """
+    told: tuple[PlainValue, ...] = ()
     if error is not None:
-        raise error
-    values: list[PlainValue] = []
-    for row in rows:
-        if not isinstance(row, tuple) or len(row) != 2:
-            raise PlanFormatError(f"a rank says {row!r} of its {what}; start all from one version")
-        if isinstance(row[1], tuple) and row[1]:
-            name, text = map(str, row[1])
-            kinds = {kind.__name__: kind for kind in _TOLD}
-            raise kinds.get(name, CompileError)(text)
-        values.append(row[0])
-    return values
+        told = (type(error).__name__, str(error), getattr(error, "smallest_bytes", 0))
+    rows = [_row(row, what) for row in among.gather(what, (value, told))]
+    failed = [told for _, told in rows if told]
+    if failed:
+        name, text, size = max(failed, key=lambda one: int(cast("int", one[2])))
+        if error is not None and told[2] == size:
+            raise error
+        if name == BudgetError.__name__:
+            raise BudgetError(str(text), smallest_bytes=int(cast("int", size)))
+        kinds = {kind.__name__: kind for kind in _TOLD}
+        raise kinds.get(str(name), CompileError)(str(text))
+    return [value for value, _ in rows]
+
+
+def _row(row: PlainValue, what: str) -> tuple[PlainValue, tuple[PlainValue, ...]]:
+    if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], tuple):
+        return row[0], row[1]
+    raise PlanFormatError(f"a rank says {row!r} of its {what}; start all from one version")
 
 
 def _received(data: PlainValue, asked: Compilation, sender: int) -> Plan:

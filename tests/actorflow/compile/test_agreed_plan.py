@@ -16,7 +16,7 @@ from actorflow.compile.targets import hardware_for
 from actorflow.evaluation import evaluation_graph
 from actorflow.run.among import Among
 from actorflow.settings import Settings
-from compiler.errors import CompileError, OutOfMemory, PlanFormatError
+from compiler.errors import BudgetError, CompileError, OutOfMemory, PlanFormatError
 from compiler.mesh import INSIDE_A_HOST, joined
 from compiler.placement import HOST
 from compiler.plan import Plan
@@ -195,6 +195,20 @@ def test_what_the_compiling_rank_meets_with_is_raised_on_all(compiling, monkeypa
     raised = compiling.threads.errors
     assert [(type(raised[rank]), str(raised[rank])) for rank in range(3)] == [
         (kind, "x.py:3: too large")
+    ] * 3
+
+
+def test_of_budgets_that_are_too_small_all_hear_of_the_largest_one_needed(compiling, monkeypatch):
+    def failing(asked, local=None):
+        size = 300 - 100 * asked.hardware.ranks.rank
+        raise BudgetError(f"needs {size}", smallest_bytes=size)
+
+    monkeypatch.setattr(agreeing, "compiled_plan", failing)
+    with pytest.raises(BudgetError):
+        compiling.run(af.Mesh(data=3), lambda rank, mesh: asked_by(rank, mesh, rows=7))
+    raised = [compiling.threads.errors[rank] for rank in range(3)]
+    assert [(type(error), str(error), error.smallest_bytes) for error in raised] == [
+        (BudgetError, "needs 300", 300)
     ] * 3
 
 
