@@ -117,7 +117,7 @@ class _Rows:
                 dtype = graph.types[node.inputs[0]].dtype
                 kind = node.device, node.attrs.str_("group"), dtype, node.attrs.get("by")
                 alike.setdefault(kind, []).append(node)
-            made += [self._row(own) for own in alike.values()]
+            made += [self._row(own, dense) for own in alike.values()]
             made.sort(key=lambda index: self.b.nodes[index].attrs.int_("order"))
             self.launches.append(made)
         return self._in_order()
@@ -133,14 +133,17 @@ class _Rows:
         self._launch_of[node.outputs[0]] = len(b.nodes) - 1
         return len(b.nodes) - 1
 
-    def _row(self, nodes: list[Node]) -> int:
+    def _row(self, nodes: list[Node], dense: Sequence[bool]) -> int:
         """Emit one collective in the place of several, and the slices that they would have made."""
         b, types = self.b, self.graph.types
         attrs, start = nodes[0].attrs, 0
         nodes = sorted(nodes, key=lambda n: bool(types[n.inputs[0]].size_bytes % ROW_BYTES))
         with b.beside(nodes[0]):
             rows = [self._flat(n.inputs[0]) for n in nodes]
-            row = rows[0] if len(rows) == 1 else b.one(CONCAT, *rows, axis=0)
+            if len(rows) > 1:
+                row = b.one(CONCAT, *rows, axis=0)
+            else:  # an element that is shown many times is a row without bytes of its own
+                row = rows[0] if dense[nodes[0].inputs[0]] else b.one(COPY, rows[0])
             launch = len(b.nodes)
             (row,) = b.emit(ALL_REDUCE, (row,), attrs)
             for node in nodes:
