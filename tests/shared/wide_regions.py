@@ -127,3 +127,12 @@ def hidden_region(rows, columns, width, chunk_rows):
     )  # fmt: skip
     held = (Held(F32, FULL), Held(F32, FULL))
     return Region(rows, columns, chunk_rows, 3, held, (TensorType(F32, (rows, width)),), steps)
+
+
+def activated_region(rows, columns, width):
+    """A product of the tanh of x, whose rows may be several axes."""
+    b = Builder()
+    program = b.program(b.op("tanh", b.input(FULL, F32)))
+    steps = (Step(PROGRAM, (0,), (2,), program), Step(PRODUCT, (2, 1), (3,)))
+    outputs = (TensorType(F32, (rows, width)),)
+    return Region(rows, columns, 0, 2, (Held(F32, FULL),), outputs, steps)

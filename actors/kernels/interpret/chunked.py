@@ -158,6 +158,8 @@ def _cut(region: Region) -> Region:
 def _planned(region: Region, inputs: Arrays, outputs: Arrays) -> _NumpySteps:
     """Return the steps before there is scratch; what can lies where an output will be."""
     first = _NumpySteps(RegionArrays.planned(region, inputs, outputs))
+    if not first.takes_programs():
+        return first  # which has no pieces
     over, _ = first.shared_bytes()
     return _NumpySteps(RegionArrays.planned(region, inputs, outputs, over)) if over else first
 
@@ -173,6 +175,8 @@ class _NumpySteps:
 
     def pieces(self) -> tuple[Piece, ...] | None:
         """Return the scratch: what is held, checks, a step's; None where numpy takes no program."""
+        if not self.takes_programs():
+            return None
         sizes = [self._step_bytes(step) for step in self.region.steps]
         found = [size for size in sizes if size is not None]
         if len(found) < len(sizes):
@@ -181,11 +185,14 @@ class _NumpySteps:
         held = held_pieces(self.region, self.bound.over)
         return (*held, *checks, Piece((max(found, default=0),), BYTE))
 
+    def takes_programs(self) -> bool:
+        """Whether numpy can walk through the operands of every program by rows."""
+        programs = [step for step in self.region.steps if step.kind is StepKind.PROGRAM]
+        return all([self.bound.strides(step) is not None for step in programs])
+
     def _step_bytes(self, step: Step) -> int | None:
         region = self.region
         if step.kind is StepKind.PROGRAM:
-            if self.bound.strides(step) is None:
-                return None
             chunks = {last - first: (first, last) for first, last in region.chunks()}
             needs = [self._program_needs(step, *chunk) for chunk in chunks.values()]
             sizes = [found.workspace_bytes for found in needs if found is not None]

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_calls import run_typed
+from kernel_calls import Declined, run_typed
 from wide_regions import (
     BF16,
     CASES,
@@ -18,6 +18,7 @@ from wide_regions import (
     F32,
     F64,
     FULL,
+    activated_region,
     dtypes_of,
     expected,
     hidden_region,
@@ -89,6 +90,16 @@ def test_a_hidden_layer_is_a_region_as_well(groups, native, name):
     (got,), _ = run(kernels(F32)[name], region, [F32] * 3, [x, first, second])
     wide = np.tanh(x.astype(np.float64) @ first)
     np.testing.assert_allclose(got, wide @ second, rtol=2e-5, atol=2e-5)
+
+
+def test_rows_that_do_not_lie_evenly_apart_are_declined():
+    """As where a part of a longer tensor is read, of which rows are several axes."""
+    region, rng = activated_region(6, 4, 5), np.random.default_rng(1)
+    whole, weight = rng.standard_normal((2, 5, 4)).astype(np.float32), np.ones((4, 5), np.float32)
+    (got,), _ = run(NumpyRegionKernel(), region, [F32] * 2, [whole[:, :3].copy(), weight])
+    np.testing.assert_allclose(got, np.tanh(whole[:, :3].reshape(6, 4)) @ weight, rtol=1e-5)
+    with pytest.raises(Declined):
+        run(NumpyRegionKernel(), region, [F32] * 2, [whole[:, :3], weight])
 
 
 def test_scratch_is_one_chunk_and_the_gradient_lies_over_the_logits(groups, native):
