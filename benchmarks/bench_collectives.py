@@ -26,6 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from actorflow.ranks.cores import on_cores, shares
 from actors.collectives.protocol import CollectiveCall
 from actors.collectives.shared_memory import SharedMemory
 from actors.kernels.native.toolchain import find_toolchain
@@ -140,8 +141,10 @@ def measure(options: argparse.Namespace) -> dict[tuple[str, int], float]:
         context.Process(target=run, args=(rank, options, theirs))
         for rank, (_, theirs) in enumerate(pipes)
     ]
-    for rank in ranks:
-        rank.start()
+    parts = shares(sorted(os.sched_getaffinity(0)), options.ranks) or [None] * options.ranks
+    for rank, part in zip(ranks, parts, strict=True):
+        with on_cores(part):
+            rank.start()
     while True:
         said = [ours.recv() for ours, _ in pipes]
         for ours, _ in pipes:

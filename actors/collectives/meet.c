@@ -1,8 +1,7 @@
 /* Ranks of one host meet in shared memory, and move tensors while all are there.
  *
  * A rank arrives by writing what it came to into its own line, and by counting itself in a word of the
- * group. The last one wakes all others, which sleep on that word. Nobody spins: ranks have threads
- * enough to keep all cores busy, and 2,000 looks before sleep made a meeting 15 times as long. The
+ * group. The last one wakes all others, which look at that word for a while and then sleep on it. The
  * lowest bit of the word says that the run is given up, so that who is about to sleep does not: the
  * word is no longer what it was.
  *
@@ -16,6 +15,7 @@
  */
 #define _GNU_SOURCE
 #include "af_math.h"
+#include "waiting.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -30,6 +30,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define SLICE_NS 50000000LL /* how often a sleeper looks whether the others live */
+#define LOOK_NS 20000       /* about as long as a sleeping thread takes to wake */
+#define MAX_BLIND 64
 
 enum { DONE, GIVEN_UP, LATE, GONE, ELSEWHERE, OTHER_FIRING, WAITING }; /* with the rank in the upper bits */
 
@@ -44,7 +46,7 @@ typedef struct {
 
 typedef struct {
     int64_t num_ranks, own, deadline_ns, staging_bytes;
-    uint64_t num_arrivals;
+    uint64_t num_arrivals, num_blind, next_look; /* see `comes_soon` */
     af_line *const *lines;
     char *const *staging;     /* of each rank: two places aside */
     const int32_t *processes; /* a pidfd of each rank, -1 for one in this process */
@@ -71,12 +73,6 @@ typedef struct {
 
 /* -- arriving ---------------------------------------------------------------------------------- */
 
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
 static void wake_all(_Atomic uint32_t *word) {
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
@@ -99,6 +95,29 @@ static int32_t missing(const af_group *g, int is_late) {
     }
     if (first < 0) return DONE;
     return is_late ? status_of(LATE, first) : WAITING;
+}
+
+/* Looks for the others before the caller sleeps: ranks that share the work come to within less than
+ * sleeping and being woken take, and so the looks cost no more than sleep would. Who looked in vain
+ * sleeps at once at the next arrivals, at twice as many each time: with more ranks than cores it may
+ * be the looks that keep the others from coming. */
+static int comes_soon(af_group *g, _Atomic uint32_t *word, uint32_t wanted) {
+    if (g->num_arrivals < g->next_look) return 0;
+    const int64_t end_ns = now_ns() + LOOK_NS;
+    do {
+        for (int i = 0; i < 16; i++, relax()) {
+            const uint32_t seen = atomic_load(word);
+            if (seen & 1) return 0;
+            if (is_there(seen, wanted)) {
+                g->num_blind = 0;
+                return 1;
+            }
+        }
+    } while (now_ns() < end_ns);
+    g->num_blind = g->num_blind ? 2 * g->num_blind : 1;
+    if (g->num_blind > MAX_BLIND) g->num_blind = MAX_BLIND;
+    g->next_look = g->num_arrivals + 1 + g->num_blind;
+    return 0;
 }
 
 static int32_t sleep_until(const af_group *g, _Atomic uint32_t *word, uint32_t wanted) {
@@ -135,7 +154,7 @@ static int32_t arrive(const af_meeting *m) {
     const uint32_t seen = atomic_fetch_add(word, 2) + 2;
     if (!(seen & 1) && is_there(seen, wanted)) {
         wake_all(word);
-    } else {
+    } else if (!comes_soon(g, word, wanted)) {
         const int32_t status = sleep_until(g, word, wanted);
         if (status) return status;
     }

@@ -47,7 +47,7 @@ class GroupView:
         processes = (ctypes.c_int32 * len(self.ranks))(*self.processes)
         self._kept = (lines, aside, processes)
         self.struct = GroupState(
-            len(self.ranks), self.ranks.index(rank), self.deadline_ns, ASIDE_BYTES, 0,
+            len(self.ranks), self.ranks.index(rank), self.deadline_ns, ASIDE_BYTES, 0, 0, 0,
             *[ctypes.addressof(array) for array in (lines, aside, processes)],
         )  # fmt: skip
 

@@ -62,7 +62,7 @@ class GroupState(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("num_ranks", "own", "deadline_ns", "staging_bytes")],
-        ("num_arrivals", ctypes.c_uint64),
+        *[(name, ctypes.c_uint64) for name in ("num_arrivals", "num_blind", "next_look")],
         *[(name, ctypes.c_void_p) for name in ("lines", "staging", "processes")],
     ]
 

@@ -25,6 +25,6 @@ Everything else, each beside its C file: attention, embedding, pooling, reduce a
 movement (copy.c), with chunks, which says how a walk over tensors is cut.
 
 runtime.c has the pool and the chain runner; runtime.h is what every other C file includes;
-af_math.h has the functions of one float, sums.h sums in a fixed order, tiles.h and packing.h the
-products of small matrices.
+waiting.h has what a thread does while it waits, af_math.h the functions of one float, sums.h sums
+in a fixed order, tiles.h and packing.h the products of small matrices.
 """

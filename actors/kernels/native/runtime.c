@@ -17,6 +17,7 @@
 #define _GNU_SOURCE
 #define AF_RUNTIME_C
 #include "runtime.h"
+#include "waiting.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -53,20 +54,6 @@ static struct {
     int32_t max_workers;
     int64_t spins;
 } pool;
-
-static inline void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
 
 static void sleep_while(_Atomic uint32_t *word, uint32_t value) {
 #ifdef __linux__

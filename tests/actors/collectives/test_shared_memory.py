@@ -255,3 +255,28 @@ def test_a_launch_needs_all_ranks_to_be_ready_and_its_transport_open(together):
             meet()
 
     together((1,), do)
+
+
+def test_who_looked_in_vain_sleeps_at_once_for_twice_as_many_meetings(together):
+    blind = {1: 1, 3: 2, 6: 4, 11: 8}
+    """By meeting in which the first rank looks: how many it will not look in after it."""
+    states, connected = {}, threading.Event()
+
+    def do(communicator):
+        array = placed(communicator, np.zeros(3, np.float32))
+        type_ = type_of(DType.FLOAT32, array)
+        meet = communicator.bind(
+            call("all_reduce", type_, type_, num_ranks=2, by="sum"), (array,), (array,)
+        )
+        communicator.ready()
+        states[communicator.rank] = meet._group.struct
+        if communicator.rank == 0:
+            connected.set()
+        assert connected.wait(60)
+        for number in range(1, 12):
+            while communicator.rank == 1 and states[0].num_blind < blind.get(number, 0):
+                pass  # The first rank still looks: this one comes when it has seen enough.
+            meet()
+
+    together((2,), do)
+    assert (states[0].num_blind, states[0].next_look) == (8, 20)
