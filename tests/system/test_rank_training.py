@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from jobs import GPT
-from rank_trainings import STEPS, Net, Split, Training, assert_trained, images, loss, on_ranks
+from rank_trainings import STEPS, Net, Split, Training, assert_trained, images, on_ranks
 
 import actorflow as af
 from actorflow.data import Tokens
@@ -91,23 +91,6 @@ def test_any_number_of_ranks_goes_on_where_others_stood(first, then, tmp_path):
     for own in Training().run(meshes[1], steps=4, **kept):
         assert own.result.first_step == 2
         np.testing.assert_allclose(own.losses, alone.losses[2:], rtol=1e-5)
-
-
-@pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "model": 2}])
-def test_ranks_evaluate_together(axes):
-    @af.job(train=False)
-    def evaluate(model, batch):
-        return {"loss": loss(model, batch)}
-
-    def valid():
-        return af.Evaluation(evaluate, images(4, seed=9), every=2, batches=3)
-
-    (alone,) = Training().run(None, evaluation=valid)
-    for own in Training().run(af.Mesh(**axes), evaluation=valid):
-        found = [(step, means["loss"]) for step, means in own.result.evaluations]
-        wanted = [(step, means["loss"]) for step, means in alone.result.evaluations]
-        assert [step for step, _ in found] == [2, 4]
-        np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("zero", [False, True])
