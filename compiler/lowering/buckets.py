@@ -93,6 +93,8 @@ class _Rows:
     met: dict[ValueId, ValueId] = field(default_factory=dict)
     launches: list[list[int]] = field(default_factory=list)
     """By bucket, in their order: nodes of the builder."""
+    per_step: list[bool] = field(default_factory=list)
+    """By bucket: whether it goes once per step, and not for every batch."""
     _launch_of: dict[ValueId, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,9 +104,12 @@ class _Rows:
         """Return the graph whose readers read what collectives of buckets have made."""
         graph, dense = self.graph, _lie_dense(self.graph)
         buckets: dict[int, list[Node]] = {}
-        for node in graph.nodes:
+        per_step: dict[int, bool] = {}
+        for node, once in zip(graph.nodes, needed_per_step(graph), strict=True):
             if is_collective(node.op):
                 buckets.setdefault(node.attrs.int_("bucket"), []).append(node)
+                per_step[node.attrs.int_("bucket")] = once
+        self.per_step = [once for _, once in sorted(per_step.items())]
         # What leaves the step has bytes of its own, and is no part of a row.
         leaving = {*[o.value for o in graph.outputs], *[w.value for w in graph.writes]}
         for _, nodes in sorted(buckets.items()):
@@ -180,7 +185,7 @@ class _Rows:
             writes=tuple([replace(w, value=self.met.get(w.value, w.value)) for w in old.writes]),
         )
         reads = [(new[a], new[b]) for a, b in (*write_after_read(old), *return_edges(old))]
-        ordered = _sorted(graph, self.launches, kept, reads)
+        ordered = _sorted(graph, self.launches, self.per_step, kept, reads)
         if ordered is None:
             raise InternalError("collectives wait for each other: theirs is no topological order")
         graph, launches = ordered
@@ -188,7 +193,7 @@ class _Rows:
         if held is graph:
             return graph
         reads = [*write_after_read(graph), *return_edges(graph)]
-        again = _sorted(held, launches, range(len(held.nodes)), reads)
+        again = _sorted(held, launches, self.per_step, range(len(held.nodes)), reads)
         return graph if again is None else again[0]
 
     def _reading_what_met(self, node: Node) -> Node:
@@ -205,6 +210,7 @@ def _reshaped(b: GraphBuilder, value: ValueId, shape: tuple[int, ...]) -> ValueI
 def _sorted(
     graph: Graph,
     launches: Sequence[Sequence[int]],
+    per_step: Sequence[bool],
     places: Sequence[int],
     reads: Sequence[tuple[int, int]],
 ) -> tuple[Graph, list[list[int]]] | None:
@@ -219,7 +225,9 @@ def _sorted(
     given = sorted_by([(float(i),) for i in range(len(graph.nodes))], edges)
     if given is None:
         return None
-    keys = zip(_needed_by(graph, launches, given), _places(graph, given, places), strict=True)
+    keys = zip(
+        _needed_by(graph, launches, per_step, given), _places(graph, given, places), strict=True
+    )
     order = sorted_by([*keys], edges) or given
     new = {index: position for position, index in enumerate(order)}
     ordered = replace(graph, nodes=tuple([graph.nodes[i] for i in order]))
@@ -244,9 +252,15 @@ def _edges(
 
 
 def _needed_by(
-    graph: Graph, launches: Sequence[Sequence[int]], given: Sequence[int]
+    graph: Graph,
+    launches: Sequence[Sequence[int]],
+    per_step: Sequence[bool],
+    given: Sequence[int],
 ) -> list[float]:
-    """Return the first late bucket that needs a node; what none needs, with what it reads."""
+    """Return the first late bucket that needs a node; what none needs, with what it reads.
+
+    One that goes once per step waits for all batches, in whatever order they make what it sums.
+    """
     makers, none = graph.producers(), float(len(launches))
     found = [none] * len(graph.nodes)
     is_after = [False] * len(graph.nodes)
@@ -255,7 +269,7 @@ def _needed_by(
         is_after[index] = any([is_after[m] or _is(graph.nodes[m], LATE) for m in before])
     for turn, own in enumerate(launches):
         for index in own:
-            if _is(graph.nodes[index], LATE):
+            if _is(graph.nodes[index], LATE) and not per_step[turn]:
                 found[index] = turn
     for index in reversed(given):
         for value in graph.nodes[index].inputs:

@@ -142,3 +142,23 @@ def test_ranks_that_choose_otherwise_what_to_run_again_meet_in_the_same_order():
     # As if one budget had led to these: each rank believes its own kernels' durations.
     alike = [replace(plan, options=own[0].options) for plan in own]
     verify_ranks(RankPlans(layouts.mesh, tuple(alike), (0, 1, 2, 3)))
+
+
+def deep_memory(zero=False, **options):
+    """Return the bytes of a rank's plan of layers in a row."""
+    spec = {"x": TensorType(DType.FLOAT32, (8, 64, 64))}
+
+    def squares(model, batch):
+        return {"loss": (model(batch.x) ** 2).mean()}
+
+    job = af.job(optimizer=SGD, mesh=af.Mesh(data=2), zero=zero, **options)(squares)
+    blocks = [nn.TransformerBlock(64, heads=2) for _ in range(6)]
+    plan = job.compile(nn.Sequential(*blocks), spec, rank=0)
+    return sum([memory.peak_bytes for memory in plan.memory])
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_several_batches_take_a_rank_as_many_bytes_as_one_and_the_sums(zero):
+    blocks = nn.Sequential(*[nn.TransformerBlock(64, heads=2) for _ in range(6)])
+    sums = 4 * sum([int(np.prod(p.shape)) for _, p in blocks.named_parameters()])
+    assert deep_memory(zero, accumulate=4) <= 1.1 * (deep_memory(zero) + sums)
