@@ -157,6 +157,7 @@ def _op(
             ]
         ),
         is_once=node.phase is not Phase.FORWARD or not may_repeat(node),
+        may_wait=node.phase is Phase.BACKWARD and may_repeat(node),
     )
 
 

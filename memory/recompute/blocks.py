@@ -7,9 +7,12 @@ has its first. From that reader on comes the *stage* of the block before the cut
 
 No pairing of forward and backward is given; both follow from who reads what. Small buffers
 (statistics, a loss, a mask) do not decide where cuts are: they are held as long as someone reads.
+Nor does what is made once (a weight that ranks gather): it cannot run again, and is held anyway.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from memory.recompute.problem import Problem
 
@@ -23,6 +26,8 @@ def block_checkpointing(problem: Problem) -> tuple[int, ...] | None:
     Before its stage a block runs again, as far as the stage needs it. The last block's stage
     follows at once, so that block keeps everything. O(E).
     """
+    order = _late_order(problem)
+    problem = replace(problem, ops=tuple([problem.ops[i] for i in order]))
     blocks = _blocks(problem)
     if not blocks:
         return None
@@ -31,7 +36,30 @@ def block_checkpointing(problem: Problem) -> tuple[int, ...] | None:
     for stage, end in blocks.items():
         again[stage] = _needed(problem, range(first, end), range(stage, stage_end))
         first, stage_end = end, stage
-    return tuple([i for slot in problem.store_all for i in (*again.get(slot, ()), slot)])
+    return tuple([order[i] for slot in problem.store_all for i in (*again.get(slot, ()), slot)])
+
+
+def _late_order(problem: Problem) -> tuple[int, ...]:
+    """Return the ops in order, but what only forward ones feed, and may wait, before its reader.
+
+    Where it stood it might be in the stage of another block, and the two would count as one.
+    """
+    num_forward = problem.num_forward
+    is_forward = [False] * len(problem.size_bytes)
+    order = list(range(num_forward))
+    for b in [b for i in order for b in problem.ops[i].writes]:
+        is_forward[b] = True
+    waiting: dict[int, int] = {}  # by what is made: the op
+    for i in range(num_forward, len(problem.ops)):
+        op = problem.ops[i]
+        if op.may_wait and op.writes and all([is_forward[b] for b in op.reads]):
+            waiting |= dict.fromkeys(op.writes, i)
+            continue
+        read = {waiting[b] for b in (*op.reads, *op.writes) if b in waiting}
+        if read:
+            waiting = {b: maker for b, maker in waiting.items() if maker not in read}
+        order += [*sorted(read), i]
+    return (*order, *sorted({*waiting.values()}))
 
 
 def _blocks(problem: Problem) -> dict[int, int]:
@@ -41,7 +69,8 @@ def _blocks(problem: Problem) -> dict[int, int]:
     so they count as one.
     """
     num_forward, num_ops = problem.num_forward, len(problem.ops)
-    large = _large_buffers(problem)
+    kept = {b for op in problem.ops if op.is_once for b in op.writes}
+    large = _large_buffers(problem) - kept
     last_forward, first_other, last_other = _readers(problem)
     latest = num_forward - 1  # the last op that reads what was made after
     low = [0] * num_forward

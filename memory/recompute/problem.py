@@ -20,7 +20,8 @@ class ProblemOp:
     reads, writes: each buffer once; an op that changes a buffer in place has it in both.
     temp_bytes: live during this op only. in_place: pairs (written, read) of equally large buffers
     that may share bytes when what is read dies here. is_once: a forward op that runs once all the
-    same, in its own place.
+    same, in its own place. may_wait: another op that may run as late as just before who first
+    reads what it makes.
     """
 
     reads: tuple[int, ...]
@@ -29,6 +30,7 @@ class ProblemOp:
     duration: float = 0.0
     in_place: tuple[tuple[int, int], ...] = ()
     is_once: bool = False
+    may_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class Problem:
 
     ops[:num_forward] may run again, but for those that run once. Each of their buffers is written
     by one op alone, so running it again makes the same bytes again. The other ops run once
-    each, in this order; buffers that they write may be written several times (sums of gradients).
+    each, in this order but for those that may wait; buffers that they write may be written several
+    times (sums of gradients).
     """
 
     ops: tuple[ProblemOp, ...]

@@ -162,3 +162,10 @@ def test_several_batches_take_a_rank_as_many_bytes_as_one_and_the_sums(zero):
     blocks = nn.Sequential(*[nn.TransformerBlock(64, heads=2) for _ in range(6)])
     sums = 4 * sum([int(np.prod(p.shape)) for _, p in blocks.named_parameters()])
     assert deep_memory(zero, accumulate=4) <= 1.1 * (deep_memory(zero) + sums)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("zero", [False, True])
+def test_blocks_run_again_where_state_is_in_parts_too(zero, every):
+    saved = deep_memory(zero, accumulate=every)
+    assert deep_memory(zero, accumulate=every, recompute="blocks") < 0.75 * saved

@@ -7,11 +7,16 @@ from memory.recompute.blocks import block_checkpointing
 from memory.recompute.problem import Problem, ProblemOp
 
 
-def step(sizes, forward, backward):
+def step(sizes, forward, backward, once=(), may_wait=()):
     """A problem from (reads, writes) pairs of buffer names, and a name per op."""
     number = {name: k for k, name in enumerate(sizes)}
     ops = [
-        ProblemOp(tuple(number[b] for b in reads.split()), tuple(number[b] for b in writes.split()))
+        ProblemOp(
+            tuple(number[b] for b in reads.split()),
+            tuple(number[b] for b in writes.split()),
+            is_once=writes in once,
+            may_wait=writes in may_wait,
+        )
         for reads, writes in (*forward, *backward)
     ]
     names = [(writes.split() or ["-"])[0] for _, writes in (*forward, *backward)]
@@ -71,6 +76,25 @@ def layers(count, size):
         reads = (*before, 3 * k, 3 * k + 1, 3 * k + 2)
         others.append(ProblemOp(reads, (len(sizes) - 1,), 0, 1.0))
     return Problem((*forward, *others), tuple(sizes), len(forward))
+
+
+def gathered(may_wait):
+    """Two layers, each reads a weight that was gathered before; slopes are made ahead of all."""
+    return (
+        sized(6400, "a v w b c s t u k g dv ds da"),
+        [
+            *[("", "a"), ("", "v"), ("", "w"), ("a v", "b"), ("b", "c"), ("c a", "s")],
+            *[("s w", "t"), ("t", "u"), ("u s", "k")],
+        ],
+        [("b", "g"), ("k", "dv"), ("dv t u", "ds"), ("ds g c", "da")],
+        ("v", "w"),
+        may_wait,
+    )
+
+
+def test_what_is_kept_anyway_and_what_may_wait_do_not_join_blocks():
+    assert in_words(gathered(may_wait=("g",))) == "dv ds b c g da"
+    assert in_words(gathered(may_wait=())) == "g dv ds da"
 
 
 def test_the_outputs_of_blocks_are_held_and_one_block_whole():
