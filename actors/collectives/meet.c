@@ -31,7 +31,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define SLICE_NS 50000000LL /* how often a sleeper looks whether the others live */
 #define LOOK_NS 20000       /* about as long as a sleeping thread takes to wake */
-#define MAX_BLIND 64
+#define MAX_BLIND 64        /* arrivals at which who looked in vain sleeps at once */
 
 enum { DONE, GIVEN_UP, LATE, GONE, ELSEWHERE, OTHER_FIRING, WAITING }; /* with the rank in the upper bits */
 

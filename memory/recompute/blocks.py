@@ -52,7 +52,8 @@ def _late_order(problem: Problem) -> tuple[int, ...]:
     waiting: dict[int, int] = {}  # by what is made: the op
     for i in range(num_forward, len(problem.ops)):
         op = problem.ops[i]
-        if op.may_wait and op.writes and all([is_forward[b] for b in op.reads]):
+        is_first = bool(op.writes) and waiting.keys().isdisjoint(op.writes)
+        if op.may_wait and is_first and all([is_forward[b] for b in op.reads]):
             waiting |= dict.fromkeys(op.writes, i)
             continue
         read = {waiting[b] for b in (*op.reads, *op.writes) if b in waiting}

@@ -97,6 +97,16 @@ def test_what_is_kept_anyway_and_what_may_wait_do_not_join_blocks():
     assert in_words(gathered(may_wait=())) == "g dv ds da"
 
 
+def test_all_that_write_a_buffer_run_in_their_order():
+    sizes = sized(6400, "a b s t v dv da") | {"g": 6400}
+    forward = [("", "a"), ("a", "b"), ("b a", "s"), ("s", "t"), ("t s", "v")]
+    others = [("a", "g"), ("b", "g"), ("v t", "dv"), ("dv a b g", "da")]
+    problem, _ = step(sizes, forward, others, may_wait=("g",))
+    sequence = block_checkpointing(problem)
+    check_sequence(problem, sequence)
+    assert [i for i in sequence if i in (5, 6)] == [5, 6]
+
+
 def test_the_outputs_of_blocks_are_held_and_one_block_whole():
     problem = layers(6, 10)
     sequence = block_checkpointing(problem)
