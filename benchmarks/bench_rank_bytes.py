@@ -7,7 +7,8 @@ of 4 bytes (the parameter and both moments) for each of a parameter's rows that 
 first n mod P ranks one more; beside it, what the plan's registers of variables take in the arena.
 `classes`: a linear layer and cross entropy over classes in parts along model=P, as face recognition
 has it (Deng et al., ArcFace, 2019): all that a rank's plan takes, the share of it of P = 1, and the
-largest tensor that ranks exchange, beside the bytes of one rank's logits.
+largest tensor that ranks exchange, beside the bytes of one rank's logits. Last, all that a plan of
+a deeper GPT takes on data=2 with several batches a step, and with blocks that run again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -29,6 +31,8 @@ from compiler.plan import Plan
 
 SEQ, WIDTH, VOCABULARY, LAYERS, ROWS = 64, 100, 1000, 2, 24
 FEATURES, CLASSES, FACES = 512, 100_000, 64
+DEEP = 6
+"""Layers of the GPT whose blocks run again."""
 STATE = 3
 """Tensors of a parameter's shape that last: itself, and two moments of AdamW."""
 
@@ -36,9 +40,9 @@ STATE = 3
 class GPT(nn.Module):
     """Tokens [batch, seq] to logits [batch, seq, vocabulary]."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         self.table = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = [nn.TransformerBlock(WIDTH, heads=4, causal=True) for _ in range(LAYERS)]
+        self.blocks = [nn.TransformerBlock(WIDTH, heads=4, causal=True) for _ in range(layers)]
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def __call__(self, x: af.Tensor) -> af.Tensor:
@@ -48,15 +52,17 @@ class GPT(nn.Module):
         return self.head(h)
 
 
-def gpt_plan(num_ranks: int, rank: int, *, zero: bool) -> tuple[nn.Module, Plan]:
-    """Return the model and the plan of a rank."""
+def gpt_plan(
+    num_ranks: int, rank: int, *, layers: int = LAYERS, **options: object
+) -> tuple[nn.Module, Plan]:
+    """Return the model and the plan of a rank, of a job with these options."""
 
-    @af.job(optimizer=af.optim.AdamW(1e-3), mesh=af.Mesh(data=num_ranks), zero=zero)
+    @af.job(optimizer=af.optim.AdamW(1e-3), mesh=af.Mesh(data=num_ranks), **options)
     def train(model, batch):
         return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
     spec = {name: af.TensorType(af.DType.INT32, (ROWS, SEQ)) for name in ("x", "y")}
-    model = GPT()
+    model = GPT(layers)
     return model, train.compile(model, spec, rank=rank)
 
 
@@ -122,6 +128,13 @@ def main() -> None:
         sent = max([m.whole.size_bytes for at in meetings_of(plan) for m in at.moves], default=0)
         told = [count, f"{size:,}", f"{size / alone:.4f}", f"{count * size / alone:.3f}"]
         told += [f"{sent:,}", f"{4 * FACES * CLASSES // count:,}"]
+        print("|", " | ".join(map(str, told)), "|", flush=True)
+    print("\n| zero | batches a step | all saved | blocks run again |")
+    print("|---|---|---|---|")
+    for zero, every in product((False, True), (1, 4)):
+        options = {"zero": zero, "accumulate": every, "layers": DEEP}
+        plans = [gpt_plan(2, 0, recompute=how, **options)[1] for how in ("auto", "blocks")]
+        told = ["yes" if zero else "no", every, *[f"{all_bytes(plan):,}" for plan in plans]]
         print("|", " | ".join(map(str, told)), "|", flush=True)
 
 
