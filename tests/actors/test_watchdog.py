@@ -335,9 +335,11 @@ def test_a_watched_run_reports_through_its_thread_and_may_be_closed_by_the_liste
     assert "'data' has been in its source port" in caplog.records[0].message
 
 
-def test_a_run_is_watched_only_where_that_was_asked_for_and_the_thread_ends_with_it(pipeline):
+def test_a_run_is_watched_only_where_that_was_asked_for_and_the_thread_ends_with_it(
+    pipeline, new_threads
+):
     def names():
-        return [thread.name for thread in threading.enumerate()]
+        return [thread.name for thread in new_threads()]
 
     for watch in (None, Watch(0)):
         with Loop(pipeline()[0], LoopOptions(watch=watch)):
