@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 import zmq
@@ -90,12 +90,8 @@ class RankLink:
                 break
             if message is None:
                 return False
-            # Of steps that were come to meanwhile the last says it all.
-            if pending and isinstance(message, Reached) and isinstance(pending[-1], Reached):
-                pending[-1] = message
-            else:
-                pending.append(message)
-        for message in pending:
+            pending.append(message)
+        for message in shortened(pending):
             socket.send_multipart(encode(message), copy=False)
         return True
 
@@ -111,6 +107,17 @@ class RankLink:
                 logger.warning("the coordinator sent %s; it was refused", error)
                 continue
             self._hear(message)
+
+
+def shortened(messages: Sequence[FromRank]) -> list[FromRank]:
+    """Return what is to be sent of messages: of steps of a run that follow each other the last."""
+    found: list[FromRank] = []
+    for message in messages:
+        last = found[-1] if found else None
+        if isinstance(message, Reached) and isinstance(last, Reached) and message.run == last.run:
+            found.pop()
+        found.append(message)
+    return found
 
 
 def _prepare(socket: zmq.Socket[bytes], keys: RankKeys) -> None:

@@ -63,7 +63,8 @@ class RankMember:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._num_meetings = self._num_runs = 0
-        self._run: SharedRun | None = None
+        self._runs: tuple[SharedRun, ...] = ()
+        """Those that are open: several, where a script steps several plans in turn."""
         self._failure: ActorflowError | None = None
         self._has_told = False
         self._news: SimpleQueue[Met | None] = SimpleQueue()
@@ -115,14 +116,14 @@ class RankMember:
     def begin_run(self, callbacks: RunCallbacks, *, first_step: int = 0) -> SharedRun:
         """Meet the others for a run, whose next step is `first_step` + 1, and return it.
 
-        All ranks begin their runs in the same order, each after `end` of the one before. Waits for
-        the others as `gather` does, so that one that does not come is found, and raises what that
+        All ranks begin their runs in the same order; several may be open at a time. Waits for the
+        others as `gather` does, so that one that does not come is found, and raises what that
         raises.
         """
         self._num_runs += 1
         self.gather(f"run {self._num_runs}", first_step)
-        run = SharedRun(self._num_runs, callbacks, self._link.say)
-        self._run = run
+        run = SharedRun(self._num_runs, callbacks, self._link.say, first_step)
+        self._runs = (*[other for other in self._runs if not other.is_over], run)
         self._link.say(Began(run.number, first_step))
         if self._failure is not None:  # it came while the run was made, and found none to abort
             run.abort(self._failure)
@@ -162,9 +163,15 @@ class RankMember:
         return self._noted.wait(_GOODBYE_S)
 
     def leave(self) -> None:
-        """Say that the script of this rank has ended well, and end the link. Idempotent."""
+        """Say that the script of this rank has ended well, and end the link. Idempotent.
+
+        A run that is stepped ends with the last step that was asked for; any other that is open is
+        given up, which the others are told.
+        """
         if self._pid == os.getpid():
             if not self._has_told:
+                for run in self._runs:
+                    run.leave()
                 self._has_told = True
                 self._link.say(Left())
                 self._noted.wait(_GOODBYE_S)
@@ -193,8 +200,7 @@ class RankMember:
                 self._tell_where()
             self._abort(PeerFailed(message.text, rank=message.rank))
         elif not isinstance(message, Welcome):
-            run = self._run
-            if run is not None:
+            for run in self._runs:
                 run.hear(message)
 
     def _tell_where(self) -> None:
@@ -209,8 +215,8 @@ class RankMember:
             self._failure = error
             self._is_over.set()
             self._news.put(None)
-            if self._run is not None:
-                self._run.abort(error)
+            for run in self._runs:
+                run.abort(error)
 
     def _break(self, error: BaseException) -> None:
         broken = InternalError(f"the link to the coordinator broke: {error!r}")

@@ -30,6 +30,7 @@ class RunCallbacks:
     Args:
         grant: called with (steps, is_last): the run may begin steps up to this one, counted from
             the beginning of training and not of the run; with `is_last` it ends with this one.
+        is_stepped: whether each step is asked for, so that between two of them nothing runs.
         abort: called once with the error that ends the run at once, on whichever rank it arose.
         checkpoint: called with a step that no rank has begun: all write the state after it, or the
             next one that can be written.
@@ -38,6 +39,7 @@ class RunCallbacks:
 
     grant: Callable[[int, bool], object]
     abort: Callable[[BaseException], object]
+    is_stepped: bool = False
     checkpoint: Callable[[int], object] = _ignore
     stopping: Callable[[str], object] = _ignore
 
@@ -51,16 +53,21 @@ class SharedRun:
         number: which run of this process it is, from 1.
         callbacks: what it is told.
         say: sends a message to the coordinator, without waiting.
+        first_step: the step before its first one.
     """
 
     def __init__(
-        self, number: int, callbacks: RunCallbacks, say: Callable[[FromRank], object]
+        self,
+        number: int,
+        callbacks: RunCallbacks,
+        say: Callable[[FromRank], object],
+        first_step: int = 0,
     ) -> None:
         self.number = number
         self.is_over = False
         self._callbacks = callbacks
         self._say = say
-        self._fed = self._reached = 0
+        self._fed, self._reached = 0, first_step
         self._other_end: int | None = None
         self._is_aborted = False
 
@@ -99,6 +106,11 @@ class SharedRun:
             self.is_over = True
             if not self._is_aborted:
                 self._say(EndsAfter(self.number, step))
+
+    def leave(self) -> None:
+        """Hear that the script of this rank has ended: one that is stepped is over with that."""
+        if self._callbacks.is_stepped:
+            self.end(self._reached)
 
     def hear(self, message: ToRank) -> None:
         """Take what the coordinator says of a run; what is of an earlier one is left alone."""

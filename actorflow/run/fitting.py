@@ -226,7 +226,7 @@ class FitCall:
             ),
         )
         self._stack.callback(run.close)
-        self._stack.callback(self._runner.keep, run, is_agreed=False)  # where `_drive` raises
+        self._stack.callback(self._runner.keep, run, "it was left")  # where `_drive` raises
         return run
 
     def _drive(self, run: Run, listener: Listener, first: int) -> None:

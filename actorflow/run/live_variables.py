@@ -89,6 +89,11 @@ class LiveVariables:
         return tuple(self._registers)
 
     @property
+    def are_shared_out(self) -> bool:
+        """Whether other ranks have what this one has not: other parts, or other stages."""
+        return bool(self._split) or self._has_stages
+
+    @property
     def lost_with(self) -> str:
         """What of a device's failed and took the variables along, in its words, or nothing."""
         return self._variables.lost_with

@@ -94,7 +94,7 @@ class OpenModel:
         self._lease: Lease | None = None
         self._seen: dict[str, Array] = {}
         self._turn = forkable_lock()
-        self._when_dropped = weakref.finalize(model, runner.close)
+        self._when_dropped = weakref.finalize(model, runner.drop)
 
     def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
         """Run one step with the model's newest values and return its outputs.

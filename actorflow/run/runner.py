@@ -11,10 +11,11 @@ needs no model code: the plan knows its variables, their initialisers and its ba
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import queue
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from actorflow.run.lease import Lease
 
 Array = np.ndarray[Any, Any]
+_DROPPED = "the model was dropped, or the script had ended"
 _STREAM_AHEAD = 2
 """Steps that `stream` may be ahead of its consumer, besides the plan's own slots."""
 
@@ -202,7 +204,7 @@ class Runner:
                 if not isinstance(error, Exception):  # an interrupt: the step itself is all right
                     stepping.run.loop.end()
                     stepping.run.wait()
-                self.keep(stepping.run, is_agreed=False)
+                self.keep(stepping.run, "a step of this rank did not end")
             raise
 
     def write(self, values: Mapping[str, Array]) -> None:
@@ -240,12 +242,24 @@ class Runner:
 
         Does nothing in a child forked from the process of that plan, where it cannot be ended.
         """
+        self._end_stepping()
+
+    def drop(self) -> None:
+        """Do what `close` does for a model that nobody has any more, or where the script is over.
+
+        Other ranks come to that at another time: the collector's, so nothing is asked of them. If
+        one has failed, that is told elsewhere.
+        """
+        with suppress(PeerFailed):
+            self._end_stepping(_DROPPED)
+
+    def _end_stepping(self, apart: str = "") -> None:
         if self._stepping is not None and not self._stepping.run.loop.is_inherited:
             stepping, self._stepping = self._stepping, None
             with closing(stepping.run):
                 stepping.run.loop.end()
                 stepping.run.wait()
-                self.keep(stepping.run)
+                self.keep(stepping.run, apart)
 
     def begin(self, run: Run) -> None:
         """Have everybody read and write the variables of a run, before its first step.
@@ -277,11 +291,11 @@ class Runner:
         values = initial_values(self.plan, self.given, self.seed, rank=None)
         return {variable.name: values[variable.name] for variable in self.plan.state}
 
-    def keep(self, run: Run, *, is_agreed: bool = True) -> None:
+    def keep(self, run: Run, apart: str = "") -> None:
         """Take over what a run that began leaves, if it is whole; its threads end. Idempotent.
 
-        `is_agreed` says that the other ranks do so as well, as they do not where this one raises.
-        Raises PeerFailed where one of them does not after all.
+        The other ranks do so as well, unless `apart` says why not, as where this one raises. Raises
+        PeerFailed where one of them does not after all.
         """
         if run is not self._open or run.loop.is_inherited:
             return
@@ -298,7 +312,7 @@ class Runner:
         elif self.plan.mesh.num_ranks == 1:
             self.given = variables
         else:
-            failed = self._join(run, variables, is_agreed=is_agreed)
+            failed = self._join(run, variables, apart)
         self._open = self._live = None
         if self._lease is not None:
             # What other stages trained came with the rest; what was given before may be old by now.
@@ -308,14 +322,16 @@ class Runner:
         if failed is not None:
             raise failed
 
-    def _join(self, run: Run, parts: Mapping[str, Array], *, is_agreed: bool) -> PeerFailed | None:
+    def _join(self, run: Run, parts: Mapping[str, Array], apart: str) -> PeerFailed | None:
         """Begin the next run with what this one leaves on all ranks; return why that cannot be.
 
-        A rank that failed asks nobody: the others wait for it elsewhere, and learn of it first by
-        its error.
+        A rank that failed, or has a reason to do so apart, asks nobody: the others wait for it
+        elsewhere, and learn of it first by its error.
         """
-        why = "it failed" if run.loop.failure is not None or not is_agreed else ""
-        failed = None
+        why, failed = "it failed" if run.loop.failure is not None else apart, None
+        if why == apart != "" and not run.variables.are_shared_out:
+            self.given = parts  # of all that is whole here the others have the same
+            return None
         try:
             if not why:
                 among = self.among
@@ -323,7 +339,8 @@ class Runner:
         except PeerFailed as error:
             why, failed = str(error), error
         if why:
-            logger.warning(
+            logger.log(
+                logging.INFO if why is _DROPPED else logging.WARNING,
                 "plan %r has its variables on several ranks, and not all of them came to the end of"
                 " the run (%s): they go back to those before it",
                 self.plan.name,

@@ -88,7 +88,7 @@ class Run:
         self._warn = options.warn
         self._saver = options.saver
         self._keeping = Keeping(plan, options, self._ask_checkpoint)
-        self._together = self._with_others(options.among)
+        self._together = self._with_others(options.among, is_stepped=options.is_stepped)
         self._data = self._data_port(source)
         self._broken = broken_steps_of(plan, options)
         self._checkpoint: CheckpointPort | None = None
@@ -185,7 +185,7 @@ class Run:
         if self._together is not None:
             self._together.ended(self._data.num_steps)
 
-    def _with_others(self, among: Among) -> Together | None:
+    def _with_others(self, among: Among, *, is_stepped: bool) -> Together | None:
         """Return what the run ends by together with those of other ranks."""
         if among.member is None:
             return None
@@ -196,6 +196,7 @@ class Run:
             abort=self._abort,
             checkpoint=self._keeping.tell,
             stopping=self._hear_of_stop,
+            is_stepped=is_stepped,
         )
         return Together(among.member, self._first_step, calls)
 

@@ -3,6 +3,7 @@
 import os
 import queue
 import threading
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -131,6 +132,37 @@ def test_a_run_is_granted_step_by_step_stopped_and_followed_by_another(members, 
             run.end(last)
     at_once(*[r.leave for r in ranks])
     assert all([told.empty() for _, told in runs])
+
+
+def test_several_runs_are_open_at_a_time_and_each_is_granted_its_own_steps(members, at_once):
+    _, ranks = members(2)
+    first, second = begun(at_once, ranks), begun(at_once, ranks, 10)
+    for step in (2, 4):
+        # In turn, so that what is said of one run is no news of the other.
+        for runs, begin in ((first, 0), (second, 10), (first, 0)):
+            for run, _ in runs:
+                run.reached(begin + step)
+        for runs, begin in ((first, 0), (second, 10)):
+            for _, told in runs:
+                assert told.get(timeout=60) == ("grant", begin + step + WINDOW_STEPS, False)
+    ranks[1].fail(ValueError("boom"))
+    for told in (first[0][1], second[0][1]):
+        assert told.get(timeout=60) == ("abort", "rank 1 failed: ValueError: boom")
+
+
+def test_a_script_that_ends_between_two_steps_has_ended_its_runs(members, at_once):
+    _, ranks = members(2)
+    heard = [listening() for _ in ranks]
+    steps = [replace(callbacks, is_stepped=True) for _, callbacks in heard]
+    pairs = zip(ranks, steps, strict=True)
+    runs = at_once(*[partial(rank.begin_run, own, first_step=3) for rank, own in pairs])
+    for run in runs:
+        run.reached(5)
+    ranks[0].leave()
+    assert [run.is_over for run in runs] == [True, False]
+    ranks[1].leave()
+    assert runs[1].is_over
+    assert ranks[0].failure is ranks[1].failure is None
 
 
 def test_a_failure_aborts_the_runs_of_the_others(members, at_once):
