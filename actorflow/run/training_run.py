@@ -308,10 +308,12 @@ class Run:
     def _finish(self) -> None:
         """Hear that the run is over; no other rank waits for one that failed."""
         self._is_over = True
-        if self._communicator is not None and self.loop.failure is not None:
-            self._communicator.abort(str(self.loop.failure))
-        if self._on_finished is not None:
-            self._on_finished()
+        try:
+            if self._communicator is not None and self.loop.failure is not None:
+                self._communicator.abort(str(self.loop.failure))
+        finally:  # or whoever waits for the run would wait for ever
+            if self._on_finished is not None:
+                self._on_finished()
 
     def _fill(self, values: Mapping[str, Array]) -> None:
         variables = self.bound.variables

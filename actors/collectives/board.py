@@ -65,7 +65,8 @@ class Board:
     def write_reason(self, text: str, at_fault: int) -> None:
         """Say why this rank gives up, and whose fault that is, before it leaves its mark."""
         ctypes.c_uint32.from_address(self._segment.address + _AT_FAULT_AT).value = at_fault
-        data = text.encode()[: _REASON_BYTES - 1]
+        # Names of files may hold what is no text: a reason must not be lost for it.
+        data = text.encode("utf-8", "replace")[: _REASON_BYTES - 1]
         ctypes.memmove(self._segment.address + _REASON_AT, data + b"\0", len(data) + 1)
 
     def at_fault(self) -> int:

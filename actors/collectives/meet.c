@@ -107,11 +107,11 @@ static int comes_soon(af_group *g, _Atomic uint32_t *word, uint32_t wanted) {
     do {
         for (int i = 0; i < 16; i++, relax()) {
             const uint32_t seen = atomic_load(word);
-            if (seen & 1) return 0;
             if (is_there(seen, wanted)) {
                 g->num_blind = 0;
                 return 1;
             }
+            if (seen & 1) return 0;
         }
     } while (now_ns() < end_ns);
     g->num_blind = g->num_blind ? 2 * g->num_blind : 1;
@@ -124,11 +124,15 @@ static int32_t sleep_until(const af_group *g, _Atomic uint32_t *word, uint32_t w
     int64_t waited_ns = 0, looked_ns = 0;
     for (;;) {
         const uint32_t seen = atomic_load(word);
-        if (seen & 1) return GIVEN_UP;
+        /* First: who comes to it late has met whom the others have met, whatever came of them since. */
         if (is_there(seen, wanted)) return DONE;
+        if (seen & 1) return GIVEN_UP;
         if (waited_ns - looked_ns >= SLICE_NS || waited_ns >= g->deadline_ns) {
             const int32_t status = missing(g, waited_ns >= g->deadline_ns);
-            if (status != WAITING) return is_there(atomic_load(word), wanted) ? DONE : status;
+            const uint32_t now = atomic_load(word);
+            if (is_there(now, wanted)) return DONE;
+            if (now & 1) return GIVEN_UP;
+            if (status != WAITING) return status;
             looked_ns = waited_ns;
         }
         const int64_t begin = now_ns(), left_ns = g->deadline_ns - waited_ns;
@@ -151,8 +155,12 @@ static int32_t arrive(const af_meeting *m) {
     own->came_to[turn].row = (uint64_t)m->row;
     atomic_store_explicit(&own->arrived, g->num_arrivals, memory_order_release);
     const uint32_t wanted = (uint32_t)(2 * g->num_arrivals * (uint64_t)g->num_ranks);
-    const uint32_t seen = atomic_fetch_add(word, 2) + 2;
-    if (!(seen & 1) && is_there(seen, wanted)) {
+    /* Nobody is counted once the run is given up: what is complete was so for all ranks, before. */
+    uint32_t seen = atomic_load(word);
+    do {
+        if (seen & 1) return GIVEN_UP;
+    } while (!atomic_compare_exchange_weak(word, &seen, seen + 2));
+    if (is_there(seen + 2, wanted)) {
         wake_all(word);
     } else if (!comes_soon(g, word, wanted)) {
         const int32_t status = sleep_until(g, word, wanted);

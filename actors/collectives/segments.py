@@ -11,8 +11,11 @@ per MiB and made no sum faster.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +25,10 @@ from actors.protocol import Array
 from compiler.errors import DeviceError
 
 PAGE_BYTES = mmap.PAGESIZE
+
+_ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_NO_ADDRESS = ctypes.c_void_p(-1).value
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(slots=True)
@@ -56,13 +63,17 @@ class OwnSegments:
     made: list[Segment] = field(default_factory=list)
 
     def allocate(self, name: str, size_bytes: int) -> Segment:
-        """Return a new one, all zeros. Raises MemoryError, or DeviceError off Linux."""
+        """Return a new one, all zeros.
+
+        Raises MemoryError, and DeviceError without a file descriptor or off Linux.
+        """
         if not hasattr(os, "memfd_create"):
             raise DeviceError("ranks share memory by memfd_create, which only Linux has")
         size = max(PAGE_BYTES, -(-size_bytes // PAGE_BYTES) * PAGE_BYTES)
         try:
             fd = os.memfd_create(f"actorflow {name}")
         except OSError as error:
+            check_descriptors(error)
             raise MemoryError(f"no shared memory can be had: {error}") from error
         try:
             os.ftruncate(fd, size)
@@ -90,6 +101,16 @@ class OwnSegments:
             segment.close_file()
 
 
+def check_descriptors(error: OSError) -> None:
+    """Raise DeviceError where what is missing is a file descriptor."""
+    if error.errno in _NO_DESCRIPTORS:
+        raise DeviceError(
+            f"no file descriptor is left for memory that ranks share: {error}. A plan takes one for"
+            " each other rank, and some more while it is opened: raise the limit ('ulimit -n'), or"
+            " close plans that are stepped (job.close(model))"
+        ) from error
+
+
 def map_all(pid: int, files: Sequence[tuple[int, int]]) -> list[Segment]:
     """Map the segments that a process offers. Raises OSError where it cannot be."""
     found = []
@@ -105,5 +126,22 @@ def map_all(pid: int, files: Sequence[tuple[int, int]]) -> list[Segment]:
 
 
 def _mapped(fd: int, size_bytes: int) -> Array:
-    populate = getattr(mmap, "MAP_POPULATE", 0)
-    return np.frombuffer(mmap.mmap(fd, size_bytes, mmap.MAP_SHARED | populate), np.uint8)
+    """Return a file's bytes; they stay mapped as long as an array on them. Raises OSError.
+
+    By the system's own calls: `mmap.mmap` keeps a copy of the descriptor as long as the mapping, of
+    which a rank would then have one for each segment of each other rank and plan.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (_ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_int64)
+    library.munmap.argtypes = (_ADDRESS, _SIZE)
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+    address = library.mmap(None, size_bytes, protection, flags, fd, 0)
+    if address == _NO_ADDRESS:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    held = (ctypes.c_uint8 * size_bytes).from_address(address)
+    # Not at exit: threads that are cut off then may still be in it.
+    weakref.finalize(held, library.munmap, address, size_bytes).atexit = False
+    return np.frombuffer(memoryview(held), np.uint8)

@@ -92,7 +92,8 @@ class SharedMemory:
         self._boards: list[Board] = []
         self._processes: list[int] = []
         self._given_up: tuple[str, int] | None = None
-        self._lock = threading.Lock()
+        # Reentrant: the collector may drop a run of this thread while it gives this one up.
+        self._lock = threading.RLock()
 
     @property
     def rank(self) -> int:
@@ -143,7 +144,7 @@ class SharedMemory:
         ]
         row = (*places[0], *places[1])
         if collective.aside_bytes > ASIDE_BYTES:
-            _check_shared(collective, row)
+            _check_shared(collective, operands, row)
         ends = collective.ends
         lane = RankLane(axis, *((-1, *ends) if ends else (call.stream,)))
         bound = self._bound_of(collective, lane, call.actor)
@@ -189,7 +190,8 @@ class SharedMemory:
         except OSError as error:
             failure = (
                 f"rank {self._rank} cannot map the memory of the others: {error}; all ranks must be"
-                " processes of one user, in one container"
+                " processes of one user, in one container, with a file descriptor for each other"
+                " rank ('ulimit -n')"
             )
         answers = self._gather("collectives.mapped", failure)
         self._own.close_files()
@@ -277,11 +279,13 @@ class SharedMemory:
     def _wake_all(self, reason: str, at_fault: int) -> None:
         if not self._boards:
             return  # nobody sleeps yet; `ready` does it
-        self._boards[self._rank].write_reason(reason, at_fault)
-        self._library.af_mark(self._boards[0].mark, self._rank + 1)
-        for board in self._boards:
-            for lane in range(board.num_lanes):
-                self._library.af_give_up(board.line(lane))
+        try:
+            self._boards[self._rank].write_reason(reason, at_fault)
+        finally:  # or they would sleep until the deadline
+            self._library.af_mark(self._boards[0].mark, self._rank + 1)
+            for board in self._boards:
+                for lane in range(board.num_lanes):
+                    self._library.af_give_up(board.line(lane))
 
     def _given_up_by(self) -> PeerFailed:
         """Return the error of who was woken: the first reason of all, and whose fault it is."""
@@ -293,11 +297,13 @@ class SharedMemory:
         return PeerFailed(text, rank=boards[rank].at_fault())
 
 
-def _check_shared(collective: Collective, row: Row) -> None:
+def _check_shared(collective: Collective, operands: Sequence[Array | None], row: Row) -> None:
     """Check that others can reach what they work on. Raises DeviceError."""
     is_read = collective.kind in (native.ALL_REDUCE, native.REDUCE_SCATTER)
     is_written = collective.kind != native.REDUCE_SCATTER and collective.op != "send"
-    if (is_read and row[0] < 0) or (is_written and row[2] < 0):
+    met = ((is_read, operands[0], row[0]), (is_written, operands[1], row[2]))
+    # Of an empty part there is nothing to reach.
+    if any([is_met and place < 0 and x is not None and x.nbytes for is_met, x, place in met]):
         raise DeviceError(
             f"{collective} works on memory of this process alone; registers that ranks meet over"
             " lie in shared memory"

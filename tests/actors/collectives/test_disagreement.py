@@ -267,3 +267,53 @@ def test_several_ranks_need_a_compiler_and_a_place_in_the_mesh(native_toolchain)
         SharedMemory(0, mesh, None, None)
     with pytest.raises(DeviceError, match="rank 2 of a mesh of data=2 cannot be"):
         SharedMemory(2, mesh, None, native_toolchain)
+
+
+def test_a_reason_that_is_no_text_is_told_and_wakes_the_others(together):
+    """Names of files may hold bytes that are none."""
+
+    def do(communicator):
+        _, meet = bind(communicator)
+        communicator.ready()
+        if communicator.rank == 1:
+            communicator.abort("cannot read 'caf\udce9.bin'")
+        meet()
+
+    said = failures(together, 2, do, deadline_s=3600)
+    assert {*said.values()} == {"rank 1 gave the run up: cannot read 'caf?.bin'"}
+
+
+def test_a_meeting_that_all_came_to_is_over_well_though_one_gave_up_after_it(together):
+    """Who is late to see that all were there would else end another step than the others."""
+
+    def do(communicator):
+        _, meet = bind(communicator)
+        communicator.ready()
+        if communicator.rank == 0:
+            return meet()
+        waits, own = [Line.from_address(board.line(0)) for board in communicator._boards]
+        while not waits.arrivals:
+            pass
+        own.came_to[1] = waits.came_to[1]
+        own.arrived = 1
+        waits.arrivals = 2 * 2 + 1  # both have come, and the run is given up since
+        return None
+
+    together((2,), do, deadline_s=3600)
+
+
+def test_nobody_is_counted_once_the_run_is_given_up(together):
+    """Or a meeting might look complete to some, of which others were told that it is given up."""
+    counted = []
+
+    def do(communicator):
+        _, meet = bind(communicator)
+        communicator.ready()
+        communicator.abort("no data")
+        try:
+            meet()
+        finally:
+            counted.append(Line.from_address(communicator._boards[0].line(0)).arrivals)
+
+    failures(together, 2, do)
+    assert counted == [1, 1]

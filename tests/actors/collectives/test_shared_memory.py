@@ -1,4 +1,8 @@
+import gc
+import os
+import resource
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +11,7 @@ from hypothesis import strategies as st
 from meetings import call, cut, placed, reduced, same_bits, type_of, values
 
 from actors.collectives.native import DTYPES
+from actors.collectives.segments import OwnSegments
 from compiler.errors import DeviceError, InternalError
 from compiler.types import DType, TensorType
 
@@ -280,3 +285,66 @@ def test_who_looked_in_vain_sleeps_at_once_for_twice_as_many_meetings(together):
 
     together((2,), do)
     assert (states[0].num_blind, states[0].next_look) == (8, 20)
+
+
+def test_a_part_without_elements_needs_no_memory(together):
+    """More ranks than columns: large rows, which are exchanged where they lie."""
+    whole = np.arange(20_000, dtype=np.float32).reshape(-1, 1)
+
+    def do(communicator):
+        start = placed(communicator, cut(whole, 0, 2, communicator.rank))
+        left = placed(communicator, np.zeros_like(cut(whole, 1, 2, communicator.rank)))
+        attrs = {"axis": 0, "rows": 20_000, "to_axis": 1, "to_rows": left.shape[1]}
+        types = type_of(DType.FLOAT32, start), type_of(DType.FLOAT32, left)
+        meet = communicator.bind(
+            call("all_to_all", *types, num_ranks=2, **attrs), (start,), (left,)
+        )
+        communicator.ready()
+        meet()
+        return left
+
+    first, second = together((2,), do)
+    assert np.array_equal(first, whole)
+    assert second.shape == (20_000, 0)
+
+
+def test_mappings_keep_no_file_and_end_with_the_last_array(together):
+    def files():
+        return sum(["memfd:actorflow" in os.readlink(f"/proc/self/fd/{n}") for n in opened()])
+
+    def opened():
+        return [n for n in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{n}")]
+
+    def mapped():
+        return Path("/proc/self/maps").read_text().count("memfd:actorflow")
+
+    before = mapped()
+    seen = []
+
+    def do(communicator):
+        array = placed(communicator, np.zeros(9, np.float32))
+        type_ = type_of(DType.FLOAT32, array)
+        asked = call("all_reduce", type_, type_, num_ranks=2, by="sum")
+        meet = communicator.bind(asked, (array,), (array,))
+        communicator.ready()
+        meet()
+        seen.append(mapped())
+        together.threads.gather(communicator.rank)(
+            "seen", None
+        )  # or one would count while one maps
+        return files()
+
+    assert together((2,), do) == [0, 0]
+    gc.collect()
+    assert max(seen) > before
+    assert mapped() == before
+
+
+def test_without_a_descriptor_it_is_said_what_is_missing():
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
+    try:
+        with pytest.raises(DeviceError, match=r"no file descriptor is left .* raise the limit"):
+            OwnSegments().allocate("registers", 64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
