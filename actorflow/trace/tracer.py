@@ -59,9 +59,13 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def shown_path(filename: str) -> str:
-    """Return a file as messages name it: relative to the working directory where it is in it."""
+    """Return a file as messages name it: relative to the working directory where it is in it.
+
+    Bytes of its name that are no text, which Python has as surrogates, are shown as "?": plans and
+    messages to other processes are UTF-8.
+    """
     here = os.getcwd() + os.sep
-    return filename.removeprefix(here)
+    return filename.removeprefix(here).encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)

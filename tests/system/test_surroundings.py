@@ -4,8 +4,11 @@ import os
 
 import pytest
 
+import actorflow as af
+from actorflow import nn
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.run.metrics import read_metrics
+from compiler.plan import Plan
 
 TRAINING = """
     import logging, os, sys
@@ -26,6 +29,14 @@ TRAINING = """
 
     def fit(steps=50, **options):
         return train.fit(Größe(), data, steps=steps, checkpoint="run", every=10, **options)
+"""
+
+SCALED = """
+import actorflow as af
+
+@af.job(optimizer=af.optim.SGD(0.1))
+def scaled(model, batch):
+    return model(batch.x).mean()
 """
 
 needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
@@ -197,3 +208,14 @@ def test_progress_off_still_warns_in_the_log_of_a_metrics_file(start_python, tmp
     code, out, err = program.finish()
     assert (code, out) == (0, "")
     assert "metrics.jsonl cannot be written" in err
+
+
+def test_a_script_in_a_folder_whose_name_is_no_text_compiles_and_is_named(tmp_path, monkeypatch):
+    """Python has such bytes as surrogates, which no UTF-8 holds: a plan names its lines."""
+    monkeypatch.chdir(tmp_path)
+    code = compile(SCALED, os.fsdecode(b"caf\xe9/scaled.py"), "exec")
+    found = {}
+    exec(code, found)
+    plan = found["scaled"].compile(nn.Linear(2, 2), {"x": af.TensorType(af.DType.FLOAT32, (4, 2))})
+    assert Plan.from_bytes(plan.to_bytes()).fingerprint == plan.fingerprint
+    assert "caf?/scaled.py" in {source.file for source in plan.sources}
