@@ -2,6 +2,7 @@
 
     python benchmarks/bench_ranks.py losses [ROW ...] [--steps 50] [--ranks 1,2,3,4] [--every 1,4]
                                             [--float64] [--repeat]
+    python benchmarks/bench_ranks.py apart [ROW ...] [--steps 20]
     python benchmarks/bench_ranks.py speed [ROW ...] [--steps 60] [--rounds 5]
     python benchmarks/bench_ranks.py start [ROW ...] [--ranks 2,4] [--against FOLDER] [--cold]
 
@@ -9,7 +10,10 @@
 step, and prints the largest relative difference of its losses to those of one process, and whether
 all ranks end with the same bits. Two controls say what rounding alone does: one process that has
 the rows of every batch in another order, and one that computes in float64; with `--float64` all of
-them compute in it. `--repeat` trains twice, and says whether all bits were the same. `speed`
+them compute in it. `--repeat` trains twice, and says whether all bits were the same. `apart` looks
+where rounding parts one process from itself with its rows backwards: after each step, how far the
+losses are apart, how many entries of parameters by more than 1e-5, and of the one that is furthest
+apart the mean gradient that Adam keeps, in both, beside the median of all such means. `speed`
 compares two ranks of one thread with one rank of two threads, in turns: the median of each, of
 steps after the first ten, and their ratio. `start` takes the time from the start of the launcher to
 the end of the first step on the last rank, without a plan in the cache but with all kernels built
@@ -196,6 +200,44 @@ def compare_losses(rows, counts, every, steps: int, *, is_wide: bool, is_twice: 
             print(told, flush=True)
 
 
+def compare_step_by_step(row_name: str, steps: int) -> None:
+    """Print where one process and itself with its rows backwards come apart."""
+    from engines.actorflow_models import FAMILIES, job_of
+    from rows.all_rows import find_row
+
+    from actorflow.run.runner import Runner
+
+    row = find_row(row_name)
+    model, loss = FAMILIES[row.family](row)
+    model.load(row.weights())
+    batches = row.batches()
+    plan = job_of(row, "fp32", loss).compile(model, Cycle(batches))
+    runners = [Runner(plan, values=model.state()) for _ in range(2)]
+    sides = (batches, in_other_order(batches, ROW_AXES[row_name]))
+    for step in range(steps):
+        pairs = zip(runners, sides, strict=True)
+        first, second = [float(r.step(own[step % len(own)])["loss"]) for r, own in pairs]
+        one, other = [runner.variables() for runner in runners]
+        told = furthest(one, other, list(row.weights()))
+        off = abs(first - second) / abs(second)
+        print(f"| {row_name} | {step + 1} | {off:.1e} | {' | '.join(told)} |", flush=True)
+
+
+def furthest(one, other, names: list[str]) -> list[str]:
+    """Return what is said of parameters that two processes have after the same step."""
+    import numpy as np
+
+    off = {name: np.abs(one[name] - other[name]) for name in names}
+    worst = max(off, key=lambda name: off[name].max())
+    at = np.unravel_index(off[worst].argmax(), off[worst].shape)
+    many = sum([int((entries > 1e-5).sum()) for entries in off.values()])
+    found = [f"{many}", f"{worst}{[int(i) for i in at]}", f"{off[worst][at]:.1e}"]
+    means = [values.get(f"adam_m/{worst}") for values in (one, other)]
+    if means[0] is None:
+        return [*found, "-", "-", "-"]
+    return [*found, *[f"{m[at]:.1e}" for m in means], f"{np.median(np.abs(means[0])):.1e}"]
+
+
 def compare_speed(rows, rounds: int, steps: int) -> None:
     print("| row | one rank, two threads, ms | two ranks of one thread, ms | ratio of rates |")
     print("|---|---|---|---|")
@@ -246,7 +288,7 @@ def main() -> None:
         train(json.loads(sys.argv[2]), Path(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("losses", "speed", "start"))
+    parser.add_argument("what", choices=("losses", "apart", "speed", "start"))
     parser.add_argument("rows", nargs="*", default=ROWS)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
@@ -262,6 +304,11 @@ def main() -> None:
         every = [int(n) for n in args.every.split(",")]
         told = {"is_wide": args.float64, "is_twice": args.repeat}
         compare_losses(args.rows, counts, every, args.steps, **told)
+    elif args.what == "apart":
+        print("| row | step | losses | entries | furthest | apart | its mean | its mean | median |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        for row in args.rows:
+            compare_step_by_step(row, args.steps)
     elif args.what == "start":
         roots = [ROOT, *([args.against] if args.against else [])]
         compare_starts(args.rows, counts, args.rounds, roots, is_cold=args.cold)
