@@ -25,7 +25,7 @@ LEADERS = (
     "plan_for",
     "compiled_plan",
     "compile_graph",
-    "local_graph",
+    "local_graphs",
     "_rewritten",
     "_within_budget",
     "lower",

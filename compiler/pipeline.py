@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import compiler.ops.standard  # noqa: F401  # registers what the passes read
 from compiler import feeding
@@ -352,22 +353,49 @@ LAST_OF_RANKS = "distribute"
 """The last pass that a rank's number tells apart from those of other ranks."""
 
 
-def local_graph(
-    graph: Graph, hardware: Hardware, options: CompileOptions, watch: Watch | None = None
-) -> Graph:
-    """Return what one rank of several has of a traced graph, where compiling has come so far.
+class LocalGraphs(NamedTuple):
+    """What one rank of several has of a job's graph, and of the one that evaluates between steps.
 
-    Ranks with equal ones have equal plans. Raises CompileError.
+    Compiling has come as far as `LAST_OF_RANKS`: ranks with equal ones have equal plans.
+    """
+
+    step: Graph
+    evaluation: Graph | None = None
+
+
+def local_graphs(
+    graph: Graph,
+    hardware: Hardware,
+    options: CompileOptions,
+    watch: Watch | None = None,
+    evaluation: Graph | None = None,
+) -> LocalGraphs:
+    """Return what one rank has of a traced graph, and of one that evaluates between its steps.
+
+    Raises CompileError.
     """
     options = _completed(options, hardware)
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     if options.verify:
         check(graph, "trace")
-    return _rewritten(graph, steps[: _num_of_ranks(steps)], hardware, options, watch)
+    num_own = _num_of_ranks(steps)
+    whole = _rewritten(graph, steps[: max(num_own - 1, 0)], hardware, options, watch)
+    step = _rewritten(whole, steps[max(num_own - 1, 0) : num_own], hardware, options, watch)
+    if evaluation is None:
+        return LocalGraphs(step)
+    # How variables of all stages lie says `whole` alone: `step` has those of one.
+    mesh, zero = hardware.ranks.mesh, options.zero
+    evaluation = distribute.with_layouts_of(evaluation, whole, mesh, zero=zero)
+    its = _of_evaluation(options)
+    its_steps = check_order(with_added(PASSES), its, LOWERING_NEEDS)
+    if options.verify:
+        check(evaluation, "trace")
+    own = its_steps[: _num_of_ranks(its_steps)]
+    return LocalGraphs(step, _rewritten(evaluation, own, hardware, its, watch, "evaluation "))
 
 
 def graphs_of_ranks(graph: Graph, hardware: Hardware, options: CompileOptions) -> RankGraphs:
-    """Return what each rank of a mesh has of a traced graph: what `local_graph` returns of one.
+    """Return what each rank of a mesh has of a traced graph: what `local_graphs` returns of one.
 
     Raises CompileError.
     """
@@ -384,28 +412,27 @@ def compile_graph(
     options: CompileOptions,
     watch: Watch | None = None,
     evaluation: Graph | None = None,
-    local: Graph | None = None,
+    local: LocalGraphs | None = None,
 ) -> Plan:
     """Return the verified plan of a traced graph, and of one that evaluates between its steps.
 
-    Of several ranks it is the plan of one. With `local`, what `local_graph` made of the graph for
-    such hardware and options, compiling goes on from there. Raises CompileError for what the user
-    can mend, InternalError for a bug of ours.
+    Of several ranks it is the plan of one. With `local`, what `local_graphs` made of both graphs
+    for such hardware and options, compiling goes on from there. Raises CompileError for what the
+    user can mend, InternalError for a bug of ours.
     """
     options = _completed(options, hardware)
     fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     if local is None:
-        local = local_graph(graph, hardware, options, watch)
-    graph = _rewritten(local, steps[_num_of_ranks(steps) :], hardware, options, watch)
+        local = local_graphs(graph, hardware, options, watch, evaluation)
+    graph, evaluation = local
+    graph = _rewritten(graph, steps[_num_of_ranks(steps) :], hardware, options, watch)
     if evaluation is not None:
         evaluation = place.with_homes_of(evaluation, graph, hardware)
-        evaluation = distribute.with_layouts_of(evaluation, graph, hardware.ranks.mesh)
-        its = replace(options, precision=options.evaluate_precision)
+        its = _of_evaluation(options)
         its_steps = check_order(with_added(PASSES), its, LOWERING_NEEDS)
-        if options.verify:
-            check(evaluation, "trace")
-        evaluation = _rewritten(evaluation, its_steps, hardware, its, watch, "evaluation ")
+        rest = its_steps[_num_of_ranks(its_steps) :]
+        evaluation = _rewritten(evaluation, rest, hardware, its, watch, "evaluation ")
 
     def lowered(ordered: Graph) -> Plan:
         joined = join_updates(ordered, hardware)  # of what a budget has chosen, whatever that is
@@ -424,6 +451,11 @@ def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:
     """Return options with what the hardware says of devices and ranks."""
     devices = tuple([str(device) for device in hardware.devices])
     return replace(options, devices=devices, mesh=hardware.ranks.mesh.axes)
+
+
+def _of_evaluation(options: CompileOptions) -> CompileOptions:
+    """Return the options of the graph that evaluates between steps."""
+    return replace(options, precision=options.evaluate_precision)
 
 
 def _num_of_ranks(steps: Sequence[AnyPass]) -> int:

@@ -1,9 +1,9 @@
 """A plan for every rank of a job, compiled once for each class of ranks that share one.
 
-Ranks whose local graphs are equal (`compiler.pipeline.local_graph`), and who would choose among the
-same kernels, are of one class. The first of it compiles; the others are sent the bytes, and trust
-them no more than those of a file. What ranks do next is decided by what all have heard alone, so
-that all come to the same meetings, whichever of them has a plan on disk.
+Ranks whose local graphs are equal (`compiler.pipeline.local_graphs`), and who would choose among
+the same kernels, are of one class. The first of it compiles; the others are sent the bytes, and
+trust them no more than those of a file. What ranks do next is decided by what all have heard alone,
+so that all come to the same meetings, whichever of them has a plan on disk.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from compiler.errors import (
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.mesh import Mesh
-from compiler.ops.sources import VARIABLE
 from compiler.passes.stages import STAGE
 from compiler.plan import Plan
 from compiler.rank_plans import RankPlans
 
 if TYPE_CHECKING:
     from actorflow.run.among import Among
+    from compiler.pipeline import LocalGraphs
 
 _TOLD = (CompileError, PlanFormatError, OutOfMemory, DeviceError)
 """What all raise that one rank meets with. A bug of ours is told by the rank that has it."""
@@ -96,23 +96,23 @@ def plans_of_classes(asked: Compilation) -> RankPlans:
 
     Raises CompileError.
     """
-    from compiler.pipeline import graphs_of_ranks
+    from compiler.pipeline import LocalGraphs, graphs_of_ranks
 
     hardware, ranks = asked.hardware, asked.hardware.ranks
 
     def of(rank: int) -> Compilation:
         return replace(asked, hardware=replace(hardware, ranks=replace(ranks, rank=rank)))
 
-    local: dict[Hashable, Graph] = {}
+    local: dict[Hashable, LocalGraphs] = {}
 
     def seen(rank: int) -> Hashable:
         if asked.evaluation is not None:  # which may tell apart who trains alike
-            own, graph = _own_class(of(rank))
-            local.setdefault(own, graph)
+            own, graphs_of_it = _own_class(of(rank))
+            local.setdefault(own, graphs_of_it)
             return own
         graph = graphs.of(rank)
         hashes = _hashes(graph)
-        local.setdefault(hashes, graph)
+        local.setdefault(hashes, LocalGraphs(graph))
         return hashes
 
     with asked.choosing():
@@ -136,7 +136,7 @@ def _are_apart(mesh: Mesh, classes: Sequence[object]) -> bool:
     return len(set(zip(stages, classes, strict=True))) > len(set(stages))
 
 
-def _compiled(asked: Compilation, local: Graph | None, are_apart: bool) -> Plan:
+def _compiled(asked: Compilation, local: LocalGraphs | None, are_apart: bool) -> Plan:
     """Compile the plan of a class. What several of them all compute must have the same bits.
 
     So nothing that one class measures chooses the kernels then, which the others may measure
@@ -151,33 +151,21 @@ def _compiled(asked: Compilation, local: Graph | None, are_apart: bool) -> Plan:
     return plan
 
 
-def _own_class(asked: Compilation) -> tuple[str, Graph]:
-    """Return what the ranks of this one's class have in common, and its local graph."""
-    from compiler.passes.distribute import with_layouts_of
-    from compiler.pipeline import local_graph
+def _own_class(asked: Compilation) -> tuple[str, LocalGraphs]:
+    """Return what the ranks of this one's class have in common, and its local graphs."""
+    from compiler.pipeline import local_graphs
 
-    hardware, options = asked.hardware, asked.options
+    hardware = asked.hardware
     others = replace(hardware, ranks=replace(hardware.ranks, rank=0))
     common_key = replace(asked, hardware=others).key
-    local = local_graph(asked.graph, hardware, options, asked.dump)
-    parts = [common_key, *_hashes(local)]
-    if asked.evaluation is not None:
-        evaluation = with_layouts_of(asked.evaluation, local, hardware.ranks.mesh)
-        its = replace(options, precision=options.evaluate_precision)
-        parts += _hashes(local_graph(evaluation, hardware, its))
-        if not _variables(evaluation) <= _variables(local):
-            # Averages, whose layouts are not known yet: nothing says that ranks have the same rows.
-            parts.append(str(hardware.ranks.rank))
+    local = local_graphs(asked.graph, hardware, asked.options, asked.dump, asked.evaluation)
+    parts = [common_key, *[text for graph in local if graph is not None for text in _hashes(graph)]]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest(), local
 
 
 def _hashes(graph: Graph) -> tuple[str, str]:
     phases = " ".join([node.phase.name for node in graph.nodes])  # no part of a graph's hash
     return hash_graph(graph, with_sources=True), phases
-
-
-def _variables(graph: Graph) -> set[object]:
-    return {node.attrs["name"] for node in graph.nodes if node.op is VARIABLE}
 
 
 def _heard(

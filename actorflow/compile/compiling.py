@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actorflow.compile.fits import check_fits, fits
 from actorflow.compile.native import choosing, compiled, has_refusals
@@ -21,6 +22,9 @@ from compiler.graph import Graph
 from compiler.options import CompileOptions
 from compiler.plan import Plan
 from compiler.target import Hardware
+
+if TYPE_CHECKING:
+    from compiler.pipeline import LocalGraphs
 
 Watch = Callable[[str, Graph], None]
 
@@ -73,7 +77,7 @@ def keep_plan(asked: Compilation, plan: Plan) -> None:
 
 
 @collector_paused()
-def compiled_plan(asked: Compilation, local: Graph | None = None) -> Plan:
+def compiled_plan(asked: Compilation, local: LocalGraphs | None = None) -> Plan:
     """Compile a plan, prove it and keep it on disk; `local` as `compile_graph` has it."""
     # A quarter of the house, which a run from the cache never loads.
     from actorflow.compile.streams import asks_for_choice, with_streams_that_pay

@@ -111,20 +111,25 @@ def layouts_of(graph: Graph, ranks: Ranks, *, zero: bool = False) -> Layouts:
     return Layouts(mesh, ranks.links, tuple(choices))
 
 
-def with_layouts_of(evaluation: Graph, training: Graph, mesh: Mesh) -> Graph:
-    """Return a graph that reads the variables of a rank's graph as they lie there."""
-    there = {n.attrs["name"]: n for n in training.nodes if n.op is VARIABLE}
-    nodes: list[Node] = []
-    for node in evaluation.nodes:
-        other = there.get(node.attrs["name"]) if node.op is VARIABLE else None
-        if other is None:
-            nodes.append(node)
-            continue
-        splits = dict(cast("tuple[tuple[str, int], ...]", other.attrs.get("splits", ())))
-        words = tuple(
-            [(n, str(Split(splits[n]) if n in splits else BROADCAST)) for n in mesh.names]
-        )
-        nodes.append(replace(node, attrs=Attrs({**node.attrs, "sbp": words})))
+def with_layouts_of(evaluation: Graph, training: Graph, mesh: Mesh, *, zero: bool) -> Graph:
+    """Return a graph that reads the variables of another one as ranks have them for that.
+
+    Both are of whole tensors and all stages: a rank reads what others hand on, which is made of
+    variables that it does not have itself. O(nodes of both, times the axes).
+    """
+    flat = mesh.without(STAGE)
+    given = {name: _given(training, flat, name, zero=zero) for name in flat.names}
+    words = {
+        n.attrs["name"]: tuple([(name, str(own[n.outputs[0]])) for name, own in given.items()])
+        for n in training.nodes
+        if n.op is VARIABLE
+    }
+    nodes = [
+        replace(node, attrs=Attrs({**node.attrs, "sbp": words[node.attrs["name"]]}))
+        if node.op is VARIABLE and node.attrs["name"] in words
+        else node
+        for node in evaluation.nodes
+    ]
     return replace(evaluation, nodes=tuple(nodes))
 
 

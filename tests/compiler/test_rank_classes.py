@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +12,10 @@ from jobs import GPT
 import actorflow as af
 from actorflow.compile.agreed_plan import plans_of_classes
 from actorflow.compile.targets import hardware_for
+from actorflow.data import ArraySource
 from compiler.graph_hash import hash_graph
 from compiler.options import CompileOptions
-from compiler.pipeline import graphs_of_ranks, local_graph
+from compiler.pipeline import graphs_of_ranks, local_graphs
 from compiler.placement import HOST
 from compiler.rank_classes import representatives
 from compiler.sbp.words import part_of
@@ -99,20 +101,27 @@ def test_every_rank_has_the_graph_of_its_class(axes, rows):
     graphs = graphs_of_ranks(graph, hardware(0), options)
     found = graphs.told_apart(lambda rank: hash_graph(graphs.of(rank), with_sources=True))
     assert list(found) == [
-        hash_graph(local_graph(graph, hardware(rank), options), with_sources=True)
+        hash_graph(local_graphs(graph, hardware(rank), options).step, with_sources=True)
         for rank in range(train.mesh.num_ranks)
     ]
 
 
-def test_classes_of_ranks_have_the_plans_that_they_would_compile():
-    @af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=3, model=2))
-    def train(model, batch):
+@pytest.mark.parametrize("is_evaluated", [False, True])
+@pytest.mark.parametrize(
+    ("axes", "most"), [({"data": 3, "model": 2}, 5), ({"stage": 2, "data": 2}, 2)]
+)
+def test_classes_of_ranks_have_the_plans_that_they_would_compile(axes, most, is_evaluated):
+    def loss(model, batch):
         return af.cross_entropy(model(batch.x).reshape(-1, 11), batch.y.reshape(-1))
 
+    train = af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(**axes))(loss)
+    valid = af.job(train=False)(lambda model, batch: {"loss": loss(model, batch)})
     spec = {name: TensorType(DType.INT32, (4, 6)) for name in "xy"}
-    model = GPT(11, seq=6, width=8)
-    asked = train._asked(train.ranks(0), model, spec, None, None, "raise")
+    data = ArraySource({name: np.zeros((8, 6), np.int32) for name in "xy"}, batch=4)
+    evaluation = af.Evaluation(valid, data, every=2, batches=2) if is_evaluated else None
+    model = Cut(11, seq=6, width=8, layers=2)
+    asked = train._asked(train.ranks(0), model, spec, None, evaluation, "raise")
     ranks = plans_of_classes(asked)
-    assert len(ranks.plans) < 6
+    assert len(ranks.plans) <= most
     for rank, number in enumerate(ranks.class_of):
-        assert ranks.plans[number] == train.compile(model, spec, rank=rank)
+        assert ranks.plans[number] == train.compile(model, spec, rank=rank, evaluation=evaluation)

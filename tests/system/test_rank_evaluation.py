@@ -22,6 +22,16 @@ class Staged(Net):
             return self.out(af.relu(self.up(h)))
 
 
+class StagedSplit(Split):
+    """Its two layers are in parts, each on a stage of its own."""
+
+    def __call__(self, x):
+        with af.stage(0):
+            h = af.relu(self.up(af.flatten(x, 1)))
+        with af.stage(1):
+            return self.out(h)
+
+
 AVERAGES = Training(options={"ema": 0.9, "zero": True})
 CASES = {
     "rows": (Training(), {"data": 2}, {}),
@@ -32,6 +42,13 @@ CASES = {
     "stages": (Training(Staged), {"stage": 2}, {}),
     "stages, several batches": (Training(Staged, options={"accumulate": 3}), {"stage": 2}, {}),
     "stages of two ranks": (Training(Staged, options={"zero": True}), {"stage": 2, "data": 2}, {}),
+    "stages, layers in parts": (Training(StagedSplit), {"model": 2, "stage": 2}, {}),
+    "stages, layers in parts of parts": (
+        Training(StagedSplit, options={"zero": True}), {"data": 2, "model": 2, "stage": 2}, {},
+    ),
+    "stages, averages in parts": (
+        Training(StagedSplit, options={"ema": 0.9}), {"model": 2, "stage": 2}, {"ema": True},
+    ),
     "stages, averages": (Training(Staged, options={"ema": 0.9}), {"stage": 2}, {"ema": True}),
     "stages, recomputed": (
         Training(Staged, options={"recompute": "blocks", "accumulate": 2}), {"stage": 2}, {},

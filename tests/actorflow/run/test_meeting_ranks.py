@@ -21,7 +21,7 @@ from compiler.ops.binary import MUL
 from compiler.ops.comm import ALL_GATHER, ALL_REDUCE
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph, local_graph
+from compiler.pipeline import compile_graph, local_graphs
 from compiler.placement import HOST
 from compiler.plan import ActorKind
 from compiler.types import PartOf
@@ -49,7 +49,7 @@ def plan():
     with choosing(settings, (HOST,), deterministic=False):
         hardware = hardware_for((HOST,), "", uses_cudnn=False)
         graph, options = b.freeze(), CompileOptions("meet", is_training=False)
-        own = local_graph(graph, hardware, options)
+        own = local_graphs(graph, hardware, options)
         found = compile_graph(graph, among(hardware, data=2), options, local=own)
     fields = [replace(f, part=ROWS) if f.name == "x" else f for f in found.fields]
     with_mesh = (*[o for o in found.options if o[0] != "mesh"], ("mesh", (("data", 2),)))
