@@ -54,8 +54,8 @@ class Meeting:
     """Moves of one actor in a row: number `turn` of those of its firing.
 
     `group` names an axis of the mesh; `peer` is None where all ranks along it meet, else the place
-    along it of the one whom something is sent to or received from. `program` counts those before it
-    in the plan that have its group, peer and order: training and evaluation each have an order.
+    along it of the one whom something is sent to or received from. `program` is 0 for the steps, 1
+    for the evaluation between them: each has an order of its own, in which no number comes twice.
     """
 
     actor: int
@@ -89,10 +89,10 @@ class Meeting:
 def meetings_of(plan: Plan) -> tuple[Meeting, ...]:
     """Return the meetings of a plan, by actor and turn. O(launches of COMM actors).
 
-    Raises InternalError where a launch does not say whom it meets.
+    Raises InternalError where a launch does not say whom it meets, or two are one by what they say.
     """
     found: list[Meeting] = []
-    programs: dict[tuple[str, int | None, int], int] = {}
+    known: set[tuple[str, int | None, tuple[int, int]]] = set()
     for actor in plan.actors:
         if actor.kind is not ActorKind.COMM:
             continue
@@ -103,9 +103,14 @@ def meetings_of(plan: Plan) -> tuple[Meeting, ...]:
                 rows.append((group, peer, []))
             rows[-1][2].append(move)
         for turn, (group, peer, moves) in enumerate(rows):
-            key = group, peer, moves[0].order
-            programs[key] = program = programs.get(key, -1) + 1
-            found.append(Meeting(actor.id, turn, group, peer, program, tuple(moves)))
+            own = Meeting(actor.id, turn, group, peer, int(actor.evaluates), tuple(moves))
+            if (group, peer, own.place) in known:
+                raise InternalError(
+                    f"two collectives of plan {plan.name!r} are number {own.moves[0].order} of"
+                    f" their group along {group!r}, the second one is {own.moves[0]}"
+                )
+            known.add((group, peer, own.place))
+            found.append(own)
     return tuple(found)
 
 

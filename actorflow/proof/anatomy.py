@@ -169,7 +169,7 @@ def _check_snapshot(plan: Plan, actors: dict[str, Actor]) -> None:
     trained = {
         homes.get(plan.views[view].register)
         for actor in plan.actors
-        if actor.name.partition(".")[0] != "evaluate"
+        if not actor.evaluates
         for launch in actor.launches
         for view in (*launch.inputs, *launch.outputs)
     }

@@ -99,11 +99,13 @@ class ChainActors:
             or (names(chain.is_per_step), ActorKind.COMPUTE)
             for chain in self.program.chains
         ]
-        # Two programs of one plan may both move something: the second one's has its name in front.
-        taken = {draft.name.partition(".")[0] for draft in self.actors.drafts}
+        # What moves something bears the name of its program, too, but for the first one of a plan:
+        # that one of them moves nothing on a stream does not tell whose the other's actor is.
         labels = [
-            f"{names(chain.is_per_step)}.{label}" if label in taken else label
-            for chain, (label, _) in zip(self.program.chains, bound, strict=True)
+            label if kind is ActorKind.COMPUTE or not self.first_chain else f"{own}.{label}"
+            for own, (label, kind) in zip(
+                [names(chain.is_per_step) for chain in self.program.chains], bound, strict=True
+            )
         ]
         for index, (chain, (_, kind)) in enumerate(zip(self.program.chains, bound, strict=True)):
             label = labels[index]

@@ -36,7 +36,7 @@ from compiler.lowering.state import StateRegisters
 from compiler.lowering.step_program import StepProgram, make_program
 from compiler.ops.sources import INPUT
 from compiler.options import CompileOptions
-from compiler.plan import ActorKind, Plan, RegisterKind
+from compiler.plan import EVALUATE, ActorKind, Plan, RegisterKind
 from compiler.target import Hardware
 from compiler.types import RegisterId
 
@@ -197,7 +197,7 @@ class _Lowering:
         )
         self.actors.produce(due, leave, batches)
         self.actors.consume(source, leave, due)
-        chains.add(lambda is_per_step: "evaluate")
+        chains.add(lambda is_per_step: EVALUATE)
         outputs = place_outputs(chains, "eval_metrics", batches)
         span, _ = self._connect(chains, (source, register))
         self.actors.credits("eval_done", span.end, {done: batches}, batches, reason)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -230,11 +231,31 @@ def test_ranks_without_one_order_of_all_groups_are_named():
 
 
 def test_training_and_evaluation_have_an_order_each():
-    """Nothing else tells two collectives of one place apart than which comes first in a plan."""
-    plan = chain_plan(reduced(0), reduced(1), reduced(0, name="evaluated"))
-    assert verify_ranks(RankPlans.same(plan, PAIR)).num_actors == 8
-    other = chain_plan(reduced(0), reduced(1), reduced(0, 5, name="evaluated"))
-    assert "#0 of 'evaluated' (model.py:10) with float32[5]" in refused(PAIR, (plan, other))
+    """Whose an actor is says its name, and nothing that the other program has beside it."""
+
+    def plan_of(*orders, size=4):
+        rows = [Row("data"), *[Row(f"all_reduce.{n}", (reduced(n),), "comm") for n in orders]]
+        rows += [
+            Row("evaluate.all_reduce", (reduced(0, size, name="evaluated"),), "comm"),
+            Row("evaluate.all_reduce.1", (reduced(2, size),), "comm"),
+        ]
+        return plan_of_rows(rows, [*pairwise(range(len(rows))), (0, len(rows) - 1)])
+
+    assert verify_ranks(RankPlans.same(plan_of(0, 1), PAIR)).num_actors == 5
+    message = refused(PAIR, (plan_of(0, 1), plan_of(0, 1, size=5)))
+    assert "#0 of 'evaluated' (model.py:10) with float32[5]" in message
+    # One stage's steps have a number that the other's have not; evaluations are met in by all.
+    columns = Mesh(("data", "stage"), (2, 2))
+    stages = plan_of(0, 3), plan_of(2, 3)
+    verify_ranks(RankPlans(columns, stages, (0, 1, 0, 1)))
+
+
+def test_two_collectives_of_one_number_are_refused():
+    plan = chain_plan(reduced(0), reduced(1), reduced(0, name="again"))
+    assert refused(PAIR, (plan,), (0, 0), InternalError).startswith(
+        "two collectives of plan 'job' are number 0 of their group along 'data', the second one is"
+        " all_reduce #0 of 'again' (model.py:10)"
+    )
 
 
 def test_a_circle_of_groups_that_agree_in_pairs_is_found():

@@ -5,6 +5,7 @@ import pytest
 from rank_trainings import Net, Split, Training, images, loss
 
 import actorflow as af
+from actorflow import nn
 
 pytestmark = [
     pytest.mark.usefixtures("native_toolchain"),
@@ -32,6 +33,20 @@ class StagedSplit(Split):
             return self.out(h)
 
 
+class StagedRows(nn.Module):
+    """Each stage moves rows between ranks, the first one otherwise than the last one."""
+
+    def __init__(self):
+        self.up, self.out = nn.Linear(128, 16), nn.Linear(16, 5)
+
+    def __call__(self, x):
+        with af.stage(0):
+            h = self.up(af.flatten(x, 1))
+            h = h + 0.2 * af.index_select(h, 0, af.randperm(h.shape[0]))
+        with af.stage(1):
+            return self.out(h + af.sort(h, 0).values)
+
+
 AVERAGES = Training(options={"ema": 0.9, "zero": True})
 CASES = {
     "rows": (Training(), {"data": 2}, {}),
@@ -49,6 +64,7 @@ CASES = {
     "stages, averages in parts": (
         Training(StagedSplit, options={"ema": 0.9}), {"model": 2, "stage": 2}, {"ema": True},
     ),
+    "stages, rows moved": (Training(StagedRows), {"data": 2, "stage": 2}, {}),
     "stages, averages": (Training(Staged, options={"ema": 0.9}), {"stage": 2}, {"ema": True}),
     "stages, recomputed": (
         Training(Staged, options={"recompute": "blocks", "accumulate": 2}), {"stage": 2}, {},
