@@ -14,7 +14,7 @@ from compiler.errors import InternalError
 from compiler.graph import SourceLocation
 from compiler.labels import launch_label
 from compiler.lowering.actor_graph import ActorGraph
-from compiler.lowering.buffers import LaunchDraft, assign_buffers, may_share_bytes
+from compiler.lowering.buffers import LaunchDraft, assign_buffers, last_uses, may_share_bytes
 from compiler.lowering.pipelines import CHANNELS
 from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.stage_fences import hold_batches
@@ -202,15 +202,17 @@ class ChainActors:
     def _met_in_place(self) -> dict[ValueId, ValueId]:
         """Return what a collective overwrites, and the value that it leaves there.
 
-        Nobody else reads what it overwrites, nor does another one overwrite what it leaves: of one
-        token one consumer alone makes another. Who reads what it leaves holds the same register,
-        and waits for it by an edge of control: see `hold_order`.
+        No other chain reads what it overwrites, nor a later launch of its own, nor does another one
+        overwrite what it leaves: of one token one consumer alone makes another. Who reads what it
+        leaves holds the same register, and waits for it by an edge of control: see `hold_order`.
         """
         program, storage = self.program, self.program.storage
         found: dict[ValueId, ValueId] = {}
         left: set[ValueId] = set()
         for c, chain in enumerate(program.chains):
-            for draft in [program.drafts[i] for i in chain.launches]:
+            drafts = tuple([program.drafts[i] for i in chain.launches])
+            last_use = last_uses(storage, drafts)
+            for position, draft in enumerate(drafts):
                 if not is_comm.get(draft.node.op) or not draft.info.in_place:
                     continue
                 if not may_share_bytes(program.graph, storage, draft, 0, 0):
@@ -219,6 +221,7 @@ class ChainActors:
                     storage.root[v[0]] for v in (draft.node.inputs, draft.node.outputs)
                 ]
                 is_theirs = self.readers(before) == (c,) and program.maker.get(before, c) != c
+                is_theirs &= last_use[before] == position
                 # What runs beside steps waits for registers alone.
                 is_theirs &= not any([program.chains[r].is_beside for r in self.readers(after)])
                 if is_theirs and before not in left and not {before, after} & self.home.keys():

@@ -6,7 +6,8 @@ from jobs import GPT
 from rank_trainings import STEPS, Net, Split, Training, assert_trained, images, on_ranks
 
 import actorflow as af
-from actorflow.data import Tokens
+from actorflow import nn
+from actorflow.data import ArraySource, Tokens
 
 pytestmark = pytest.mark.usefixtures("native_toolchain")
 
@@ -74,6 +75,39 @@ def test_with_zero_every_rank_has_its_part_of_all_state():
         assert parts["conv.weight"].shape == (4, 2, 3, 3)
         assert parts["momentum/conv.weight"].splits == (("data", 0),)
         assert parts["step"] is None
+
+
+@pytest.mark.parametrize("of", ["weight", "bias"])
+def test_a_gradient_that_is_updated_in_parts_may_be_read_whole(of):
+    """Both are in one bucket: its first launch leaves the terms to the second one."""
+
+    def score(model, batch):
+        first, last = model
+        value = af.mse_loss(last(af.tanh(first(batch.x))), batch.x)
+        (slope,) = af.grad(value, [getattr(first, of)])
+        return {"loss": value, "least": af.sort(slope.flatten()).values[:3].sum()}
+
+    def rows():
+        x = np.random.default_rng(0).standard_normal((48, 6)).astype(np.float32)
+        return ArraySource({"x": x}, batch=6, seed=1)
+
+    def trained(mesh):
+        job = af.job(optimizer=af.optim.SGD(0.1), mesh=mesh, zero=mesh is not None)(score)
+
+        def one(among):
+            found, layers = [], nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+            plan = job.compile(layers, rows(), rank=among.rank)
+            af.Runner(plan, among=among).fit(
+                rows(), steps=STEPS, progress=False,
+                on_step=lambda step, outputs: found.append([outputs["loss"], outputs["least"]]),
+            )  # fmt: skip
+            return found
+
+        return on_ranks(mesh, one)
+
+    (alone,) = trained(None)
+    for own in trained(af.Mesh(data=2)):
+        np.testing.assert_allclose(own, alone, rtol=1e-4)
 
 
 def test_two_runs_of_ranks_are_equal_to_the_bit():
