@@ -154,9 +154,15 @@ class _Play:
         parts = self._joined.get((place, version))
         return parts is not None and all([self._holds(*part) for part in parts])
 
-    def _held_at(self, place: int) -> int:
-        """Return what a place holds, for an error: of a joint, what its first part holds."""
-        return self._held[self._places.atoms_of(place)[0]]
+    def _held_not(self, place: int, version: int) -> int:
+        """Return what a place holds that is not a version, for an error.
+
+        Of a joint that is what the first such part of it holds, and of a token what its updater
+        leaves there.
+        """
+        held = [self._held[atom] for atom in self._places.atoms_of(place)]
+        updated = [self._updated[place][1]] if place in self._updated else []
+        return next((other for other in (*updated, *held) if other != version), version)
 
     def _hold(self, place: int, version: int) -> None:
         if place not in self._places.atoms:
@@ -417,7 +423,7 @@ class _Play:
             if not is_found or place in self._updated:
                 owner = self._owner.get(item.register)
                 name = "nothing" if owner is None else self._plan.actors[owner].name
-                found = NOTHING if place == NOWHERE else self._held_at(place)
+                found = NOTHING if place == NOWHERE else self._held_not(place, item.version)
                 raise InternalError(
                     f"{name} never writes field {item.name!r} ({self._plan.sources[item.source]}):"
                     f" it is to be {self._makers.version(item.version)}, and is"
@@ -450,7 +456,7 @@ class _Play:
                 )
 
     def _stale(self, actor: Actor, index: int, view: int, version: int) -> InternalError:
-        words, held = self._makers, self._held_at(self._places.of_view[view])
+        words, held = self._makers, self._held_not(self._places.of_view[view], version)
         return self._error(
             actor,
             index,

@@ -1,10 +1,13 @@
 """Every read finds the version that it names, and each has one maker, or the plan is refused."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import actorflow as af
+from actorflow import nn
 from actors.race import RaceError, check_races
 from compiler.errors import InternalError
 from compiler.graph import Output, Write
@@ -81,6 +84,26 @@ def test_a_launch_that_runs_twice_is_found(plan):
     launches.insert(place_of(plan, "neg"), launches[place_of(plan, "exp")])
     with pytest.raises(InternalError):
         verify_plan(with_launches(plan, launches))
+
+
+def test_a_read_of_what_the_same_chain_updates_in_a_token_is_found_with_both_versions():
+    """Of a token its updater leaves another version than the maker, which is the one it names."""
+
+    @af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=2))
+    def train(model, batch):
+        return af.mse_loss(model(batch.x), batch.y)
+
+    rows = TensorType(DType.FLOAT32, (4, 3))
+    plan = train.compile(nn.Linear(3, 3), {"x": rows, "y": rows}, rank=0)
+    bucket = next(a for a in plan.actors if a.kind is ActorKind.COMM)
+    launch = next(launch for launch in bucket.launches if launch.inputs == launch.outputs)
+    unused = 1 + max(v for a in plan.actors for x in a.launches for v in x.writes)
+    again = replace(bucket, launches=(*bucket.launches, replace(launch, writes=(unused,))))
+    actors = tuple([again if a is bucket else a for a in plan.actors])
+    with pytest.raises(InternalError) as caught:
+        verify_plan(replace(plan, actors=actors))
+    named, held = re.findall(r"version (\d+)", str(caught.value))
+    assert (int(named), int(held)) == (launch.reads[0], launch.writes[0])
 
 
 def test_two_producers_of_one_register_are_found(plan):
