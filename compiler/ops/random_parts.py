@@ -12,6 +12,7 @@ from compiler.graph import GraphBuilder
 from compiler.ops.attention import ATTENTION, ATTENTION_GRAD
 from compiler.ops.binary import MUL, WHERE
 from compiler.ops.random import DROPOUT, RANDOM_BITS, least_kept
+from compiler.ops.shape import reshape_to
 from compiler.ops.signature import Types
 from compiler.ops.slicing import SLICE
 from compiler.ops.sources import scalar
@@ -34,11 +35,13 @@ def bits_of_part(
 ) -> ValueId:
     """Emit the bits of a part of a tensor, as they are there; `state` is seed and step."""
     own = place.own
-    if place.is_whole:
+    if place.is_whole or 0 in own:
         return b.one(RANDOM_BITS, *state, shape=own, key=key)
     if place.is_contiguous or own[-1] > 1:
         first = first_numbers(b, place)
         return b.one(RANDOM_BITS, *state, first, shape=own, key=key)
+    if place.shape[-1] == 1:
+        return reshape_to(b, bits_of_part(b, state, key, place.without_last()), own)
     # A kernel counts along rows, which have one element here: so whole rows are drawn.
     last = len(own) - 1
     wide = bits_of_part(b, state, key, place.widened(last))

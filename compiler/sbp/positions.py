@@ -68,6 +68,12 @@ class PartPlace:
         cut = [axis for axis, n in enumerate(self.own) if n != self.shape[axis]]
         return not cut or math.prod(self.own[: cut[-1]]) == 1
 
+    def without_last(self) -> PartPlace:
+        """Return the part of a tensor without its last axis, which has one element."""
+        last = len(self.shape) - 1
+        splits = tuple([pair for pair in self.splits if pair[1] != last])
+        return PartPlace(self.shape[:last], self.part[:last], splits, self.shared)
+
     def widened(self, axis: int) -> PartPlace:
         """Return the part with all of an axis."""
         part = list(self.part)

@@ -1,13 +1,17 @@
 """Whole training steps on many ranks against one rank, by numpy's references alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from rank_jobs import check_step, drawn, laid_out, run_parts, step_graph
 
 import actorflow as af
 from actorflow import nn
+from compiler.attrs import Attrs
 from compiler.graph_hash import hash_graph
 from compiler.mesh import Mesh
+from compiler.ops.random import DROPOUT, RANDOM_BITS
 from compiler.sbp.distribute import distribute
 from compiler.sbp.words import BROADCAST, Split
 from compiler.types import DType, TensorType
@@ -100,6 +104,48 @@ MESHES = [
 @pytest.mark.parametrize("name", JOBS)
 def test_ranks_together_do_the_step_of_one(name, mesh):
     check_step(graph_of(name), mesh, split_weights)
+
+
+def thinned(x):
+    return af.dropout(x, 0.4)
+
+
+CUT_BY_THREE = [
+    ((7, 8, 1), (0, 1, 1)),
+    ((7, 8, 1), (0, 0, 1)),
+    ((6, 4, 1, 1), (0, 1, 0)),
+    ((7, 4, 2), (0, 1, 2)),
+    ((6, 2, 1), (0, 0, 1)),
+]
+"""Shapes, and the axis that each axis of a mesh splits."""
+
+
+@pytest.mark.parametrize(
+    ("draw", "shape", "cut"),
+    [
+        *[(draw, *case) for draw in (af.randn_like, thinned) for case in CUT_BY_THREE],
+        (af.randn_like, (7, 8, 0), (0, 1, 0)),
+    ],
+)
+def test_parts_of_any_shape_draw_what_the_whole_draws(draw, shape, cut):
+    mesh = Mesh(("data", "a", "b"), (2, 2, 2))
+    words = tuple((name, str(Split(axis))) for name, axis in zip(mesh.names, cut, strict=True))
+
+    @af.job(optimizer=af.optim.SGD(0.1))
+    def train(model, batch):
+        drawn = draw(batch.x + 1.0)
+        return {"loss": model(batch.y).sum() * drawn.sum(), "drawn": drawn}
+
+    spec = {"x": of(DType.FLOAT32, *shape), "y": of(DType.FLOAT32, 4, 3)}
+    graph = step_graph(train, nn.Linear(3, 3), spec)
+    nodes = [
+        replace(node, attrs=Attrs({**node.attrs, "sbp": words}))
+        if node.op in (RANDOM_BITS, DROPOUT)
+        else node
+        for node in graph.nodes
+    ]
+    assert nodes != list(graph.nodes)
+    check_step(replace(graph, nodes=tuple(nodes)), mesh)
 
 
 @pytest.mark.parametrize("mesh", MESHES[:2], ids=str)
