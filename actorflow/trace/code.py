@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ WINGS = ("actorflow", "actors", "compiler", "memory")
 OURS = tuple([str(_HOUSE / wing) + os.sep for wing in WINGS])
 """How the paths of our own files begin."""
 
+_PYTHON = Path(os.__file__).parent
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 
@@ -96,6 +98,24 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(OURS)
 
 
+def is_pythons(filename: str, module: str) -> bool:
+    """Whether a file is of Python's standard library, as what a module of some name runs.
+
+    Both count: what is installed lies in the same folder, and a file of the user's may.
+    """
+    if filename.startswith("<frozen "):
+        return True
+    is_there = filename.startswith(_standard()) and not any([p in filename for p in _LIBRARIES])
+    return is_there and module.split(".")[0] in sys.stdlib_module_names
+
+
+@functools.cache
+def _standard() -> tuple[str, ...]:
+    """Return the folders of the standard library, as files of it may be named."""
+    named = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(_PYTHON)}
+    return tuple(sorted({at + os.sep for one in named for at in (one, os.path.realpath(one))}))
+
+
 def is_users_module(name: str) -> bool:
     """Whether a module, by name, is the user's."""
     module = sys.modules.get(name)
@@ -109,6 +129,6 @@ def is_users_module(name: str) -> bool:
 def _roots() -> tuple[str, ...]:
     """Return the folders of ours, of Python and of numpy, wherever they are installed."""
     folders = [_HOUSE / wing for wing in WINGS]
-    folders += [Path(os.__file__).parent, Path(np.__file__).parent]
+    folders += [_PYTHON, Path(np.__file__).parent]
     found = {str(folder) + os.sep for folder in folders}
     return tuple(sorted(found | {str(folder.resolve()) + os.sep for folder in folders}))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from actorflow.trace.code import OURS, WINGS
+from actorflow.trace.code import OURS, WINGS, is_pythons
 from compiler.attrs import Attrs, PlainValue
 from compiler.errors import CompileError
 from compiler.graph import UNPLACED, UNSTAGED, GraphBuilder, SourceLocation
@@ -35,9 +35,12 @@ Constraint = tuple[tuple[str, str], ...]
 
 
 def find_source() -> SourceLocation:
-    """Return the innermost line of the calling stack that is not ours: the user's line."""
+    """Return the innermost line of the calling stack that is the user's: not ours, not Python's.
+
+    Python's own stands between where a context or a thread of ours runs what the user asked for.
+    """
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame):
+    while frame.f_back is not None and _is_between(frame):
         frame = frame.f_back
     return SourceLocation(
         shown_path(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
@@ -52,10 +55,14 @@ def source_of(function: object) -> SourceLocation:
     return SourceLocation(shown_path(code.co_filename), code.co_firstlineno, code.co_name)
 
 
-def _is_ours(frame: FrameType) -> bool:
-    if frame.f_code.co_filename == "<string>":  # the __init__ that a dataclass of ours was given
-        return str(frame.f_globals.get("__name__")).split(".")[0] in WINGS
-    return frame.f_code.co_filename.startswith(OURS)
+def _is_between(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    if file.startswith(OURS):
+        return True
+    module = str(frame.f_globals.get("__name__"))
+    if file == "<string>":  # the __init__ that a dataclass of ours was given
+        return module.split(".")[0] in WINGS
+    return is_pythons(file, module)
 
 
 def shown_path(filename: str) -> str:

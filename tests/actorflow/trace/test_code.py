@@ -1,12 +1,15 @@
 import json
 import os
+import sysconfig
 import textwrap
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 import actorflow
 from actorflow.trace.code import code_facts, is_ours, is_users, is_users_module
+from actorflow.trace.tracer import find_source
 
 
 def facts(text):
@@ -66,3 +69,30 @@ def test_whose_a_file_is():
     assert not is_users(os.path.join("lib", "site-packages", "some", "x.py"))
     assert [is_users_module(n) for n in ("actorflow.jobs", "json", "numpy", "_io")] == [False] * 4
     assert is_users_module("a module that is gone")
+
+
+def called_from(file, module):
+    """Return the line that is taken for the user's, of a call in a file as of some module."""
+    made = compile("def call(function):\n    return function()\n", str(file), "exec")
+    namespace = {"__name__": module}
+    exec(made, namespace)
+    return namespace["call"](find_source)
+
+
+def test_python_is_not_the_user_but_what_lies_in_its_folder_may_be():
+    """The user's line is that of his file wherever it lies, and never one of the library."""
+    library = sysconfig.get_path("stdlib")
+    with contextmanager(lambda: (yield find_source()))() as found:
+        assert found.file.endswith("test_code.py")  # and not the line of contextlib
+    for file, module in ((f"{library}/threading.py", "threading"), ("<frozen runpy>", "runpy")):
+        assert called_from(file, module).file.endswith("test_code.py")
+    installed = f"{library}/site-packages/theirs/train.py"
+    for file, module in (
+        (f"{library}/mine.py", "__main__"),
+        (f"{library}/mine.py", "mine"),
+        (installed, "theirs.train"),
+        ("/home/me/contextlib.py", "contextlib"),
+        (f"{library}/site-packages/queue/train.py", "queue.train"),
+    ):
+        found = called_from(file, module)
+        assert (found.file, found.line) == (file, 2)
