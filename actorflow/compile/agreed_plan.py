@@ -64,7 +64,8 @@ def agreed_plan(among: Among, asked: Compilation, found: Plan | None) -> Plan:
 
     Raises what a rank of them meets with that compiles, on every rank with its text.
     """
-    has = among.gather("who has a plan", found is not None)
+    job = asked.options.name
+    has = among.gather(f"compile job {job!r}", found is not None)
     if found is not None and all(has):
         return found
     own, local, error = "", None, None
@@ -73,7 +74,7 @@ def agreed_plan(among: Among, asked: Compilation, found: Plan | None) -> Plan:
             own, local = _own_class(asked)
     except _TOLD as caught:
         error = caught
-    classes = _heard(among, "local graphs", own, error)
+    classes = _heard(among, f"tell its part of job {job!r}", own, error)
     members = [rank for rank, other in enumerate(classes) if other == own]
     # Who has a plan need not compile one.
     first = next((rank for rank in members if has[rank]), members[0])
@@ -84,7 +85,7 @@ def agreed_plan(among: Among, asked: Compilation, found: Plan | None) -> Plan:
             sent = found.to_bytes() if len(members) > 1 else b""
         except _TOLD as caught:
             error = caught
-    plans = _heard(among, "plans of classes", sent, error)
+    plans = _heard(among, f"have the plan of job {job!r}", sent, error)
     if found is not None and is_first:
         return found
     with asked.choosing():
@@ -194,7 +195,7 @@ def _heard(
 def _row(row: PlainValue, what: str) -> tuple[PlainValue, tuple[PlainValue, ...]]:
     if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], tuple):
         return row[0], row[1]
-    raise PlanFormatError(f"a rank says {row!r} of its {what}; start all from one version")
+    raise PlanFormatError(f"a rank says {row!r} where it was to {what}; start all from one version")
 
 
 def _received(data: PlainValue, asked: Compilation, sender: int) -> Plan:

@@ -144,11 +144,11 @@ class Agreement:
         return rank in self._gone
 
     def meeting(self) -> tuple[str, tuple[int, ...]]:
-        """Return where ranks wait, or nothing, and who has not come there."""
+        """Return what ranks wait for each other to do, or nothing, and who has not come there."""
         if not self._came:
             return "", ()
         missing = [r for r in range(self.num_ranks) if r not in self._came]
-        return next(iter(self._came.values())).name, tuple(missing)
+        return str(self._came[min(self._came)]), tuple(missing)
 
     def _greet(self, rank: int) -> Sends:
         if rank in self._heard:
@@ -190,7 +190,7 @@ class Agreement:
         if message.number <= self._num_meetings:
             return []  # a second copy, of one that is over
         if message.number > self._num_meetings + 1:
-            return self._fail(RankFailure(rank, f"came to {message.name!r} out of turn"))
+            return self._fail(RankFailure(rank, f"wants to {message} out of turn"))
         self._came.setdefault(rank, message)
         first = min(self._came)
         for other in sorted(self._came):
@@ -205,8 +205,8 @@ class Agreement:
 
     def _apart(self, first: int, other: int) -> str:
         return (
-            f"came to {self._came[other].name!r} where rank {first} came to"
-            f" {self._came[first].name!r}; every rank has to do the same in the same order"
+            f"is about to {self._came[other]}, where rank {first} is about to"
+            f" {self._came[first]}; every rank has to do the same in the same order"
         )
 
     def _missed(self) -> Sends:
@@ -214,8 +214,9 @@ class Agreement:
         name, missing = self.meeting()
         for rank in missing:
             if rank in self._gone:
-                there = _ranks(tuple(sorted(self._came)))
-                text = f"has ended its script, where it is waited for at {name!r} by {there}"
+                there = tuple(sorted(self._came))
+                wait = "waits" if len(there) == 1 else "wait"
+                text = f"has ended its script, where {_ranks(there)} {wait} for it to {name}"
                 return self._fail(RankFailure(rank, text))
         return []
 
@@ -226,8 +227,8 @@ class Agreement:
         return self._fail(
             RankFailure(
                 missing[0],
-                f"did not come to {name!r} within {message.seconds} s, where rank {rank} waits for"
-                f" {_ranks(missing)}: it hangs, was stopped, or does something else"
+                f"did not come within {message.seconds} s to where rank {rank} waits for"
+                f" {_ranks(missing)} to {name}: it hangs, was stopped, or does something else"
                 " (ACTORFLOW_RANK_SECONDS sets how long ranks wait for each other)",
             )
         )

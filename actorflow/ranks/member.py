@@ -1,7 +1,7 @@
 """What a rank has of its job: its number, and the others' agreement.
 
     member = this_member()            # None where this process is alone
-    values = member.gather("plan", b"...")
+    values = member.gather("compare plans", b"...")
     run = member.begin_run(RunCallbacks(grant=..., abort=...))
     run.finished(1)
     run.end(1)
@@ -36,6 +36,7 @@ from actorflow.ranks.messages import (
 )
 from actorflow.ranks.shared_run import RunCallbacks, SharedRun
 from actorflow.ranks.wire import pack_value, unpack_value
+from actorflow.trace.tracer import users_line
 from compiler.attrs import PlainValue
 from compiler.errors import ActorflowError, InternalError, PeerFailed
 
@@ -85,7 +86,8 @@ class RankMember:
     def gather(self, name: str, value: PlainValue) -> list[PlainValue]:
         """Return the values of all ranks, by rank, once all have come to this name.
 
-        Ranks come to the same names in the same order. A value has at most 256 MiB, packed.
+        Ranks come to the same names in the same order; a name says what for, in words that follow
+        on "to", and may come again. A value has at most 256 MiB, packed.
 
         Raises PeerFailed, on every rank, where one has come to another name, has ended its script,
         has failed, or does not come in time; ValueError for a value that cannot travel.
@@ -96,7 +98,7 @@ class RankMember:
             self._check()
             self._num_meetings += 1
             number = self._num_meetings
-            self._link.say(Came(number, name, packed))
+            self._link.say(Came(number, name, packed, users_line()))
             waited_s = 0.0
             is_told = False
             while True:
@@ -121,7 +123,7 @@ class RankMember:
         raises.
         """
         self._num_runs += 1
-        self.gather(f"run {self._num_runs}", first_step)
+        self.gather(f"begin run {self._num_runs} of its script", first_step)
         run = SharedRun(self._num_runs, callbacks, self._link.say, first_step)
         self._runs = (*[other for other in self._runs if not other.is_over], run)
         self._link.say(Began(run.number, first_step))

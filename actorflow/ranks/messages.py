@@ -18,11 +18,19 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """A rank has come to a meeting, and brings a packed value."""
+    """A rank has come to a meeting, and brings a packed value.
+
+    `name` says what for, the same on all ranks, as what follows on "to": "compile job 'train'".
+    `where` is the user's line there, of each its own, or nothing.
+    """
 
     number: int
     name: str
     value: bytes
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.where})" if self.where else self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,6 @@ class Among:
         self.rank = rank
         self.member = member
         self._gather = gather
-        self._numbers = itertools.count()
 
     @property
     def is_first(self) -> bool:
@@ -53,8 +51,8 @@ class Among:
         return self is ONE_RANK
 
     def gather(self, name: str, value: PlainValue) -> list[PlainValue]:
-        """Return the values of all ranks, by rank; as `Gather`, but a name may come again."""
-        return self._gather(f"{next(self._numbers)} {name}", value)
+        """Return the values of all ranks, by rank; as `Gather`."""
+        return self._gather(name, value)
 
     def communicator(self, plan: Plan, settings: Settings) -> Communicator | None:
         """Return a new end of the transport to the other ranks, where a plan meets them.
@@ -114,7 +112,7 @@ def agree_on_plan(among: Among, plan: Plan, seed: int) -> None:
     """
     if among is ONE_RANK:
         return
-    said = among.gather("plan and seed", (plan.name, plan.graph_hash, seed))
+    said = among.gather(f"begin job {plan.name!r}", (plan.name, plan.graph_hash, seed))
     mesh = plan.mesh
     if len(said) != mesh.num_ranks:
         raise CompileError(
@@ -128,11 +126,13 @@ def agree_on_plan(among: Among, plan: Plan, seed: int) -> None:
 
 def _prove_together(among: Among, plan: Plan) -> None:
     """Have the first rank prove that the plans of all meet in everything; all hear of it."""
-    prints = among.gather("fingerprint", plan.fingerprint)
+    prints = among.gather(f"compare plans of job {plan.name!r}", plan.fingerprint)
     classes = list(dict.fromkeys(prints))
     # Of a class of ranks one says what they all have.
     is_asked = len(classes) > 1 and prints.index(plan.fingerprint) == among.rank
-    given = among.gather("plans of all", plan.to_bytes() if is_asked else b"")
+    given = among.gather(
+        f"prove the plans of job {plan.name!r}", plan.to_bytes() if is_asked else b""
+    )
     reason = ""
     if among.is_first:
         rows = [given[prints.index(own)] for own in classes]
@@ -142,7 +142,7 @@ def _prove_together(among: Among, plan: Plan) -> None:
             verify_ranks(RankPlans(plan.mesh, tuple(plans), class_of))
         except (CompileError, InternalError, PlanFormatError) as error:
             reason = str(error)
-    told = among.gather("proof", reason)[0]
+    told = among.gather(f"hear of the proof of job {plan.name!r}", reason)[0]
     if isinstance(told, str) and told:
         raise CompileError(f"{find_source()}: {told}")
 
@@ -157,7 +157,7 @@ def agree_on_data(among: Among, source: DataSource, seed: int, what: str = "data
     if among is ONE_RANK:
         return
     position = json.dumps(source.state(), sort_keys=True, default=str)
-    said = _rows(among.gather(what, (source.fingerprint(), position, seed)))
+    said = _rows(among.gather(f"compare {what}", (source.fingerprint(), position, seed)))
     mend = (
         "each takes its part of the same batches: give all the same files, seq, batch and seed, at"
         " the same position"
@@ -180,7 +180,7 @@ def agree_on_values(among: Among, plan: Plan, given: Mapping[str, np.ndarray[Any
         for name in [variable.name for variable in plan.state]
     ]
     first: dict[PlainValue, tuple[int, PlainValue]] = {}
-    for rank, rows in enumerate(among.gather("first values", tuple(own))):
+    for rank, rows in enumerate(among.gather(f"begin job {plan.name!r} with values", tuple(own))):
         for name, value in _rows(list(rows)) if isinstance(rows, tuple) else []:
             # Of a variable that ranks of one stage have, by the first of them.
             other, expected = first.setdefault(name, (rank, value))

@@ -36,7 +36,7 @@ def job_state(plan: Plan, among: Among = ONE_RANK) -> JobState:
         for v in plan.state
         if v.name in saved
     ]
-    said = cast("list[Any]", among.gather("variables of the job", tuple(own)))
+    said = cast("list[Any]", among.gather("tell its variables for checkpoints", tuple(own)))
     rows = [row for rows in said for row in rows]
     return JobState(
         {name: type_ for name, _, type_, _ in rows},

@@ -123,7 +123,9 @@ class Joining:
         """Return this rank's ends of the pipes by the other rank: of the first, of each teller."""
         tellers = sorted({rank for pieces in self._told.values() for rank, _ in pieces} - {0})
         pairs = [self._pipe() for _ in tellers] if among.is_first else []
-        said = among.gather("pipes for checkpoints", (os.getpid(), *[end for _, end in pairs]))[0]
+        said = among.gather(
+            "open pipes for checkpoints", (os.getpid(), *[end for _, end in pairs])
+        )[0]
         pid, *ends = cast("tuple[int, ...]", said)
         pipes = {rank: pair[0] for rank, pair in zip(tellers, pairs, strict=False)}
         if self._rank in tellers:
@@ -131,7 +133,7 @@ class Joining:
             # Not to wait for room in a pipe is a matter of each opening of it.
             pipes[0] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             self._files.append(pipes[0])
-        among.gather("pipes for checkpoints are open", None)
+        among.gather("go on with open pipes for checkpoints", None)
         for _, end in pairs:  # or the end of a rank would be no end of its pipe
             self._files.remove(end)
             os.close(end)

@@ -139,7 +139,9 @@ class LiveVariables:
         while (own := self._own((*here, *counter))) is not None:
             # Outputs of a step come before its updates: a rank may have been read too early. One
             # that updates nothing is never too early.
-            said = among.gather("steps done", steps_done(own) if counter else None)
+            said = among.gather(
+                "read variables between steps", steps_done(own) if counter else None
+            )
             if len({*said} - {None}) <= 1:
                 parts = {name: own[name] for name in here}
                 return gather_whole(self._plan, parts, among.gather, among.rank)

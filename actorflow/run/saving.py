@@ -211,11 +211,13 @@ def _newest(
     manager: CheckpointManager, expected: Expected, among: Among
 ) -> LoadedCheckpoint | None:
     found = manager.latest(expected) if among.is_first else None
-    step = among.gather("checkpoint to go on from", None if found is None else found.manifest.step)
+    step = among.gather(
+        "find the checkpoint to go on from", None if found is None else found.manifest.step
+    )
     if isinstance(step[0], int) and not among.is_first:
         found = manager.load(step[0], expected)
     # Until all have read it nobody trains, and writes others that would have it removed.
-    among.gather("checkpoint is read", None)
+    among.gather("read the checkpoint", None)
     return found
 
 

@@ -110,7 +110,7 @@ def tellers_of(
     Of every distinct part that is the first rank that has it, and nobody of what all have whole.
     All ranks call it, each with what it has. Raises as `gather_whole`.
     """
-    said = gather("variables that ranks have", tuple([own.row for own in held]))
+    said = gather("tell what it has of variables", tuple([own.row for own in held]))
     table = [_table(rows) for rows in said]
     if len(said) != mesh.num_ranks:
         raise InternalError(f"{len(said)} ranks tell their parts, of a mesh of {mesh.num_ranks}")
@@ -190,7 +190,7 @@ def _exchange(
     step = max(1, MESSAGE_BYTES // len(queues))
     came = [bytearray() for _ in queues]
     for begin in range(0, max(sizes), step):
-        what = f"bytes from {begin} on of the parts of {', '.join(joined)}"
+        what = f"tell its parts of {', '.join(joined)}"
         parts = gather(what[:80], own[begin : begin + step])
         for other, part in enumerate(parts):
             wanted = min(step, max(0, sizes[other] - begin))

@@ -39,9 +39,23 @@ def find_source() -> SourceLocation:
 
     Python's own stands between where a context or a thread of ours runs what the user asked for.
     """
-    frame = sys._getframe(1)
+    return _location(_users_frame())
+
+
+def users_line() -> str:
+    """Return the line of `find_source` as a text; "" on a thread that no code of the user is on."""
+    frame = _users_frame()
+    return "" if _is_between(frame) else str(_location(frame))
+
+
+def _users_frame() -> FrameType:
+    frame = sys._getframe(2)
     while frame.f_back is not None and _is_between(frame):
         frame = frame.f_back
+    return frame
+
+
+def _location(frame: FrameType) -> SourceLocation:
     return SourceLocation(
         shown_path(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
     )

@@ -25,8 +25,9 @@ class Gather(Protocol):
     def __call__(self, name: str, value: PlainValue) -> list[PlainValue]:
         """Return the values of all ranks, by rank, once all have come to this name.
 
-        Names come in the same order on all ranks, and none twice. Blocks; raises PeerFailed where
-        another rank has failed, or does not come in time.
+        A name says what is done there, as what follows on "to": one that does not come is told so.
+        Names come in the same order on all ranks, and may come again. Blocks; raises PeerFailed
+        where another rank has failed, or does not come in time.
         """
         ...
 

@@ -178,7 +178,7 @@ class SharedMemory:
         own = Offer(
             this_host(), os.getpid(), self._own.offer(), str(self._mesh), tuple(collectives)
         )
-        said = self._gather("collectives.offer", own.row())
+        said = self._gather("share memory for collectives", own.row())
         offers = [Offer.of(value, rank) for rank, value in enumerate(said)]
         check_hosts(offers)
         check_collectives(offers, self._all_groups())
@@ -193,7 +193,7 @@ class SharedMemory:
                 " processes of one user, in one container, with a file descriptor for each other"
                 " rank ('ulimit -n')"
             )
-        answers = self._gather("collectives.mapped", failure)
+        answers = self._gather("map the memory of the others", failure)
         self._own.close_files()
         for rank, text in enumerate(answers):
             if text:

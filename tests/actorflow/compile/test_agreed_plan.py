@@ -78,7 +78,7 @@ class Compiling:
             inner = ranks.gather(rank)
 
             def gathered(name, value):
-                if "plans of classes" in name:
+                if "have the plan" in name:
                     value = (self.sent(value[0]), value[1])
                 return inner(name, value)
 

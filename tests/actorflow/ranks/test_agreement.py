@@ -181,8 +181,8 @@ def test_every_order_of_two_ranks_finds_data_of_another_length():
 
 def test_every_order_of_two_ranks_finds_another_meeting():
     for play in every_end([(Meet("plan"),), (Meet("data"),)]):
-        assert "'plan'" in play.agreement.failure.told
-        assert "'data'" in play.agreement.failure.told
+        assert " to plan" in play.agreement.failure.told
+        assert " to data" in play.agreement.failure.told
         assert all([r.aborted is not None for r in play.ranks])
 
 
@@ -199,13 +199,25 @@ def test_all_get_the_values_of_all_when_the_last_has_come():
     assert agreement.meeting() == ("", ())
 
 
+def test_ranks_may_come_to_a_meeting_from_lines_of_their_own():
+    agreement, compiling = joined(2), "compile job 'train'"
+    agreement.take(0, Came(1, compiling, b"a", "train.py:4"))
+    told = agreement.take(1, Came(1, compiling, b"b", "train.py:7"))
+    assert told == [(0, Met(1, (b"a", b"b"))), (1, Met(1, (b"a", b"b")))]
+    agreement.take(0, Came(2, compiling, b"a", "train.py:4"))
+    told = agreement.take(1, Left())
+    assert told[-1][1].text == (
+        "rank 1 has ended its script, where rank 0 waits for it to compile job 'train' (train.py:4)"
+    )
+
+
 def test_a_rank_that_has_left_is_missed_by_who_waits_or_comes_later():
     for order in ([0, 1], [1, 0]):
         agreement = joined(2)
         said = {0: Came(1, "plan", b""), 1: Left()}
         for rank in order:
             told = agreement.take(rank, said[rank])
-        text = "rank 1 has ended its script, where it is waited for at 'plan' by rank 0"
+        text = "rank 1 has ended its script, where rank 0 waits for it to plan"
         assert told[-1] == (0, Aborted(1, text, "", ""))
 
 
@@ -214,7 +226,7 @@ def test_a_wait_in_vain_names_who_did_not_come_and_one_that_is_over_is_nothing()
     agreement.take(0, Came(1, "plan", b""))
     told = agreement.take(0, WaitedInVain(1, 600))
     assert told[0][1].text.startswith(
-        "rank 1 did not come to 'plan' within 600 s, where rank 0 waits for ranks 1, 2"
+        "rank 1 did not come within 600 s to where rank 0 waits for ranks 1, 2 to plan: it hangs"
     )
     agreement = joined(1)
     agreement.take(0, Came(1, "plan", b""))
@@ -223,7 +235,7 @@ def test_a_wait_in_vain_names_who_did_not_come_and_one_that_is_over_is_nothing()
 
 def test_a_meeting_out_of_turn_is_a_failure():
     told = joined(2).take(1, Came(3, "plan", b""))
-    assert told[0][1].text == "rank 1 came to 'plan' out of turn"
+    assert told[0][1].text == "rank 1 wants to plan out of turn"
 
 
 # Runs

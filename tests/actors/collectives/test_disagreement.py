@@ -248,7 +248,7 @@ def test_memory_that_cannot_be_mapped_is_said_by_all(together, monkeypatch):
         gather = communicator._gather
 
         def wrong(name, value):
-            if communicator.rank == 1 and name == "collectives.offer":
+            if communicator.rank == 1 and name == "share memory for collectives":
                 fd, size = value[3][0]
                 value = (*value[:3], ((fd, size + 4096), *value[3][1:]), *value[4:])
             return gather(name, value)
