@@ -315,7 +315,7 @@ class Job:
             gpu=gpu,
             deterministic=bool(gpu) and is_fixed,
         )
-        return Compilation(graph, hardware, wanted, settings, evaluated, is_fixed)
+        return Compilation(graph, hardware, wanted, settings, evaluated, is_fixed, self.options)
 
     @property
     def mesh(self) -> Mesh:

@@ -27,6 +27,7 @@ from itertools import pairwise, zip_longest
 from compiler.errors import CompileError, InternalError
 from compiler.joint_order import check_one_order
 from compiler.meetings import RECEIVE, SEND, CommMove, Meeting
+from compiler.options import in_words
 from compiler.plan import Plan
 from compiler.rank_plans import RankPlans
 from compiler.types import RegisterId
@@ -105,9 +106,10 @@ def _check_options(ranks: RankPlans) -> None:
         theirs, ours = dict(plan.options), dict(first.options)
         for name in sorted({*theirs, *ours}.difference(_OWN)):
             if theirs.get(name) != ours.get(name):
+                words, has = in_words(name, theirs.get(name))
                 raise CompileError(
-                    f"rank {rank} runs job {plan.name!r} with {name} = {theirs.get(name)!r} where"
-                    f" rank 0 has {ours.get(name)!r}; {_MEND}"
+                    f"ranks run job {plan.name!r} differently: {words} is {has} on rank {rank} and"
+                    f" {in_words(name, ours.get(name))[1]} on rank 0; {_MEND}"
                 )
 
 

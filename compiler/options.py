@@ -5,6 +5,7 @@ The options are part of the plan's key and are recorded in the plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 
 from compiler.placement import HOST, Device
@@ -24,6 +25,32 @@ GRAD_NORM = "grad_norm"
 
 _IF_GIVEN = ("gpu", "deterministic", "clip_norm", "clip_value", "losses", "mesh", "zero")
 """Options that are recorded only where they are given, as most plans have none."""
+
+
+def _if_any(value: PlainValue) -> str:
+    return repr(value) if value else "none"
+
+
+_IN_WORDS: dict[str, tuple[str, Callable[[PlainValue], str]]] = {
+    "snapshot_every": ("the period of checkpoint= (every=) in steps", _if_any),
+    "snapshot_seconds": ("the period of checkpoint= (every=) in s", _if_any),
+    "evaluate_every": ("every= of evaluation=", _if_any),
+    "evaluate_batches": ("batches= of evaluation=", _if_any),
+    "evaluate_precision": ("precision= of the job of evaluation=", repr),
+    "skips_broken_steps": ("on_nan=", lambda skips: "'skip'" if skips else "'raise'"),
+    "num_streams": ("streams=", repr),
+    "is_training": ("train=", repr),
+    "losses": ("loss= of the optimizers", repr),
+    "devices": ("device= or devices=", repr),
+    "memory_budget": ("memory_budget=", _if_any),
+}
+"""What the user gives the options by that have another name, and their values in his words."""
+
+
+def in_words(name: str, value: PlainValue) -> tuple[str, str]:
+    """Return what a user gives an option by, and its value as he knows it; None for one unset."""
+    words, shown = _IN_WORDS.get(name, (f"{name}=", repr))
+    return words, "none" if value is None else shown(value)
 
 
 @dataclass(frozen=True, slots=True)

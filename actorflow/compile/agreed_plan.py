@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from actorflow.compile.compiling import Compilation, compiled_plan, keep_plan, kept_plan
+from actorflow.compile.differences import digest_of_job, tell_difference
 from actorflow.compile.native import build
 from actorflow.logs import logger
 from actorflow.proof.prove import prove
@@ -62,10 +63,15 @@ def agreed_plan(among: Among, asked: Compilation, found: Plan | None) -> Plan:
 
     `found` is a plan that it has already, in memory or on disk.
 
-    Raises what a rank of them meets with that compiles, on every rank with its text.
+    Raises what a rank of them meets with that compiles, on every rank with its text, and
+    CompileError where they have not the same job.
     """
     job = asked.options.name
-    has = among.gather(f"compile job {job!r}", found is not None)
+    here = found is not None, digest_of_job(asked)
+    said = cast("list[tuple[bool, str]]", among.gather(f"compile job {job!r}", here))
+    has, digests = [has for has, _ in said], [digest for _, digest in said]
+    if len({*digests}) > 1:
+        tell_difference(among, asked, digests)
     if found is not None and all(has):
         return found
     own, local, error = "", None, None

@@ -24,6 +24,7 @@ from compiler.plan import Plan
 from compiler.target import Hardware
 
 if TYPE_CHECKING:
+    from actorflow.compile.job_options import JobOptions
     from compiler.pipeline import LocalGraphs
 
 Watch = Callable[[str, Graph], None]
@@ -39,6 +40,8 @@ class Compilation:
     settings: Settings
     evaluation: Graph | None = None
     deterministic: bool = False
+    job: JobOptions | None = None
+    """What the user has said of the job, for messages; it changes nothing of the plan."""
 
     def choosing(self) -> AbstractContextManager[bool]:
         """Hold the choice of kernels that it is compiled with."""

@@ -119,8 +119,16 @@ def agree_on_plan(among: Among, plan: Plan, seed: int) -> None:
             f"plan {plan.name!r} is for {mesh.num_ranks} ranks (mesh {mesh}), and {len(said)} run"
             f" it; launch {mesh.num_ranks}, or give the job a mesh of {len(said)}"
         )
-    _check_equal("plan", [row[:2] for row in _rows(said)], "run the same script on all ranks")
-    _check_equal("seed", [row[2] for row in _rows(said)], "give all ranks the same seed")
+    rows = _rows(said)
+    for rank, row in enumerate(rows):
+        if row[:2] != rows[0][:2]:
+            job = "job" if row[0] != rows[0][0] else "another job"
+            raise CompileError(
+                f"{find_source()}: rank {rank} runs {job} {row[0]!r} where rank 0 runs"
+                f" {rows[0][0]!r}: what was traced is not the same; run the same script on all"
+                " ranks"
+            )
+    _check_equal("seed", [row[2] for row in rows], "give all ranks the same seed")
     _prove_together(among, plan)
 
 

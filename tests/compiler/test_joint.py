@@ -158,7 +158,11 @@ def test_a_foreign_plan_is_named():
         "rank 1 runs another job 'job' than rank 0: what was traced there is not the same; "
     )
     twice = replace(GOOD, options=(("accumulate", 2),))
-    assert "with accumulate = 2 where rank 0 has None" in refused(PAIR, (GOOD, twice))
+    assert refused(PAIR, (GOOD, twice)).startswith(
+        "ranks run job 'job' differently: accumulate= is 2 on rank 1 and none on rank 0; do all"
+    )
+    skips = replace(GOOD, options=(("skips_broken_steps", True),))
+    assert "on_nan= is 'skip' on rank 1 and none on rank 0" in refused(PAIR, (GOOD, skips))
     meant = replace(GOOD, options=(("mesh", (("data", 3),)),))
     assert refused(PAIR, (meant,), (0, 0)) == (
         "the plan of rank 0 is for a mesh of data=3, and the ranks are a mesh of data=2; compile"

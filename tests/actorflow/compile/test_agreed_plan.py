@@ -219,15 +219,14 @@ def test_a_layout_that_cannot_be_is_refused_on_all_ranks(compiling):
     assert compiling.by == []
 
 
-def test_ranks_with_other_jobs_share_nothing(compiling):
-    """That they do not belong together is said before the first step (`run.among`)."""
-
+def test_ranks_with_other_jobs_compile_nothing(compiling):
     def asked(rank, mesh):
-        return asked_by(rank, mesh, rate=0.1 + rank)
+        return asked_by(rank, mesh, rate=0.5 + rank)
 
-    plans = compiling.run(af.Mesh(data=2), asked)
-    assert sorted(compiling.by) == [0, 1]
-    assert plans[0].graph_hash != plans[1].graph_hash
+    text = r"rank 1 has constant float32\[\] with value=1.5 \(.* where rank 0 .* with value=0.5 \("
+    with pytest.raises(CompileError, match=text):
+        compiling.run(af.Mesh(data=2), asked)
+    assert compiling.by == []
 
 
 def foreign(data):
