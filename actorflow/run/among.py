@@ -10,6 +10,7 @@ import numpy as np
 
 from actorflow.compile.native import toolchain_of
 from actorflow.data import DataSource
+from actorflow.data.apart import how_far_apart, what_differs
 from actorflow.data.source import content_hash
 from actorflow.settings import MOST_SECONDS, Settings
 from actorflow.trace.tracer import find_source
@@ -166,11 +167,16 @@ def agree_on_data(among: Among, source: DataSource, seed: int, what: str = "data
         return
     position = json.dumps(source.state(), sort_keys=True, default=str)
     said = _rows(among.gather(f"compare {what}", (source.fingerprint(), position, seed)))
-    mend = (
-        "each takes its part of the same batches: give all the same files, seq, batch and seed, at"
-        " the same position"
-    )
-    _check_equal(what, [row[:2] for row in said], mend)
+    for rank, (own, at, _) in enumerate(said):
+        apart = what_differs(str(own), str(said[0][0]))
+        if not apart and at != said[0][1]:
+            apart = how_far_apart(*[json.loads(str(row[1])) for row in (said[rank], said[0])])
+        if apart:
+            raise CompileError(
+                f"{find_source()}: rank {rank} has other {what} than rank 0: {apart}. Each rank is"
+                " given the whole batches of all, and takes its part of them: give all the same"
+                " files, seq, batch and seed, at the same position"
+            )
     _check_equal("seed", [row[2] for row in said], "give all ranks the same seed")
 
 

@@ -235,7 +235,14 @@ def test_ranks_of_other_data_are_refused_on_all():
     agree_on_data(ONE_RANK, source(), 0)
     on_ranks(lambda among: agree_on_data(among, source(), 5))
     refused(lambda a: agree_on_data(a, source(), a.rank), "rank 1 has seed 1, rank 0 has 0; give")
-    refused(lambda a: agree_on_data(a, source(seed=a.rank), 0), "rank 1 has data .*seed=1.*seed=0")
+    other = "rank 1 has other data than rank 0: "
+    refused(
+        lambda a: agree_on_data(a, source(seed=a.rank), 0), f"{other}seed=1 and not seed=0. Each"
+    )
+    named = [ArraySource({"x": X, "y": X + rank}, batch=4) for rank in range(2)]
+    refused(lambda a: agree_on_data(a, named[a.rank], 0), f"{other}the content of 'y' is another.")
+    short = [ArraySource({"x": X[: 40 - rank]}, batch=4) for rank in range(2)]
+    refused(lambda a: agree_on_data(a, short[a.rank], 0), f"{other}its length is 39 and not 40.")
 
     def further(among):
         data = source()
@@ -243,7 +250,7 @@ def test_ranks_of_other_data_are_refused_on_all():
             next(data)
         agree_on_data(among, data, 0)
 
-    refused(further, "rank 1 has data .*at the same position")
+    refused(further, f"{other}it stands at batches=1 and not at batches=0. Each rank")
 
 
 def test_data_is_agreed_on_before_a_step(plan):
@@ -254,8 +261,8 @@ def test_data_is_agreed_on_before_a_step(plan):
     def stream(among):
         next(af.Runner(of_two(plan), among=among).stream(source(seed=among.rank), steps=1))
 
-    refused(fit, "rank 1 has data")
-    refused(stream, "rank 1 has data")
+    refused(fit, "rank 1 has other data than rank 0: seed=1")
+    refused(stream, "rank 1 has other data than rank 0: seed=1")
 
 
 def test_ranks_that_would_begin_with_other_values_are_refused_on_all(plan):
