@@ -9,7 +9,8 @@ reads those.
 A repeated node, or one that runs for the first time among backward nodes, gets a control edge from
 the node before it in the sequence that runs for the first time: on several streams it would else
 run at once, and nothing would be saved. That is never an update, for an update that stands before a
-repeated reader of its variable moves after it.
+repeated reader of its variable moves after it. Nor is it a member of a bucket that has not run all:
+members begin together, and one that is yet to come may read what is made again.
 
 A collective runs once, in its place: what ranks meet for must be the same on all of them, and which
 launches run again each rank chooses by its own kernels. What it makes is kept instead.
@@ -20,6 +21,7 @@ seed, step and key; ops that write, and ops whose column `recompute` is False, r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -177,6 +179,11 @@ def run(graph: Graph, launches: Sequence[int]) -> Graph:
     return replace(repeated, nodes=place_views(repeated, sort_launches(repeated)))
 
 
+def _bucket_of(node: Node) -> tuple[int, ...]:
+    """Return the bucket of a launch that meets other ranks, or nothing."""
+    return (node.attrs.int_("bucket"),) if is_comm.get(node.op) else ()
+
+
 class _Repetition:
     """The new graph while it grows; `current[v]` is the value that now stands for v."""
 
@@ -198,6 +205,7 @@ class _Repetition:
             if is_source.get(node.op) or is_fed:
                 self.nodes.append(node)
                 self._has_run[index] = True
+        self._to_meet = Counter([bucket for node in graph.nodes for bucket in _bucket_of(node)])
 
     def run(self, index: int) -> None:
         """Append a launch: itself the first time, a copy with values of its own after that."""
@@ -209,7 +217,9 @@ class _Repetition:
             after = self._latest if is_late and may_repeat(node) else node.after
             self.nodes.append(replace(node, inputs=inputs, after=after))
             self._is_after_loss |= node.phase is Phase.BACKWARD and not self._is_forward[index]
-            if node.phase is not Phase.UPDATE and not writes.get(node.op):
+            self._to_meet.subtract(_bucket_of(node))
+            is_whole = not any([self._to_meet[bucket] for bucket in _bucket_of(node)])
+            if node.phase is not Phase.UPDATE and not writes.get(node.op) and is_whole:
                 self._latest = node.outputs[:1]
             return
         outputs = tuple([self._new_value(v) for v in node.outputs])

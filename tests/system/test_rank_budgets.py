@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from lowered_ranks import graphs_of, laid_out, plan_of
 from rank_jobs import fixed_words, step_graph
-from rank_trainings import Training
+from rank_trainings import Training, on_ranks
 
 import actorflow as af
 from actorflow import nn
-from actorflow.data import Tokens
+from actorflow.data import ArraySource, Tokens
 from compiler.errors import BudgetError
 from compiler.graph_hash import hash_graph
 from compiler.joint import verify_ranks
@@ -142,6 +142,58 @@ def test_ranks_that_choose_otherwise_what_to_run_again_meet_in_the_same_order():
     # As if one budget had led to these: each rank believes its own kernels' durations.
     alike = [replace(plan, options=own[0].options) for plan in own]
     verify_ranks(RankPlans(layouts.mesh, tuple(alike), (0, 1, 2, 3)))
+
+
+class TwoLosses(nn.Module):
+    """Its last stage has two losses, and gradients of either for other layers."""
+
+    def __init__(self):
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 5)
+
+    def __call__(self, x):
+        with af.stage(0):
+            h = self.first(x)
+        with af.stage(1):
+            return self.last(af.tanh(h)).mean(1)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_blocks_run_again_between_what_a_stage_sends(accumulate):
+    """Both losses go down with the gradient, which is made of what runs again after them."""
+
+    def score(model, batch):
+        made, wanted = model(batch.x), batch.y
+        hit = af.binary_cross_entropy_with_logits(made, (wanted > 0).to("float32"))
+        return {"loss": hit, "other": af.mse_loss(made, wanted)}
+
+    def data():
+        rng = np.random.default_rng(0)
+        x, y = [rng.standard_normal(shape).astype(np.float32) for shape in ((32, 4, 3), (32, 5))]
+        return ArraySource({"x": x, "y": y}, batch=4, seed=1)
+
+    optimizer = [
+        af.optim.on(["*", "!last.*"], af.optim.SGD(0.3)),
+        af.optim.on("last.*", SGD, loss="other"),
+    ]
+
+    def trained(mesh, **options):
+        job = af.job(optimizer=optimizer, mesh=mesh, accumulate=accumulate, **options)(score)
+
+        def one(among):
+            found, plan = [], job.compile(TwoLosses(), data(), rank=among.rank)
+            af.Runner(plan, among=among).fit(
+                data(), steps=3, progress=False,
+                on_step=lambda step, outputs: found.append([outputs["loss"], outputs["other"]]),
+            )  # fmt: skip
+            return plan, found
+
+        return on_ranks(mesh, one)
+
+    ((_, alone),) = trained(None)
+    ranks = trained(af.Mesh(stage=2), recompute="blocks")
+    assert runs_again(ranks[1][0])
+    for _, own in ranks:
+        np.testing.assert_allclose(own, alone, rtol=1e-5)
 
 
 def deep_memory(zero=False, **options):
