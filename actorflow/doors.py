@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def checked(function: F) -> F:
 
     Arrays become tensors, and so does a number where the first argument is a tensor; other numbers
     stay, as they take the dtype of whatever they meet. Wrong numbers of arguments are Python's to
-    refuse.
+    refuse, but for `sbp`, which some layers take and others do not.
     """
     parameters = [*inspect.signature(function).parameters.values()]
     operands = [p for p in parameters if p.name != "self"]
@@ -42,13 +42,17 @@ def checked(function: F) -> F:
             what = f"{_name(function)} expected {kind.expected} as {parameter.name}"
             is_first, is_optional = parameter is operands[0], annotation.endswith(" | None")
             checks[parameter.name] = _Door(kind, what, is_first, is_optional)
-    if not checks:
+    takes_all = any([p.kind is p.VAR_KEYWORD or p.name == "sbp" for p in operands])
+    is_without_sbp = function.__name__ == "__init__" and not takes_all
+    if not checks and not is_without_sbp:
         return function
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         if any([isinstance(a, Expression) for a in args]):  # in the program of an op of one's own
             return function(*args, **kwargs)
+        if is_without_sbp and "sbp" in kwargs:
+            _refuse_sbp(type(args[0]).__name__)
         given = list(args)
         for place, value in enumerate(args):
             check = checks.get(places[place] if place < len(places) else rest)
@@ -60,6 +64,13 @@ def checked(function: F) -> F:
         return function(*given, **kwargs)
 
     return called  # type: ignore[return-value]  # of the same signature
+
+
+def _refuse_sbp(layer: str) -> NoReturn:
+    raise CompileError(
+        f"{find_source()}: {layer} takes no sbp=; say how its parameters lie afterwards, such as"
+        ' layer.weight.sbp = {"model": af.split(0)}'
+    )
 
 
 def _name(function: Callable[..., Any]) -> str:

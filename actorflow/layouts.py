@@ -63,6 +63,11 @@ def Mesh(*unnamed: object, **axes: int) -> MeshOfRanks:  # noqa: N802  # what it
             f" {', '.join(map(repr, unnamed)) or 'none'}"
         )
     for name, extent in axes.items():
+        if not name.isidentifier():
+            raise CompileError(
+                f"{where}: an axis of af.Mesh has a name such as data, model or my_axis, got"
+                f" {name!r}"
+            )
         if not isinstance(extent, int) or isinstance(extent, bool) or extent < 1:
             raise CompileError(
                 f"{where}: axis {name!r} of af.Mesh must have an integer of 1 or more ranks, got"
@@ -156,7 +161,8 @@ def constraint(
         if name not in mesh.names:
             raise CompileError(
                 f"{where}: {what} names axis {name!r}, and the mesh of the job has none of that"
-                f" name; its axes are {', '.join(map(repr, mesh.names))} ({mesh})"
+                f" name; its axes are {', '.join(map(repr, mesh.names))} ({mesh}). To have it whole"
+                f" on all of them, name the axis with one rank: af.Mesh(..., {name}=1)"
             )
         if name == STAGE:
             raise CompileError(
@@ -207,8 +213,11 @@ def laid_out(trace: Trace, value: ValueId, given: object, axes: Words) -> ValueI
 def _split_of(word: Split, type_: TensorType, what: str, where: SourceLocation) -> Split:
     """Return a split along an axis that is counted from the front."""
     if not -type_.rank <= word.axis < type_.rank:
+        axes = [str(axis) for axis in range(type_.rank)]
+        mend = " or ".join([", ".join(axes[:-1]), axes[-1]] if axes[1:] else axes)
         raise CompileError(
             f"{where}: {what} splits axis {word.axis}, and {type_} has"
-            f" {type_.rank or 'no'} {'axis' if type_.rank == 1 else 'axes'}"
+            f" {type_.rank or 'no'} {'axis' if type_.rank == 1 else 'axes'};"
+            f" {f'use {mend}' if mend else 'leave it whole with af.broadcast'}"
         )
     return Split(word.axis % type_.rank)

@@ -55,7 +55,8 @@ def summarise(plan: Plan) -> list[str]:
 def _parts(plan: Plan) -> str:
     """Return what one rank has of the whole."""
     parts = [v.part for v in plan.state]
-    split = [f.name for f in plan.fields if f.part is not None]
+    # That of an evaluation has fields of its own, by the same names.
+    split = dict.fromkeys([f.name for f in plan.fields if f.part is not None])
     batch = f"its part of {', '.join(map(repr, split))}" if split else "whole batches"
     count = f"parts of {len(parts) - parts.count(None)} of {len(parts)} variables"
     return f"for one rank of the mesh {plan.mesh}, which has {count} and {batch}"

@@ -133,6 +133,11 @@ class JobOptions:
     deterministic: bool = field(default=False, metadata={"rule": Choice((True, False))})
 
     @property
+    def has_ranks(self) -> bool:
+        """Whether several ranks run the job, so that layouts mean something."""
+        return self.mesh is not None and self.mesh.num_ranks > 1
+
+    @property
     def scaling(self) -> LossScale | float | None:
         """What the loss is multiplied by; None where it is not."""
         if not self.train or self.precision != "fp16":

@@ -69,13 +69,18 @@ def split(x: Tensor, split_size: int | Sequence[int], dim: int = 0) -> tuple[Ten
 
 @with_numpy_names
 def split(
-    x: Tensor | int, split_size: int | Sequence[int] | None = None, dim: int = 0
+    x: Tensor | int | None = None, split_size: int | Sequence[int] | None = None, dim: int = 0
 ) -> tuple[Tensor, ...] | Split:
     """Cut a tensor along `dim` into parts of `split_size`, the last one of what is left.
 
     A list has the size of each part. For a number of parts see `chunk`. An axis alone, `split(0)`,
     is how a tensor lies on many ranks: a part of that axis on each (`actorflow.layouts`).
     """
+    if x is None:
+        raise CompileError(
+            f"{find_source()}: af.split needs the axis that ranks have parts of, such as"
+            " af.split(0), or a tensor and the sizes of its parts, af.split(x, 2)"
+        )
     if split_size is None:
         if isinstance(x, Tensor):
             raise TypeError("split() missing 1 required positional argument: 'split_size'")

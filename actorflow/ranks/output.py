@@ -40,9 +40,11 @@ class OutputTail:
             self.read()
 
     def text(self) -> str:
-        """Return the last lines, with a word on how much is left out."""
+        """Return the last lines, with a word on how much is left out; "" of blank ones alone."""
         lines = self._kept.decode("utf-8", "replace").splitlines()
         shown = lines[-MOST_LINES:]
+        if not any([line.strip() for line in shown]):
+            return ""
         is_cut = len(shown) < len(lines) or self._num_bytes > len(self._kept)
         head = [f"... ({self._num_bytes:,} bytes in all)"] if is_cut else []
         return "\n".join([*head, *shown])

@@ -97,11 +97,17 @@ def among_launched(environ: Mapping[str, str], job: str, mesh: Mesh) -> Among:
         mend = f"launch {mesh.num_ranks}, or give the job a mesh of {launched}"
         if launched == 1:
             mend = f"start it by 'actorflow launch -n {mesh.num_ranks} SCRIPT', or leave out mesh="
+        elif not mesh.names:
+            mend = f"give it one, such as mesh=af.Mesh(data={launched}), or run it without launch"
         raise CompileError(
-            f"{find_source()}: job {job!r} is for {mesh.num_ranks} ranks"
+            f"{find_source()}: job {job!r} is for {_ranks(mesh.num_ranks)}"
             f" ({mesh if mesh.names else 'it has no mesh'}), and {launched} run it; {mend}"
         )
     return ONE_RANK if member is None else Among(member.rank, member.gather, member)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
 def agree_on_plan(among: Among, plan: Plan, seed: int) -> None:
@@ -117,7 +123,7 @@ def agree_on_plan(among: Among, plan: Plan, seed: int) -> None:
     mesh = plan.mesh
     if len(said) != mesh.num_ranks:
         raise CompileError(
-            f"plan {plan.name!r} is for {mesh.num_ranks} ranks (mesh {mesh}), and {len(said)} run"
+            f"plan {plan.name!r} is for {_ranks(mesh.num_ranks)} (mesh {mesh}), and {len(said)} run"
             f" it; launch {mesh.num_ranks}, or give the job a mesh of {len(said)}"
         )
     rows = _rows(said)

@@ -68,7 +68,7 @@ def trace_job(
         is_training=options.train,
         batches_per_step=options.accumulate,
         devices=devices,
-        mesh=options.mesh,
+        mesh=options.mesh if options.has_ranks else None,
     )
     forget()
     with collector_paused(), recording(trace):

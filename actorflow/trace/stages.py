@@ -15,8 +15,9 @@ class StageRegion:
     def __init__(self, number: int) -> None:
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise CompileError(
-                f"{find_source()}: a stage is a number of 0 or more, got {number!r}: they are"
-                " counted in the order in which a batch goes through them"
+                f"{find_source()}: a stage is an integer of 0 or more, got {number!r}"
+                f" ({type(number).__name__}): they are counted in the order in which a batch goes"
+                " through them"
             )
         self._number = number
 

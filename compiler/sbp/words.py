@@ -16,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NoReturn
+
+from compiler.errors import CompileError
 
 Shape = tuple[int, ...]
 
@@ -42,6 +45,10 @@ class Split:
 class Broadcast:
     """The part is the whole."""
 
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Raise CompileError: it is written without brackets, other than a split."""
+        _refuse_call("af.broadcast")
+
     def __str__(self) -> str:
         return "B"
 
@@ -52,8 +59,19 @@ class Partial:
 
     by: By = By.SUM
 
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Raise CompileError, as a broadcast does."""
+        _refuse_call("af.partial")
+
     def __str__(self) -> str:
         return "P" if self.by is By.SUM else f"P({self.by.value})"
+
+
+def _refuse_call(name: str) -> NoReturn:
+    raise CompileError(
+        f"{name} is called, and is a word by itself: an axis of the mesh has all of a tensor, or"
+        f" terms of it, and no argument says more. Write {name} without ()"
+    )
 
 
 Sbp = Split | Broadcast | Partial

@@ -52,6 +52,16 @@ def test_split_of_an_axis_alone_is_a_word_and_of_a_tensor_cuts_it(traced):
         (lambda: af.Mesh(data=0), "axis 'data' of af.Mesh must have an integer of 1 or.*got 0"),
         (lambda: af.Mesh(data=2.0), "an integer of 1 or more ranks, got 2.0"),
         (lambda: af.Mesh(data=True), "an integer of 1 or more ranks, got True"),
+        (lambda: af.Mesh(**{"": 2}), "an axis of af.Mesh has a name such as data, .* got ''"),
+        (lambda: af.Mesh(**{"da ta": 2}), "a name such as data, model or my_axis, got 'da ta'"),
+        (lambda: af.split(), r"af.split needs the axis that ranks have parts of, .*af.split\(0\)"),
+        (
+            lambda: nn.LayerNorm(8, sbp={"model": af.split(0)}),
+            "LayerNorm takes no sbp=; .* afterwards, such as layer.weight.sbp = {",
+        ),
+        (lambda: nn.Conv2d(3, 8, 3, sbp={"model": "B"}), "Conv2d takes no sbp=; .* afterwards"),
+        (lambda: nn.GroupNorm(2, 4, sbp={"model": "B"}), "GroupNorm takes no sbp="),
+        (lambda: nn.GRU(2, 4, sbp={"model": "B"}), "GRU takes no sbp="),
         (lambda: af.Mesh(a=MOST_RANKS, b=2), "af.Mesh of 2,048 ranks; at most 1,024"),
         (
             lambda: af.job(mesh=(2, 2), train=False)(print),
@@ -91,6 +101,12 @@ def test_split_of_an_axis_alone_is_a_word_and_of_a_tensor_cuts_it(traced):
 def test_what_cannot_be_is_refused_where_it_is_written(made, words):
     with pytest.raises(af.CompileError, match=rf"test_layouts.py:\d+.*{words}"):
         made()
+
+
+@pytest.mark.parametrize("name", ["broadcast", "partial"])
+def test_a_word_without_brackets_says_so_where_it_is_called(name):
+    with pytest.raises(af.CompileError, match=rf"af.{name} is called.* Write af.{name} without"):
+        getattr(af, name)(0)
 
 
 @pytest.mark.parametrize(
@@ -271,12 +287,17 @@ def test_a_parameter_of_ones_own_says_its_layout_and_another_later():
     assert layouts(job.graph(model, BATCH)) == {"scale": (("model", "S(1)"),)}
 
 
-@pytest.mark.parametrize("mesh", [None, af.Mesh(data=1, model=1)])
+@pytest.mark.parametrize("mesh", [None, af.Mesh(data=1, model=1), af.Mesh(data=1)])
 def test_one_rank_takes_no_notice_of_layouts(mesh):
     plain = graph_of(nn.Linear(4, 8), None)
     split = graph_of(nn.Linear(4, 8, sbp={"model": af.split(0)}), mesh)
     assert hash_graph(split) == hash_graph(plain)
     assert [n.attrs for n in split.nodes] == [n.attrs for n in plain.nodes]
+
+
+def test_an_axis_of_one_rank_leaves_whole_what_is_split_along_it():
+    found = layouts(graph_of(nn.Linear(4, 8, sbp=HEADS), af.Mesh(data=2, model=1)))
+    assert found == {"weight": (), "bias": ()}
 
 
 @pytest.mark.parametrize(
@@ -285,7 +306,8 @@ def test_one_rank_takes_no_notice_of_layouts(mesh):
         (
             af.Mesh(data=2),
             {"model": af.split(0)},
-            "sbp of parameter 'weight' names axis 'model', .* its axes are 'data' .data=2.",
+            "sbp of parameter 'weight' names axis 'model', .* its axes are 'data' .data=2.. To have"
+            r" it whole on all of them, name the axis with one rank: af.Mesh\(..., model=1\)",
         ),
         (
             af.Mesh(stage=2),
@@ -295,7 +317,7 @@ def test_one_rank_takes_no_notice_of_layouts(mesh):
         (
             MESH,
             {"weight": {"model": af.split(2)}},
-            r"sbp of parameter 'weight' splits axis 2, and float32\[8, 4\] has 2 axes",
+            r"sbp of parameter 'weight' splits axis 2, and float32\[8, 4\] has 2 axes; use 0 or 1",
         ),
         (
             MESH,
@@ -305,7 +327,7 @@ def test_one_rank_takes_no_notice_of_layouts(mesh):
         (
             MESH,
             {"bias": {"model": af.split(1)}},
-            r"sbp of parameter 'bias' splits axis 1, and float32\[8\] has 1 axis",
+            r"sbp of parameter 'bias' splits axis 1, and float32\[8\] has 1 axis; use 0",
         ),
         (
             af.Mesh(data=2, model=5),
@@ -363,7 +385,7 @@ def test_a_batch_is_given_in_parts_and_never_in_terms_of_a_sum():
     assert layouts_of_steps(graph) == [("input", ()), ("to_sbp", (("data", "P"),))]
 
 
-@pytest.mark.parametrize("mesh", [None, af.Mesh(data=1, model=1)])
+@pytest.mark.parametrize("mesh", [None, af.Mesh(data=1, model=1), af.Mesh(data=1)])
 def test_one_rank_lays_nothing_out(mesh):
     def job(model, batch):
         return (batch.x.to_sbp(model=af.split(1)) * 2).to_sbp(model="B")

@@ -156,7 +156,7 @@ def test_more_stages_than_ranks_are_refused_and_more_ranks_than_stages():
 
 @pytest.mark.parametrize("number", [-1, 1.0, True, "1", None])
 def test_a_stage_that_is_no_number_is_refused(number):
-    with pytest.raises(CompileError, match=r"test_stages.py:\d+: a stage is a number of 0 or more"):
+    with pytest.raises(CompileError, match=r"test_stages.py:\d+: a stage is an integer of 0"):
         af.stage(number)
 
 

@@ -185,7 +185,11 @@ def test_a_stop_that_one_rank_asks_for_is_at_one_step_on_all(start, who):
 @pytest.mark.parametrize(
     ("options", "asked", "text"),
     [
-        ("dict()", "{}", "for 1 ranks (it has no mesh), and 2 run it; launch 1"),
+        (
+            "dict()",
+            "{}",
+            "for 1 rank (it has no mesh), and 2 run it; give it one, such",
+        ),
         ("dict(mesh=af.Mesh(data=3))", "{}", "for 3 ranks (data=3), and 2 run it; launch 3"),
         ("dict(mesh=af.Mesh(data=2))", "dict(seeds={1: 5})", "rank 1 has other data than"),
         ("dict(mesh=af.Mesh(data=2), seed=int(os.environ['RANK']))", "{}", "rank 1 has seed"),

@@ -354,6 +354,16 @@ def test_cores_are_divided_among_neighbours():
     assert shares([0, 1], 3) is None
 
 
+def test_of_blank_lines_alone_nothing_is_shown():
+    read_end, write_end = os.pipe()
+    tail = OutputTail(read_end)
+    os.write(write_end, b"\n \n\n")
+    tail.drain()
+    assert tail.text() == ""
+    os.close(write_end)
+    tail.close()
+
+
 @pytest.mark.parametrize("count", [0, 3, MOST_LINES + 5, 200_000])
 def test_of_what_a_rank_prints_the_last_is_kept(count):
     read_end, write_end = os.pipe()

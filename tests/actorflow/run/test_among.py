@@ -110,6 +110,12 @@ def test_the_plan_of_a_rank_tells_what_it_has_of_the_whole(plan):
     assert not any("mesh" in line for line in summarise(plan))
 
 
+def test_an_entry_that_an_evaluation_has_as_well_is_told_once(plan):
+    one = of_two(plan)
+    again = [replace(field, name="x") for field in one.fields if field.part is not None]
+    assert summarise(replace(one, fields=(*one.fields, *again)))[1].endswith("its part of 'x'")
+
+
 def test_a_run_goes_on_from_what_all_ranks_came_to(plan, expected):
     def one(among):
         runner, data = af.Runner(of_two(plan), among=among), source()
