@@ -51,7 +51,7 @@ from actorflow.trace.tracer import find_source, source_of
 from actorflow.trace.traces import Traced, Traces
 from compiler.errors import CompileError
 from compiler.graph import Graph
-from compiler.mesh import INSIDE_A_HOST, ONE, Mesh, Ranks, joined
+from compiler.mesh import ALONE, INSIDE_A_HOST, ONE, Mesh, Ranks, joined
 from compiler.placement import Device
 from compiler.plan import Plan
 from compiler.types import TensorType
@@ -105,8 +105,6 @@ class Job:
         counters; all gradients of a step are alive at once then. A job in float16 always does so.
         Raises CompileError with the user's line.
         """
-        if rank is not None:
-            check_rank(rank, self.mesh)
         return self._plan(self._asked(self.ranks(rank), model, data, every, evaluation, on_nan))
 
     def _plan(self, asked: Compilation, among: Among | None = None) -> Plan:
@@ -335,7 +333,9 @@ class Job:
         if asked is not None and asked.count > 1:
             return asked
         if rank is None:
-            rank = self._among().rank if "RANK" in os.environ and self.mesh.num_ranks > 1 else 0
+            is_launched = asked is None and "RANK" in os.environ and self.mesh.num_ranks > 1
+            rank = self._among().rank if is_launched else (asked or ALONE).rank
+        check_rank(rank, self.mesh)
         return joined(self.mesh, INSIDE_A_HOST, rank)
 
     @property

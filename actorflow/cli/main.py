@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from actorflow import __version__
 from actorflow.cli import bench as cli_bench
 from actorflow.cli import ckpt as cli_ckpt
-from actorflow.cli import doctor, top
+from actorflow.cli import doctor, plan_rank, top
 from actorflow.cli import launch as cli_launch
 from actorflow.cli import memory as cli_memory
 from actorflow.cli import ops as cli_ops
@@ -130,6 +130,8 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     """Return the options; what `plan` and `simulate` do not know is handed on to their script."""
     parser = _parser()
     own, rest = _split(arguments)
+    if own[:1] in (["plan"], ["simulate"]):
+        plan_rank.check_no_launch(own, parser)
     options, unknown = parser.parse_known_args(own)
     takes_script = options.command in (_plan, _simulate) and not _is_plan_file(options.file)
     if unknown and not takes_script:
@@ -164,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("file", help="a Python script or a plan file")
     plan.add_argument("--save", metavar="FILE", help="write the plan to a file")
     _add_device(plan)
+    plan_rank.add_argument(plan)
     plan.add_argument("--full", action="store_true", help="print every launch")
     plan.add_argument("--tune", action="store_true", help=cli_bench.TUNE_HELP)
     cli_memory.add_arguments(plan)
@@ -252,10 +255,13 @@ def _plan(options: argparse.Namespace) -> int:
     _set_device(options)
     _tune(options)
     draw = cli_memory.drawing(options, _proven)
-    plan, store_all, _ = _plans_of(options.file, options.rest)
+    asked_rank = plan_rank.asked_rank(options, is_plan_file=_is_plan_file(options.file))
+    plan, store_all, asked = _plans_of(options.file, options.rest, asked_rank)
     settings = Settings.from_env(os.environ)
     if gpu_of(plan) and (said := said_of(plan, settings)):
         print(said)
+    if asked is not None and (whose := plan_rank.whose_plan(asked)):
+        print(whose)
     print("\n".join(print_plan(plan) if options.full else summarise(plan)))
     if options.save:
         plan.save(options.save)

@@ -103,18 +103,36 @@ def plans_of_classes(asked: Compilation) -> RankPlans:
 
     Raises CompileError.
     """
+    ranks, local = asked.hardware.ranks, dict[Hashable, LocalGraphs]()
+    with asked.choosing():
+        told = classes_of_ranks(asked, local)
+        numbers = {own: number for number, own in enumerate(dict.fromkeys(told))}
+        are_apart, plans = _are_apart(ranks.mesh, told), []
+        for own in numbers:
+            its = _of_rank(asked, told.index(own))
+            plans.append(kept_plan(its) or _compiled(its, local.pop(own), are_apart))
+    return RankPlans(ranks.mesh, tuple(plans), tuple([numbers[own] for own in told]))
+
+
+def _of_rank(asked: Compilation, rank: int) -> Compilation:
+    hardware = asked.hardware
+    return replace(asked, hardware=replace(hardware, ranks=replace(hardware.ranks, rank=rank)))
+
+
+def classes_of_ranks(
+    asked: Compilation, local: dict[Hashable, LocalGraphs] | None = None
+) -> tuple[Hashable, ...]:
+    """Return of each rank what those of its class have in common, without compiling a plan.
+
+    `local` gets the graphs of each class. Raises CompileError.
+    """
     from compiler.pipeline import LocalGraphs, graphs_of_ranks
 
-    hardware, ranks = asked.hardware, asked.hardware.ranks
-
-    def of(rank: int) -> Compilation:
-        return replace(asked, hardware=replace(hardware, ranks=replace(ranks, rank=rank)))
-
-    local: dict[Hashable, LocalGraphs] = {}
+    local = {} if local is None else local
 
     def seen(rank: int) -> Hashable:
         if asked.evaluation is not None:  # which may tell apart who trains alike
-            own, graphs_of_it = _own_class(of(rank))
+            own, graphs_of_it = _own_class(_of_rank(asked, rank))
             local.setdefault(own, graphs_of_it)
             return own
         graph = graphs.of(rank)
@@ -123,17 +141,10 @@ def plans_of_classes(asked: Compilation) -> RankPlans:
         return hashes
 
     with asked.choosing():
-        if asked.evaluation is None:
-            graphs = graphs_of_ranks(asked.graph, hardware, asked.options)
-            told = graphs.told_apart(seen)
-        else:
-            told = tuple([seen(rank) for rank in range(ranks.count)])
-        numbers = {own: number for number, own in enumerate(dict.fromkeys(told))}
-        are_apart, plans = _are_apart(ranks.mesh, told), []
-        for own in numbers:
-            its = of(told.index(own))
-            plans.append(kept_plan(its) or _compiled(its, local.pop(own), are_apart))
-    return RankPlans(ranks.mesh, tuple(plans), tuple([numbers[own] for own in told]))
+        if asked.evaluation is not None:
+            return tuple([seen(rank) for rank in range(asked.hardware.ranks.count)])
+        graphs = graphs_of_ranks(asked.graph, asked.hardware, asked.options)
+        return graphs.told_apart(seen)
 
 
 def _are_apart(mesh: Mesh, classes: Sequence[object]) -> bool:

@@ -31,7 +31,10 @@ class PlanCaptured(BaseException):
 
 
 CAPTURING: ContextVar[Ranks | None] = ContextVar("actorflow_capturing", default=None)
-"""The ranks of the plan that is asked for; None where a `fit` is to run."""
+"""The ranks of the plan that is asked for; None where a `fit` is to run.
+
+Where that is one, ranks are those of the job's mesh, and its `rank` says whose plan of them.
+"""
 
 
 @contextmanager
