@@ -103,7 +103,8 @@ def plans_of_classes(asked: Compilation) -> RankPlans:
 
     Raises CompileError.
     """
-    ranks, local = asked.hardware.ranks, dict[Hashable, LocalGraphs]()
+    ranks = asked.hardware.ranks
+    local: dict[Hashable, LocalGraphs] = {}
     with asked.choosing():
         told = classes_of_ranks(asked, local)
         numbers = {own: number for number, own in enumerate(dict.fromkeys(told))}

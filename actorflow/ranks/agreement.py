@@ -13,6 +13,13 @@ a stop is at the largest total granted, for every rank can get there and none is
 checkpoint is after the first step that is not granted yet, for no rank has decided on it yet, and
 each is told before it may begin that step.
 
+*Stops that wait for data.* A stop is to wait for no source that does not answer. So a rank that
+has waited long enough holds: it begins no step more. The others are told to hold, too, and the end
+is the last step that any of them has begun; who lacks data for that is waited for, nobody else.
+
+*Data.* Each takes its rows of a batch that all were given, so ranks say a digest of what they were
+given, and all digests of a step are equal.
+
 *Ends.* A rank whose data ends says after which step. Others answer if they have data for more, for
 they would wait for it in a collective. All that ended must name the same step.
 
@@ -25,17 +32,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from actorflow.ranks.failures import (
+    RankFailure,
+    aborted,
+    failure_of,
+    left_early,
+    listed,
+    other_batch,
+    other_end,
+)
 from actorflow.ranks.messages import (
-    Aborted,
+    BatchGiven,
     Began,
     Came,
     CheckpointAsked,
     CheckpointAt,
+    EndAt,
     EndsAfter,
     FromRank,
     Granted,
     HasData,
     Hello,
+    HoldAsked,
     Left,
     Met,
     Noted,
@@ -46,35 +64,18 @@ from actorflow.ranks.messages import (
     ToRank,
     WaitedInVain,
     Welcome,
+    WouldEnd,
 )
 
 WINDOW_STEPS = 4
 """How far a rank may be ahead of the last: more hides the coordinator's answer, less stops sooner.
 """
 
+MOST_DIGESTS = 64
+"""Steps whose digests are kept: more than one rank can be ahead of another."""
+
 Sends = list[tuple[int, ToRank]]
 """Who is told what, in this order."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankFailure:
-    """The first failure of a job: which rank it was, what it did (a predicate), and where.
-
-    `shown` is what the failed rank would have printed itself, or nothing. `is_hearsay` says that
-    another rank told of it.
-    """
-
-    rank: int
-    text: str
-    op: str = ""
-    line: str = ""
-    shown: str = ""
-    is_hearsay: bool = False
-
-    @property
-    def told(self) -> str:
-        """The failure in a sentence that names the rank."""
-        return f"rank {self.rank} {self.text}"
 
 
 @dataclass(slots=True)
@@ -89,7 +90,11 @@ class _AgreedRun:
     checkpoint: int | None = None
     stop: str | None = None
     is_last: bool = False
+    is_settled: bool = False
     is_checkpoint_asked: bool = False
+    held: dict[int, int] = field(default_factory=dict)
+    given: dict[int, tuple[int, int]] = field(default_factory=dict)
+    whys: dict[int, str] = field(default_factory=dict)
 
 
 class Agreement:
@@ -134,7 +139,7 @@ class Agreement:
     def _explain(self, failure: RankFailure, rank: int, message: RankFailed) -> None:
         """Take what is said later of the first failure; what the rank itself says of it counts."""
         if failure.is_hearsay and rank == failure.rank and message.rank < self.num_ranks:
-            self.failure = _failure_of(rank, message)
+            self.failure = failure_of(rank, message)
             self._teller = rank
         elif rank == self._teller:
             self.failure = replace(failure, shown=failure.shown or message.shown)
@@ -155,7 +160,7 @@ class Agreement:
             return []
         self._heard.add(rank)
         told: Sends = [(rank, Welcome(self.num_ranks))]
-        return told if self.failure is None else [*told, (rank, _aborted(self.failure))]
+        return told if self.failure is None else [*told, (rank, aborted(self.failure))]
 
     def _hello(self, rank: int, message: Hello) -> Sends:
         return []
@@ -165,7 +170,7 @@ class Agreement:
             return []
         self.failure = failure
         self._came.clear()
-        return self._all(_aborted(failure))
+        return self._all(aborted(failure))
 
     def _all(self, message: ToRank) -> Sends:
         return [(rank, message) for rank in sorted(self._heard - self._gone)]
@@ -174,14 +179,14 @@ class Agreement:
         if message.rank >= self.num_ranks:  # of nobody
             message = replace(message, rank=rank)
         self._teller = rank
-        return self._fail(_failure_of(rank, message))
+        return self._fail(failure_of(rank, message))
 
     def _left(self, rank: int, message: Left) -> Sends:
         self._gone.add(rank)
         for number in sorted(self._runs):
             run = self._runs[number]
             if run.first.keys() - {rank} and rank not in run.ends:
-                return self._fail(_left_early(rank))
+                return self._fail(left_early(rank))
         return self._missed()
 
     # Meetings
@@ -216,7 +221,7 @@ class Agreement:
             if rank in self._gone:
                 there = tuple(sorted(self._came))
                 wait = "waits" if len(there) == 1 else "wait"
-                text = f"has ended its script, where {_ranks(there)} {wait} for it to {name}"
+                text = f"has ended its script, where {listed(there)} {wait} for it to {name}"
                 return self._fail(RankFailure(rank, text))
         return []
 
@@ -228,7 +233,7 @@ class Agreement:
             RankFailure(
                 missing[0],
                 f"did not come within {message.seconds} s to where rank {rank} waits for"
-                f" {_ranks(missing)} to {name}: it hangs, was stopped, or does something else"
+                f" {listed(missing)} to {name}: it hangs, was stopped, or does something else"
                 " (ACTORFLOW_RANK_SECONDS sets how long ranks wait for each other)",
             )
         )
@@ -254,7 +259,7 @@ class Agreement:
                 )
                 return self._fail(RankFailure(other, text))
         if gone := self._gone - run.ends.keys():
-            return self._fail(_left_early(min(gone)))
+            return self._fail(left_early(min(gone)))
         return self._advance(message.run, run)
 
     def _reached(self, rank: int, message: Reached) -> Sends:
@@ -284,17 +289,45 @@ class Agreement:
         if run is None or run.ends.get(rank) == message.step:
             return []
         step = run.ends[rank] = min(message.step, run.ends.get(rank, message.step))
+        run.whys.setdefault(rank, message.why)
         if differ := self._ends_apart(run):
             return differ
         if len(run.ends) == self.num_ranks:
             del self._runs[message.run]
             self._closed.add(message.run)
             return []
-        return [
-            (other, OtherEndsAfter(message.run, step))
-            for other, _ in self._all(Noted())
-            if other not in run.ends
-        ]
+        ended = OtherEndsAfter(message.run, step)
+        told = [(r, one) for r, one in self._all(ended) if r not in run.ends]
+        return told + self._settle(message.run, run)
+
+    def _would_end(self, rank: int, message: WouldEnd) -> Sends:
+        run = self._run(message.run)
+        if run is None or rank in run.held:
+            return []
+        told = self._all(HoldAsked(message.run)) if not run.held else []
+        run.held[rank] = message.step
+        others = [(r, one) for r, one in told if r != rank and r not in run.ends]
+        return others + self._settle(message.run, run)
+
+    def _settle(self, number: int, run: _AgreedRun) -> Sends:
+        """Say where the end is once every rank that has not ended holds."""
+        said = run.ends | run.held
+        if not (run.is_last and run.held) or run.is_settled or len(said) < self.num_ranks:
+            return []
+        run.is_settled = True
+        return self._all(EndAt(number, max(said.values())))
+
+    def _given(self, rank: int, message: BatchGiven) -> Sends:
+        run = self._run(message.run)
+        if run is None:
+            return []
+        other, digest = run.given.setdefault(message.step, (rank, message.digest))
+        if digest != message.digest:
+            first, last = sorted((rank, other))
+            return self._fail(other_batch(last, first, message))
+        if len(run.given) > MOST_DIGESTS:
+            del run.given[min(run.given)]
+        return []
 
     def _has_data(self, rank: int, message: HasData) -> Sends:
         run = self._run(message.run)
@@ -311,13 +344,9 @@ class Agreement:
         beyond = run.reached | run.more | run.ends
         for other, reached in sorted(beyond.items()):
             if reached > step:
-                ended = other in run.ends
-                what = f"after step {reached}" if ended else f"not before step {reached}"
-                text = (
-                    f"ended after step {step}, rank {other} {what}: the data of all ranks must have"
-                    " the same number of batches"
-                )
-                return self._fail(RankFailure(rank, text))
+                is_ended = other in run.ends
+                what = f"after step {reached}" if is_ended else f"not before step {reached}"
+                return self._fail(other_end(rank, step, f"rank {other} {what}", run.whys[rank]))
         return []
 
     def _advance(self, number: int, run: _AgreedRun) -> Sends:
@@ -328,12 +357,13 @@ class Agreement:
             return apart
         first = run.first[0]
         if run.is_last:
-            return []
+            return self._settle(number, run)
         if run.granted is None:
             run.granted = first
         if run.stop is not None:
             run.is_last = True
-            return self._all(Granted(number, run.granted, True, run.stop))
+            last = Granted(number, run.granted, True, run.stop)
+            return self._all(last) + self._settle(number, run)
         done = min([max(first, run.reached.get(r, first)) for r in range(self.num_ranks)])
         told: Sends = []
         if run.is_checkpoint_asked and (run.checkpoint is None or run.checkpoint <= done):
@@ -357,30 +387,9 @@ _TAKES: dict[type[Any], Callable[[Agreement, int, Any], Sends]] = {
     CheckpointAsked: Agreement._checkpoint_asked,
     EndsAfter: Agreement._ends,
     HasData: Agreement._has_data,
+    WouldEnd: Agreement._would_end,
+    BatchGiven: Agreement._given,
     RankFailed: Agreement._failed,
     Left: Agreement._left,
 }
 """What takes each kind of message."""
-
-
-def _failure_of(teller: int, message: RankFailed) -> RankFailure:
-    where = f" in {message.op}" if message.op else ""
-    where += f" ({message.line})" if message.line else ""
-    is_hearsay = message.rank != teller
-    said = f", says rank {teller}" if is_hearsay else ""
-    text = f"failed{where}{said}: {message.text}"
-    return RankFailure(
-        message.rank, text, message.op, message.line, message.shown, is_hearsay=is_hearsay
-    )
-
-
-def _aborted(failure: RankFailure) -> Aborted:
-    return Aborted(failure.rank, failure.told, failure.op, failure.line)
-
-
-def _left_early(rank: int) -> RankFailure:
-    return RankFailure(rank, "has ended its script, where the others train on")
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -20,7 +20,8 @@ import zmq
 from zmq.utils import z85
 
 from actorflow.logs import is_worth_a_line, logger
-from actorflow.ranks.agreement import Agreement, RankFailure, Sends
+from actorflow.ranks.agreement import Agreement, Sends
+from actorflow.ranks.failures import RankFailure
 from actorflow.ranks.keys import RankKeys, routing_id
 from actorflow.ranks.messages import FromRank
 from actorflow.ranks.wire import MOST_MESSAGE_BYTES, Malformed, decode, encode

@@ -74,10 +74,38 @@ class CheckpointAsked:
 
 @dataclass(frozen=True, slots=True)
 class EndsAfter:
-    """A rank's run has no step after this one: its data ended, or the run is over."""
+    """A rank's run has no step after this one: its data ended, or the run is over.
+
+    `why` says what ended the data before its last batch, or nothing.
+    """
 
     run: int
     step: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WouldEnd:
+    """A rank that was told of a stop has begun no step after this one, and begins none until told.
+
+    So the end may be there, although more was granted: its source does not answer, or another's.
+    """
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchGiven:
+    """The whole batch of a step, as a rank was given it, has this digest.
+
+    `line` is the user's line that reads it, or nothing.
+    """
+
+    run: int
+    step: int
+    digest: int
+    line: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +144,8 @@ FromRank = (
     | StopAsked
     | CheckpointAsked
     | EndsAfter
+    | WouldEnd
+    | BatchGiven
     | HasData
     | RankFailed
     | Left
@@ -157,6 +187,21 @@ class CheckpointAt:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldAsked:
+    """A rank of a run that is to stop holds; all others do so, too, and say WouldEnd."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndAt:
+    """A run that holds ends after this step, which a rank has begun, and none has gone beyond."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class OtherEndsAfter:
     """A rank's run has no step after this one; who has data for more says so."""
 
@@ -179,5 +224,7 @@ class Noted:
     """What this rank said last, that it failed or left, was heard: it may end."""
 
 
-ToRank = Welcome | Met | Granted | CheckpointAt | OtherEndsAfter | Aborted | Noted
+ToRank = (
+    Welcome | Met | Granted | CheckpointAt | HoldAsked | EndAt | OtherEndsAfter | Aborted | Noted
+)
 """What the coordinator says."""

@@ -6,16 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actorflow.ranks.messages import (
+    BatchGiven,
     CheckpointAsked,
     CheckpointAt,
+    EndAt,
     EndsAfter,
     FromRank,
     Granted,
     HasData,
+    HoldAsked,
     OtherEndsAfter,
     Reached,
     StopAsked,
     ToRank,
+    WouldEnd,
 )
 
 
@@ -35,6 +39,9 @@ class RunCallbacks:
         checkpoint: called with a step that no rank has begun: all write the state after it, or the
             next one that can be written.
         stopping: called once, before the last grant, with the reason of a stop that was asked for.
+        hold: called when the run is to stop and a rank lacks data: no step more may begin until the
+            end is said, and `would_end` says which has.
+        end_at: called with the last step of a run that holds.
     """
 
     grant: Callable[[int, bool], object]
@@ -42,6 +49,8 @@ class RunCallbacks:
     is_stepped: bool = False
     checkpoint: Callable[[int], object] = _ignore
     stopping: Callable[[str], object] = _ignore
+    hold: Callable[[], object] = _ignore
+    end_at: Callable[[int], object] = _ignore
 
 
 class SharedRun:
@@ -85,9 +94,17 @@ class SharedRun:
         self._reached = max(self._reached, step)
         self._say(Reached(self.number, step))
 
-    def data_ended(self, step: int) -> None:
-        """Say that this rank has no data after a step."""
-        self._say(EndsAfter(self.number, step))
+    def given(self, step: int, digest: int, line: str) -> None:
+        """Say the digest of the whole batch of a step, and the user's line that reads it."""
+        self._say(BatchGiven(self.number, step, digest, line))
+
+    def data_ended(self, step: int, why: str = "") -> None:
+        """Say that this rank has no data after a step, and what ended it, where something did."""
+        self._say(EndsAfter(self.number, step, why))
+
+    def would_end(self, step: int) -> None:
+        """Say that this rank, which is to stop, has begun a step and begins no other until told."""
+        self._say(WouldEnd(self.number, step))
 
     def ask_stop(self, reason: str) -> None:
         """Ask for the end of the run on all ranks, at a step that the coordinator chooses.
@@ -114,7 +131,7 @@ class SharedRun:
 
     def hear(self, message: ToRank) -> None:
         """Take what the coordinator says of a run; what is of an earlier one is left alone."""
-        if isinstance(message, Granted | CheckpointAt | OtherEndsAfter):
+        if isinstance(message, Granted | CheckpointAt | HoldAsked | EndAt | OtherEndsAfter):
             if message.run != self.number or self.is_over:
                 return
             if isinstance(message, Granted):
@@ -123,6 +140,10 @@ class SharedRun:
                 self._callbacks.grant(message.steps, message.is_last)
             elif isinstance(message, CheckpointAt):
                 self._callbacks.checkpoint(message.step)
+            elif isinstance(message, HoldAsked):
+                self._callbacks.hold()
+            elif isinstance(message, EndAt):
+                self._callbacks.end_at(message.step)
             else:
                 self._other_end = message.step
                 self._compare()

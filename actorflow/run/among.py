@@ -186,6 +186,13 @@ def agree_on_data(among: Among, source: DataSource, seed: int, what: str = "data
     _check_equal("seed", [row[2] for row in said], "give all ranks the same seed")
 
 
+def agree_on_steps(among: Among, steps: int | None) -> None:
+    """Check that all ranks are asked for as many steps. Raises CompileError on every rank."""
+    if among is not ONE_RANK:
+        said = among.gather("steps", steps)
+        _check_equal("steps", said, "give all ranks the same steps=, for each step takes all ranks")
+
+
 def agree_on_values(among: Among, plan: Plan, given: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Check that all ranks begin with the same values, of variables that are given some.
 

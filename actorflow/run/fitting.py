@@ -16,7 +16,7 @@ from actorflow.evaluation import Results
 from actorflow.initialise import steps_done
 from actorflow.logs import logger
 from actorflow.optim.ema import averages_in
-from actorflow.run.among import agree_on_data
+from actorflow.run.among import agree_on_data, agree_on_steps
 from actorflow.run.broken_steps import skips
 from actorflow.run.devices import said_of
 from actorflow.run.job_state import job_state
@@ -133,8 +133,9 @@ class FitCall:
                 self._notice(line)
 
     def _agree(self) -> None:
-        """Check that all ranks read the same data."""
+        """Check that all ranks read the same data, for as many steps."""
         among, seed, evaluation = self._runner.among, self._runner.seed, self._options.evaluation
+        agree_on_steps(among, self._options.steps)
         agree_on_data(among, self._options.data, seed)
         if evaluation is not None:
             agree_on_data(among, evaluation.data, seed, "data of the evaluation")

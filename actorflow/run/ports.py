@@ -7,6 +7,7 @@ Nothing here decides when: that is the plan's and the machine's part.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from actorflow.data import DataError, DataSource, check_batch
 from actorflow.data.source import Part, filler_of
 from actorflow.logs import logger
 from actorflow.run.fetching import Fetching
+from actorflow.run.given_batches import GivenBatches
 from actorflow.run.positions import Positions
 from actorflow.run.stopping import StopTraining, reason_of
 from actors.errors import SourceExhausted
@@ -65,9 +67,9 @@ class DataPort:
 
     An exception of the source ends the stream cleanly, so that all batches before it are trained on
     and checkpointed; it is kept in `failure` and raised by the runner afterwards. StopTraining is
-    no failure: `stopped_by` has its words. `unused_text` says what the source gave for a step that
-    did not get all its batches. What a source raises after a stop was asked for is only
-    logged: the same ^C may have ended its workers.
+    no failure: `stopped_by` has its words. `is_over` says that the source ended, and `unused_text`
+    what it gave for a step that did not get all its batches. What a source raises after a stop was
+    asked for is only logged: the same ^C may have ended its workers.
 
     Args:
         source: where batches come from; used only by this port's thread from now on.
@@ -80,6 +82,7 @@ class DataPort:
         in_flight: batches that the plan has slots for.
         parts: where in the whole a rank's part lies, of the fields of which it has one.
         on_fed: called with each step that has all its batches, before it begins; None for nobody.
+        given: sees every batch that is whole here, before its step begins; None for nobody.
     """
 
     def __init__(
@@ -94,9 +97,10 @@ class DataPort:
         in_flight: int = 0,
         parts: Mapping[str, Part] = NO_PARTS,
         on_fed: Callable[[int], None] | None = None,
+        given: GivenBatches | None = None,
     ) -> None:
         self._source = source
-        self._on_fed = on_fed
+        self._on_fed, self._given = on_fed, given
         self._parts = parts
         batches_per_step = self._batches_per_step = steps.batches
         self._total = None if steps.total is None else steps.total * batches_per_step
@@ -115,6 +119,9 @@ class DataPort:
                 in_flight=in_flight + batches_per_step,
             )
         self._fetching = Fetching(source)
+        self._turn = threading.Condition()
+        self._is_held = False
+        self.is_over = False
         self.failure: BaseException | None = None
         self.stopped_by = ""
         self.unused_text = ""
@@ -126,12 +133,15 @@ class DataPort:
         fills = filler_of(source, self._parts)
         if fills is not None and set(views) != set(source.spec()):
             fills = None
+        # Who reads its own rows alone has said by its fingerprint what the whole is.
+        given = None if fills is not None and self._parts else self._given
 
         def fetch() -> None:
             if self._is_at_end() or not fetching.begin():
                 self._on_end()
                 raise SourceExhausted
             try:
+                batch = views
                 if fills is not None:
                     fills(views)
                 else:
@@ -141,6 +151,10 @@ class DataPort:
                     raise SourceExhausted  # whoever gave it up has said so
                 if fills is None:
                     self._copy(batch, views)
+                if given is not None:
+                    step, place = divmod(self._batch, self._batches_per_step)
+                    is_last = place == self._batches_per_step - 1
+                    given.see(step + 1, batch, is_last=is_last)
                 if self._positions is not None and position is not None:
                     self._positions.note(self._batch + 1, position)
             except SourceExhausted:
@@ -149,11 +163,21 @@ class DataPort:
                 if not fetching.is_inside or fetching.settle():
                     self._end_with(error)
                 raise SourceExhausted from error
+            self._feed()
+
+        return fetch
+
+    def _feed(self) -> None:
+        """Let the step have the batch that was fetched, as soon as it may begin."""
+        with self._turn:
+            while self._is_held and self._batch % self._batches_per_step == 0:
+                self._turn.wait()
+            if self._total is not None and self._batch >= self._total:  # as it is said by now
+                self._on_end()
+                raise SourceExhausted
             self._batch += 1
             if self._on_fed is not None and self._batch % self._batches_per_step == 0:
                 self._on_fed(self.num_steps)
-
-        return fetch
 
     @property
     def num_steps(self) -> int:
@@ -178,6 +202,25 @@ class DataPort:
         """Let the step that is being fed be the last. Safe to call from a signal handler."""
         self._is_stopping = True
 
+    def hold(self) -> int:
+        """Begin no step until `go_on`; return which has begun. Waits for no source."""
+        with self._turn:
+            self._is_held = True
+            return -(-self._batch // self._batches_per_step)
+
+    def go_on(self, last: int) -> bool:
+        """Feed a port that is held up to a last step; return whether it lacks batches for that.
+
+        No effect on one that is not held, of which it is said that it does.
+        """
+        with self._turn:
+            if not self._is_held:
+                return True
+            self._is_held = False
+            self._total = last * self._batches_per_step
+            self._turn.notify_all()
+            return self._batch < self._total
+
     def give_up(self) -> bool:
         """See `GivesUp.give_up`."""
         if not self._fetching.give_up():
@@ -187,10 +230,12 @@ class DataPort:
 
     def close(self) -> None:
         """Ask a source that blocks in a fetch to stop, if it can be asked."""
+        self.go_on(self.num_steps)
         self._fetching.close()
 
     def _end_with(self, error: BaseException) -> None:
         """Note why the stream ends."""
+        self.is_over = True
         if isinstance(error, StopTraining):
             self.stopped_by = reason_of(error, "the data source")
         elif self._is_stopping and not isinstance(error, StopIteration):

@@ -27,7 +27,14 @@ from actorflow.data import DataSource
 from actorflow.initialise import check_values, initial_values, steps_done
 from actorflow.keywords import takes
 from actorflow.logs import logger
-from actorflow.run.among import ONE_RANK, Among, agree_on_data, agree_on_plan, agree_on_values
+from actorflow.run.among import (
+    ONE_RANK,
+    Among,
+    agree_on_data,
+    agree_on_plan,
+    agree_on_steps,
+    agree_on_values,
+)
 from actorflow.run.broken_steps import check_policy
 from actorflow.run.fit_options import FitOptions
 from actorflow.run.fitting import FitResult, fit
@@ -128,12 +135,14 @@ class Runner:
         """Yield the outputs of each step, `steps` of them or until the data ends.
 
         The plan runs at most a few steps ahead of the consumer; leaving the loop ends the run.
-        Variables continue from where this runner's last call left them.
+        Variables continue from where this runner's last call left them. All ranks take as many
+        outputs: one whose loop was ended by another's raises CompileError at its end.
         """
         check_source(data)
         if steps is not None:
             check_steps(steps)
         check_policy(self.plan, on_nan)
+        agree_on_steps(self.among, steps)
         agree_on_data(self.among, data, self.seed)
         self.close()
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
@@ -156,13 +165,18 @@ class Runner:
             ),
         )
         # An iterator that is still alive at exit would wait for threads that are gone by then.
-        drain = partial(drain_outputs, run, outputs)
+        left = f"rank {self.among.rank} left its loop over stream"
+        drain = partial(drain_outputs, run, outputs, left)
+        stopped_by: list[str] = []
+        run.ask = stopped_by.append
+        count = 0
         with closing(run):
             self.begin(run)
             run.start()
             atexit.register(drain)
             try:
                 while (metrics := next_of(outputs)) is not None:
+                    count += 1
                     yield metrics
                     run.loop.check_process()
                 outputs.put(None)  # `drain` looks for it
@@ -171,6 +185,13 @@ class Runner:
                 atexit.unregister(drain)
                 self.keep(run)
             run.wait()
+            if stopped_by and count != steps and not run.is_data_over:
+                raise CompileError(
+                    f"{find_source()}: {stopped_by[0]}, which ended that of rank {self.among.rank}"
+                    f" after {count} of {'all' if steps is None else steps} outputs: every step"
+                    " takes all ranks. Leave the loop after the same output on all, by what all"
+                    " have in common, such as its number or the loss"
+                )
 
     def step(self, batch: Mapping[str, Array] | Sequence[Mapping[str, Array]]) -> Metrics:
         """Run one step on one batch and return its outputs. The plan stays open until `close`.

@@ -29,6 +29,14 @@ _OVER = ""
 ON_STEP, ON_RESULT = CALLBACKS = ("on_step", "on_result")
 """The user's functions that hear of a run."""
 
+_USERS = {
+    "data": "the data source",
+    "eval_data": "the data source of the evaluation",
+    "metrics": ON_STEP,
+    "eval_metrics": ON_RESULT,
+}
+"""What of the user runs in a port, by the name of its actor."""
+
 UserFunction = Callable[[int, Mapping[str, Any]], object]
 """Takes a step and its results; the user's `on_step` or `on_result`."""
 
@@ -37,6 +45,8 @@ class StopTraining(Exception):
     """Raise it in `on_step`, `on_result` or a data source to end `fit` cleanly.
 
     The steps under way are finished, the last one is checkpointed, and `fit` returns its result.
+    Of several ranks one may raise it in `on_step`, for all; in a data source all do, at the same
+    batch.
     """
 
 
@@ -128,7 +138,7 @@ class Stopper:
 
     def _waited_for(self, run: Run) -> str:
         """Return which functions of the user are running, and where."""
-        places = run.user_code_at().items()
+        places = [(_USERS[name], at) for name, at in run.loop.ports_at().items() if name in _USERS]
         # The thread of a callback does other things too.
         waits = [
             f"{name} ({at})" for name, at in places if name in self._calls or name not in CALLBACKS
@@ -160,14 +170,15 @@ def next_of(items: Queue[Item] | SimpleQueue[Item], until_s: float | None = None
                 raise
 
 
-def drain_outputs(run: Run, outputs: Queue[Any]) -> None:
+def drain_outputs(run: Run, outputs: Queue[Any], reason: str) -> None:
     """Stop a run whose outputs nobody reads any more, and return at the None that ends them.
 
     Where the run is inherited nobody would ever put it there.
     """
     if run.loop.is_inherited:
         return
-    run.stop()
+    if not run.is_over:  # the others of several ranks would hear of a stop
+        run.stop(reason)
     give_up_s: float | None = time.monotonic() + PATIENCE_S
     is_over = False
     while not is_over:

@@ -7,8 +7,10 @@ fails ends the others at once, and they raise what it raised (`actorflow.ranks`)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from actorflow.run.given_batches import GivenBatches
 from actors.errors import ActorFailed
 
 if TYPE_CHECKING:
@@ -46,10 +48,27 @@ class Together:
             self._shared.fed(step)
             self._shared.reached(step)
 
-    def data_ended(self, step: int) -> None:
-        """Say that there is no data after a step."""
+    def batches(self, lines: Mapping[str, str]) -> GivenBatches:
+        """Return what sees whole batches, and tells them; `lines` are those that read the fields.
+
+        Where the user gives them one by one, all are told.
+        """
+        line, is_every = next(iter(lines.values()), ""), self._callbacks.is_stepped
+        return GivenBatches(self._given, line, self._first_step, is_every=is_every)
+
+    def _given(self, step: int, digest: int, line: str) -> None:
         if self._shared is not None:
-            self._shared.data_ended(step)
+            self._shared.given(step, digest, line)
+
+    def data_ended(self, step: int, why: str) -> None:
+        """Say that there is no data after a step, and what ended it, where something did."""
+        if self._shared is not None:
+            self._shared.data_ended(step, why)
+
+    def would_end(self, step: int) -> None:
+        """Say which step has begun, after which none does until all have said so."""
+        if self._shared is not None:
+            self._shared.would_end(step)
 
     def ask_stop(self, reason: str) -> None:
         """Ask for the end on all ranks. Takes no lock, so a signal handler may call it."""

@@ -37,7 +37,6 @@ from actorflow.run.ports import (
     check_fields_of,
 )
 from actorflow.run.run_options import RunOptions
-from actorflow.run.stopping import ON_RESULT, ON_STEP
 from actorflow.run.together import Together
 from actorflow.run.trace_file import TraceFile
 from actors.device.protocol import DeviceFault
@@ -55,14 +54,6 @@ from compiler.plan import Plan
 from compiler.types import numpy_dtype
 
 Array = np.ndarray[Any, Any]
-
-_USERS = {
-    "data": "the data source",
-    "eval_data": "the data source of the evaluation",
-    "metrics": ON_STEP,
-    "eval_metrics": ON_RESULT,
-}
-"""What of the user runs in a port, by the name of its actor."""
 
 
 class Run:
@@ -160,18 +151,29 @@ class Run:
             self._data.stop()
 
     def give_up_sources(self) -> None:
-        """Let a run that was stopped end without the sources that block in user code."""
-        self.loop.give_up_sources()
+        """Let a run that was stopped end without the sources that block in user code.
 
-    def user_code_at(self) -> dict[str, str]:
-        """Return where the threads are that run functions of the user, by what they run."""
-        places = self.loop.ports_at()
-        return {_USERS[name]: at for name, at in places.items() if name in _USERS}
+        Of several ranks: after the last step that one of them has begun, for which all need data.
+        """
+        if self._together is None:
+            self.loop.give_up_sources()
+        else:
+            self._together.would_end(self._data.hold())
 
     @property
     def stopped_by(self) -> str:
         """The words of a StopTraining that the data source raised, or nothing."""
         return self._data.stopped_by
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has come to its end, in any way."""
+        return self._is_over
+
+    @property
+    def is_data_over(self) -> bool:
+        """Whether the data source has no more, or failed."""
+        return self._data.is_over
 
     def wait(self) -> None:
         """Block until the plan has ended. Raises what `_wait` does, or what ended another rank."""
@@ -196,6 +198,8 @@ class Run:
             abort=self._abort,
             checkpoint=self._keeping.tell,
             stopping=self._hear_of_stop,
+            hold=self.give_up_sources,
+            end_at=self._end_at,
             is_stepped=is_stepped,
         )
         return Together(among.member, self._first_step, calls)
@@ -205,6 +209,11 @@ class Run:
             self._checkpoint.last_step = steps
         own = max(0, steps - self._first_step) * self._batches_per_step
         self.loop.grant(own, is_last=is_last)
+
+    def _end_at(self, step: int) -> None:
+        self._grant(step, is_last=True)
+        if not self._data.go_on(step):
+            self.loop.give_up_sources()
 
     def _ask_checkpoint(self) -> None:
         if self._together is not None:
@@ -365,6 +374,7 @@ class Run:
             in_flight=batch_slots(self.plan),
             parts=batch_parts(self.plan, self._rank),
             on_fed=None if self._together is None else self._together.fed,
+            given=None if self._together is None else self._together.batches(fields[1]),
         )
 
     def _ask_now(self, reason: str) -> None:
@@ -374,7 +384,7 @@ class Run:
     def _on_source_end(self) -> None:
         if self._together is not None:
             if self._data.failure is None:
-                self._together.data_ended(self._data.num_steps)
+                self._together.data_ended(self._data.num_steps, self._data.stopped_by)
             elif self._keeping.needs_others:
                 return  # they are at other steps, and end without a last checkpoint
         if self._checkpoint is not None:

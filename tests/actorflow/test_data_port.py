@@ -129,3 +129,41 @@ def test_a_source_is_given_up_for_good():
         port.fetch()
     assert port.ends == [1]
     assert port.port.num_steps == 1
+
+
+def test_a_port_that_is_held_begins_no_step_until_it_goes_on():
+    port = Port(ones, batches_per_step=2)
+    port.fetch()
+    assert port.port.hold() == 1
+    port.fetch()  # the step has begun
+    is_past = threading.Event()
+    thread = threading.Thread(target=lambda: (port.fetch(), is_past.set()))
+    thread.start()
+    assert not is_past.wait(0.05)
+    assert port.port.hold() == 1
+    assert port.port.go_on(2)
+    thread.join()
+    assert is_past.is_set()
+    port.fetch()
+    with pytest.raises(SourceExhausted):
+        port.fetch()
+    assert (port.port.num_steps, port.ends) == (2, [1])
+
+
+def test_a_batch_that_comes_after_the_last_step_was_said_is_dropped():
+    port = Port(ones)
+    port.fetch()
+    assert port.port.hold() == 1
+    raised = []
+
+    def fetch():
+        with pytest.raises(SourceExhausted):
+            port.fetch()
+        raised.append(True)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    assert not port.port.go_on(1)
+    thread.join()
+    assert raised
+    assert (port.port.num_steps, port.ends) == (1, [1])

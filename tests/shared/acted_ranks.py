@@ -16,10 +16,12 @@ from actorflow.ranks.messages import (
     Came,
     CheckpointAsked,
     CheckpointAt,
+    EndAt,
     EndsAfter,
     Granted,
     HasData,
     Hello,
+    HoldAsked,
     Left,
     Met,
     Noted,
@@ -27,6 +29,7 @@ from actorflow.ranks.messages import (
     Reached,
     StopAsked,
     Welcome,
+    WouldEnd,
 )
 
 
@@ -37,12 +40,16 @@ class Meet:
 
 @dataclass(frozen=True)
 class Train:
-    """Train on after `first` on data of so many steps; ask for things before some of them."""
+    """Train on after `first` on data of so many steps; ask for things before some of them.
+
+    One that `holds` does so once at any time after it heard of a stop.
+    """
 
     steps: int
     first: int = 0
     stop_before: int | None = None
     checkpoint_before: int | None = None
+    holds: bool = False
 
 
 @dataclass
@@ -58,6 +65,7 @@ class ActedRank:
     finished: int = 0
     granted: int = -1
     last: int | None = None
+    is_held: bool = False
     other_end: int | None = None
     asked: set = field(default_factory=set)
     meetings: int = 0
@@ -157,7 +165,7 @@ class Play:
             return
         rank.run += 1
         rank.begun = rank.finished = rank.granted = doing.first
-        rank.last, rank.other_end, rank.asked = None, None, set()
+        rank.last, rank.other_end, rank.asked, rank.is_held = None, None, set(), False
         rank.say(Began(rank.run, doing.first))
 
     def _step(self, rank, doing):
@@ -166,9 +174,11 @@ class Play:
         ask = asks.get(rank.begun + 1) if rank.begun + 1 not in rank.asked else None
         if ask is not None:
             return lambda: self._ask(rank, ask)
+        if doing.holds and rank.last is not None and "hold" not in rank.asked:
+            return lambda: self._hold(rank)
         if rank.finished < rank.begun and self._all_begun(rank, rank.finished + 1):
             return lambda: self._finish(rank)
-        if rank.begun < rank.granted:
+        if rank.begun < rank.granted and not rank.is_held:
             return (lambda: self._begin(rank)) if rank.begun < end else lambda: self._end(rank)
         if rank.last is not None and rank.finished == rank.last:
             return lambda: self._end(rank)
@@ -177,6 +187,11 @@ class Play:
     def _ask(self, rank, kind):
         rank.asked.add(rank.begun + 1)
         rank.say(kind(rank.run, "asked") if kind is StopAsked else kind(rank.run))
+
+    def _hold(self, rank):
+        rank.asked.add("hold")
+        rank.is_held = True
+        rank.say(WouldEnd(rank.run, rank.begun))
 
     def _all_begun(self, rank, step):
         """Whether a step's collective is over: all ranks have come to it, in this run or later."""
@@ -221,6 +236,13 @@ class Play:
                 assert rank.last is None
                 assert rank.begun <= message.steps
                 rank.last = message.steps
+        elif isinstance(message, EndAt):
+            assert rank.begun <= message.step <= rank.last
+            rank.last = rank.granted = message.step
+            rank.is_held = False
+        elif isinstance(message, HoldAsked):
+            if "hold" not in rank.asked:
+                self._hold(rank)
         elif isinstance(message, CheckpointAt):
             assert rank.begun < message.step, "told of a checkpoint when its step had begun"
             rank.log.append(("checkpoint", rank.run, message.step))

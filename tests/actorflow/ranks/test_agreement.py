@@ -8,17 +8,20 @@ from acted_ranks import Meet, Play, Train, play_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow.ranks.agreement import WINDOW_STEPS, Agreement
+from actorflow.ranks.agreement import MOST_DIGESTS, WINDOW_STEPS, Agreement
 from actorflow.ranks.messages import (
     Aborted,
+    BatchGiven,
     Began,
     Came,
     CheckpointAsked,
     CheckpointAt,
+    EndAt,
     EndsAfter,
     Granted,
     HasData,
     Hello,
+    HoldAsked,
     Left,
     Met,
     Noted,
@@ -27,6 +30,7 @@ from actorflow.ranks.messages import (
     StopAsked,
     WaitedInVain,
     Welcome,
+    WouldEnd,
 )
 
 
@@ -58,6 +62,7 @@ SCRIPT = st.lists(
             st.integers(0, 3),
             stop_before=st.none() | st.integers(1, 9),
             checkpoint_before=st.none() | st.integers(1, 9),
+            holds=st.booleans(),
         ),
     ),
     max_size=4,
@@ -174,6 +179,16 @@ def test_every_order_of_a_stop_or_a_checkpoint_is_one_step_on_both_ranks(monkeyp
     assert {play.ranks[0].log[0][2] for play in ends} == steps
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.randoms(use_true_random=False), st.booleans(), st.integers(2, 3))
+def test_a_stop_for_which_ranks_hold_is_one_step_on_all(random, other, num_ranks):
+    scripts = [[Train(9, stop_before=2, holds=True)], *[[Train(9, holds=other)]] * (num_ranks - 1)]
+    play = play_on(Play(scripts), random.choice)
+    assert play.agreement.failure is None
+    assert all([rank.log == play.ranks[0].log for rank in play.ranks])
+    assert 1 <= play.ranks[0].log[0][2] < 9
+
+
 def test_every_order_of_two_ranks_finds_data_of_another_length():
     ends = every_end([(Train(0),), (Train(1),)])
     assert {play.agreement.failure.rank for play in ends} == {0}
@@ -261,6 +276,36 @@ def test_a_stop_is_at_the_largest_total_that_was_granted():
     assert agreement.take(0, Reached(1, 4)) == agreement.take(1, Reached(1, 4)) == []
 
 
+def test_a_stop_for_which_a_rank_holds_is_at_the_last_step_that_any_has_begun():
+    agreement = begun(2)
+    agreement.take(0, StopAsked(1, "SIGINT"))
+    assert agreement.take(1, WouldEnd(1, 1)) == [(0, HoldAsked(1))]
+    assert agreement.take(0, WouldEnd(1, 3)) == [(0, EndAt(1, 3)), (1, EndAt(1, 3))]
+    assert agreement.take(0, WouldEnd(1, 3)) == []
+
+
+def test_one_that_was_given_another_batch_is_told_with_the_other_and_the_mend():
+    agreement = begun(3)
+    for rank in (2, 0):
+        assert agreement.take(rank, BatchGiven(1, 1, 5, "train.py:4")) == []
+        assert agreement.take(rank, BatchGiven(1, 2, 6, "train.py:4")) == []
+    agreement.take(1, BatchGiven(1, 2, 6, "train.py:4"))
+    agreement.take(1, BatchGiven(1, 1, 7, "train.py:4"))
+    assert agreement.failure.told == (
+        "rank 2 was given another batch for step 1 (train.py:4) than rank 1: every rank gives the"
+        " whole batch of all ranks, of which each takes its part. Do not shard the data, nor draw"
+        " or shuffle it by RANK: the same batches, from the same seed, on all ranks"
+    )
+
+
+def test_batches_of_long_ago_are_forgotten():
+    agreement = begun(2)
+    for step in range(1, 500):
+        for rank in (0, 1):
+            agreement.take(rank, BatchGiven(1, step, step, ""))
+    assert len(agreement._runs[1].given) == MOST_DIGESTS
+
+
 def test_a_stop_before_the_run_begins_ends_it_with_no_step():
     agreement = joined(2)
     agreement.take(0, Began(1, 7))
@@ -304,6 +349,17 @@ def test_data_that_ends_at_different_steps_is_told_with_both(order):
             f"rank 0 ended after step 2, rank 1 {what}: the data of all ranks must have the same"
             " number of batches"
         )
+
+
+def test_data_that_one_rank_ends_by_itself_is_told_with_what_ended_it():
+    agreement = begun(2)
+    agreement.take(0, Reached(1, 3))
+    agreement.take(1, EndsAfter(1, 2, "StopTraining in the data source (late)"))
+    assert agreement.failure.told == (
+        "rank 1 ended after step 2 by StopTraining in the data source (late), rank 0 not before"
+        " step 3: others have begun steps that need its data. Raise StopTraining in on_step, which"
+        " ends all ranks after one and the same step, or in the data of all at the same batch"
+    )
 
 
 def test_a_rank_may_leave_after_its_own_end_and_not_before():

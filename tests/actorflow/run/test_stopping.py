@@ -13,7 +13,7 @@ class Run:
     def __init__(self, stopper=None, *, error=None, stopped_by=""):
         self.stopper, self.error, self.stopped_by = stopper, error, stopped_by
         self.calls = SimpleQueue()
-        self.is_inherited = False
+        self.is_inherited = self.is_over = False
         self.loop = self
 
     def stop(self, reason=""):
@@ -24,8 +24,8 @@ class Run:
         if self.stopper is not None:
             self.stopper.over()
 
-    def user_code_at(self):
-        return {"the data source": "train.py:41 in __next__", "on_step": "report.py:7 in step"}
+    def ports_at(self):
+        return {"data": "train.py:41 in __next__", "metrics": "report.py:7 in step"}
 
     def wait(self):
         if self.error is not None:
@@ -155,9 +155,10 @@ def test_outputs_are_drained_to_their_end_and_may_be_once_more():
     outputs, run = Queue(), Run()
     for item in ({"loss": 1.0}, {"loss": 2.0}, None):
         outputs.put(item)
-    drain_outputs(run, outputs)
-    drain_outputs(run, outputs)
-    assert run.called() == ["stop", "stop"]
+    drain_outputs(run, outputs, "left")
+    run.is_over = True
+    drain_outputs(run, outputs, "left")
+    assert run.called() == ["stop"]
 
 
 def test_a_source_that_blocks_is_given_up_once_while_outputs_are_drained(monkeypatch):
@@ -171,12 +172,12 @@ def test_a_source_that_blocks_is_given_up_once_while_outputs_are_drained(monkeyp
         outputs.put(None)
 
     run.give_up_sources = give_up_and_end
-    drain_outputs(run, outputs)
+    drain_outputs(run, outputs, "left")
     assert run.called() == ["stop", "give up"]
 
 
 def test_an_inherited_run_is_not_waited_for():
     run = Run()
     run.is_inherited = True
-    drain_outputs(run, Queue())
+    drain_outputs(run, Queue(), "left")
     assert run.called() == []

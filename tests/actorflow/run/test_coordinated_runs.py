@@ -1,0 +1,195 @@
+"""Runs of ranks that have a coordinator, each rank a thread of this process."""
+
+import threading
+
+import numpy as np
+import pytest
+import ranks_in_process
+
+import actorflow as af
+from actorflow import nn
+from actorflow.run import stopping
+from actorflow.run.among import Among
+from actorflow.run.together import Together
+from compiler.errors import CompileError, PeerFailed
+from compiler.types import DType, TensorType
+
+SPEC = {"x": TensorType(DType.FLOAT32, (8, 4))}
+
+
+@pytest.fixture
+def on_ranks():
+    """Run a function on each of two ranks; return what it returned or raised there."""
+
+    def run(one):
+        with ranks_in_process.joined(2) as (_, members):
+            amongs = [Among(m.rank, m.gather, m) for m in members]
+            return ranks_in_process.at_once(*[lambda a=among: one(a) for among in amongs])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plans():
+    @af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=2))
+    def train(model, batch):
+        return (model(batch.x) ** 2).mean()
+
+    return [train.compile(nn.Linear(4, 4), SPEC, rank=rank, every=1) for rank in (0, 1)]
+
+
+def batches(seed=0, before=lambda number: None):
+    rng, number = np.random.default_rng(seed), 0
+    while True:
+        number += 1
+        before(number)
+        yield {"x": rng.normal(size=(8, 4)).astype(np.float32)}
+
+
+def source(seed=0, before=lambda number: None):
+    return af.data.from_iterable(lambda: batches(seed, before), spec=SPEC)
+
+
+# The data of all ranks
+
+
+@pytest.mark.parametrize("call", ["fit", "stream", "step"])
+def test_ranks_that_shard_their_data_are_refused_with_the_mend(
+    on_ranks, plans, call, native_toolchain
+):
+    def one(among):
+        runner, data = af.Runner(plans[among.rank], among=among), source(among.rank)
+        if call == "fit":
+            runner.fit(data, steps=2, progress=False)
+        elif call == "stream":
+            list(runner.stream(data, steps=2))
+        else:
+            for _ in range(2):
+                runner.step(next(data))
+            runner.close()
+
+    for end in on_ranks(one):
+        assert isinstance(end, PeerFailed)
+        assert "rank 1 was given another batch for step 1 (" in str(end)
+        assert "than rank 0: every rank gives the whole batch of all ranks" in str(end)
+
+
+@pytest.mark.parametrize("call", ["fit", "stream"])
+def test_ranks_that_are_asked_for_other_steps_are_told_before_the_first(on_ranks, plans, call):
+    def one(among):
+        runner, steps = af.Runner(plans[among.rank], among=among), 3 + among.rank
+        if call == "fit":
+            runner.fit(source(), steps=steps, progress=False, on_step=pytest.fail)
+        else:
+            list(runner.stream(source(), steps=steps))
+
+    for end in on_ranks(one):
+        assert isinstance(end, CompileError)
+        assert "rank 1 has steps 4, rank 0 has 3; give all ranks the same steps=" in str(end)
+
+
+# Stops
+
+
+def test_a_loop_that_another_rank_ends_by_leaving_its_own_is_an_error(
+    on_ranks, plans, native_toolchain
+):
+    def one(among):
+        outputs = af.Runner(plans[among.rank], among=among).stream(source(), steps=50)
+        for number, _ in enumerate(outputs):
+            if number == 3 and among.rank == 1:
+                return "left"
+        return "ended"
+
+    end, left = on_ranks(one)
+    assert left == "left"
+    assert isinstance(end, CompileError)
+    assert "rank 1 left its loop over stream, which ended that of rank 0 after" in str(end)
+
+
+def test_loops_that_all_ranks_leave_or_whose_data_ends_are_none(on_ranks, plans, native_toolchain):
+    def one(among):
+        runner, counts = af.Runner(plans[among.rank], among=among), []
+        for leaves in (3, 5, 9):
+            data = af.data.ArraySource({"x": np.ones((40, 4), np.float32)}, batch=8, epochs=1)
+            counts.append(0)
+            for _ in runner.stream(data):
+                counts[-1] += 1
+                if counts[-1] == leaves:
+                    break
+        return counts
+
+    assert on_ranks(one) == [[3, 5, 5]] * 2
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(stopping, "PATIENCE_S", 0.0)
+
+
+def stop_at_2(among):
+    def on_step(step, outputs):
+        if among.rank == 0 and step == 2:
+            raise af.StopTraining("enough")
+
+    return on_step
+
+
+def test_a_stop_waits_for_no_source_where_all_lack_the_same_batch(
+    on_ranks, plans, impatient, tmp_path, native_toolchain
+):
+    never = threading.Event()
+    folder = tmp_path / "run"
+
+    def one(among):
+        data = source(0, lambda number: number == 3 and never.wait(60))
+        options = {"progress": False, "checkpoint": folder, "every": "1h"}
+        runner = af.Runner(plans[among.rank], among=among)
+        return runner.fit(data, steps=99, on_step=stop_at_2(among), **options).last_step
+
+    ends = on_ranks(one)
+    never.set()
+    assert ends == [2, 2]
+    assert [p.name for p in folder.glob("step-*")] == ["step-0000000002"]
+
+
+def test_a_stop_waits_for_a_source_whose_batch_another_rank_has_begun(
+    on_ranks, plans, impatient, monkeypatch, native_toolchain
+):
+    are_held, say, said = threading.Event(), Together.would_end, set()
+
+    def would_end(together, step):
+        say(together, step)
+        said.add(together._member.rank)
+        if said == {0, 1}:
+            are_held.set()
+
+    monkeypatch.setattr(Together, "would_end", would_end)
+
+    def one(among):
+        def before(number):
+            if number == 3 and among.rank == 1:
+                assert are_held.wait(60)
+
+        runner, seen = af.Runner(plans[among.rank], among=among), source(0, before)
+        return runner.fit(seen, steps=99, progress=False, on_step=stop_at_2(among)).last_step
+
+    first, second = on_ranks(one)
+    assert first == second >= 3
+
+
+def test_a_stop_that_the_data_of_one_rank_asks_for_is_refused_in_its_own_words(
+    on_ranks, plans, native_toolchain
+):
+    def one(among):
+        def before(number):
+            if number == 3 and among.rank == 1:
+                raise af.StopTraining("late")
+
+        runner = af.Runner(plans[among.rank], among=among)
+        runner.fit(source(0, before), steps=9, progress=False)
+
+    for end in on_ranks(one):
+        assert isinstance(end, PeerFailed)
+        assert "rank 1 ended after step 2 by StopTraining in the data source (late)" in str(end)
+        assert "Raise StopTraining in on_step" in str(end)
