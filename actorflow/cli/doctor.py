@@ -65,6 +65,7 @@ def findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
         *_blas_findings(environ, host),
         *_native_findings(environ, host),
         *_core_findings(host),
+        _ranks_finding(host),
         *_machine_findings(host),
         *_cuda_findings(host),
         *_settings_findings(environ, host),
@@ -156,6 +157,17 @@ def _core_findings(host: Host) -> Iterator[Finding]:
         )
     elif host.busy_cores is not None:
         yield Finding("load", f"other processes use {host.busy_cores:.1f} cores")
+
+
+def _ranks_finding(host: Host) -> Finding:
+    """Whether `actorflow launch` can run several ranks; what is missing is a finding of its own."""
+    has_compiler = host.compiler is not None and not host.compiler_error
+    has = {"memory that processes share (memfd)": host.shares_memory, "a C compiler": has_compiler}
+    if missing := [name for name, is_there in has.items() if not is_there]:
+        return Finding("ranks", f"several cannot run here: they need {' and '.join(missing)}")
+    usable = max(1, int(min(host.num_cores, host.quota_cores or host.num_cores)))
+    most = f"up to {usable} have a core each" if usable > 1 else "they take turns on one core"
+    return Finding("ranks", f"several can run here, by actorflow launch -n P: {most}")
 
 
 def _machine_findings(host: Host) -> Iterator[Finding]:

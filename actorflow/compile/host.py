@@ -47,7 +47,8 @@ class Host:
     `packages` is distribution -> version or None; `cuda_packages` the same for CUDA_PACKAGES.
     `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
     `onednn` is the version of the library of products.
-    `busy_cores` is what other processes use.
+    `busy_cores` is what other processes use. `shares_memory` is whether ranks can be started and
+    share memory: by pidfd and memfd, which Linux has.
     """
 
     python: tuple[int, int, int]
@@ -66,6 +67,7 @@ class Host:
     busy_cores: float | None
     cache_is_writable: bool
     compiler_error: str = ""
+    shares_memory: bool = True
 
 
 def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sleep) -> Host:
@@ -94,6 +96,7 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         available_bytes=available,
         busy_cores=_busy_cores(wait),
         cache_is_writable=_cache_is_writable(environ),
+        shares_memory=hasattr(os, "memfd_create") and hasattr(os, "pidfd_open"),
     )
 
 

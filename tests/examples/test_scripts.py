@@ -22,7 +22,7 @@ SCRIPTS = {
     "dlrm_clicks": ("--steps 9 --rows 2000", r"an area under the curve of 0\.\d+, where 0\.8"),
     "dqn_cartpole": ("--steps 70 --episodes 1", r"the pole stands for \d+ of 500 steps"),
     "segment": ("--steps 2 --batch 4", r"mean intersection over union .* [\d.]+%"),
-    "shared_text": ("--steps 2 --batch 4", r"loss of step 2 on data=1 x model=1: \d\.\d+"),
+    "ranks": ("--steps 2 --batch 4", r"loss of step 2 on stage=1 x data=1 x model=1: \d\.\d+"),
     "vae": ("--steps 3 --batch 16", r"bound on 48 unseen pictures: [\d.]+ nats"),
     "write_text": ("--steps 1 --batch 2 --length 2 --precision bf16", BITS),
     "write_text --model llama": ("--steps 1 --batch 2 --length 2", BITS),

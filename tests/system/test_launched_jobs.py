@@ -221,14 +221,21 @@ def test_a_run_goes_on_from_the_checkpoint_of_its_first_rank(start, alone):
     assert told(0)["losses"] == pytest.approx(alone[1]["losses"][12:], rel=1e-5)
 
 
-def test_the_example_of_many_ranks_runs_on_as_many(tmp_path, native_toolchain):
-    script = Path(__file__).resolve().parents[2] / "examples" / "shared_text.py"
+@pytest.mark.parametrize(
+    ("n", "chosen", "mesh"),
+    [
+        (4, ["--model", "2", "--zero"], "stage=1 x data=2 x model=2"),
+        (2, ["--stage", "2", "--accumulate", "2"], "stage=2 x data=1 x model=1"),
+    ],
+)
+def test_the_example_of_many_ranks_runs_on_as_many(tmp_path, native_toolchain, n, chosen, mesh):
+    script = Path(__file__).resolve().parents[2] / "examples" / "ranks.py"
     png = tmp_path / "loss.png"
-    asked = ["--model", "2", "--zero", "--steps", "2", "--batch", "4", "--png", str(png)]
-    command = [sys.executable, "-m", "actorflow", "launch", "-n", "4", str(script), *asked]
+    asked = [*chosen, "--steps", "2", "--batch", "4", "--png", str(png)]
+    command = [sys.executable, "-m", "actorflow", "launch", "-n", str(n), str(script), *asked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=ENOUGH_S, check=False)
     assert done.returncode == 0, done.stderr
-    assert "loss of step 2 on data=2 x model=2" in done.stdout
+    assert f"loss of step 2 on {mesh}" in done.stdout
     assert png.exists()
 
 

@@ -42,6 +42,32 @@ def report_lines(environ, host):
     return [line for finding in findings(environ, host) for line in str(finding).splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"num_cores": 1},
+            "by actorflow launch -n P: they take turns on one core",
+        ),
+        ({"quota_cores": 2.5}, "up to 2 have a core each"),
+        ({"compiler": None}, "several cannot run here: they need a C compiler"),
+        ({"compiler_error": "cc: no stdio.h"}, "several cannot run here: they need a C compiler"),
+        (
+            {"shares_memory": False},
+            "cannot run here: they need memory that processes share (memfd)",
+        ),
+        (
+            {"shares_memory": False, "compiler": None},
+            "they need memory that processes share (memfd) and a C compiler",
+        ),
+    ],
+)
+def test_whether_several_ranks_can_run_is_one_line_and_no_warning(changes, text):
+    found = [f for f in findings(HOME, replace(SOUND, **changes)) if f.topic == "ranks"]
+    assert text in found[0].text
+    assert [f.is_warning for f in found] == [False]
+
+
 def test_a_sound_machine_has_no_warning():
     assert warnings() == []
     assert report_lines(HOME, SOUND) == [
@@ -53,6 +79,7 @@ def test_a_sound_machine_has_no_warning():
         "ok   onednn      2023.2.0",
         "ok   cores       8 available",
         "ok   load        other processes use 0.1 cores",
+        "ok   ranks       several can run here, by actorflow launch -n P: up to 8 have a core each",
         "ok   ram         48.0 GiB available of 64.0 GiB",
         "ok   gpu         no NVIDIA driver is here; plans for one are made with --gpu, and can"
         " run emulated, slowly",
@@ -173,7 +200,7 @@ def test_a_machine_without_a_gpu_says_what_can_be_done_without_one():
 
 def test_a_gpu_with_all_that_it_needs_has_no_warning():
     host = replace(SOUND, cuda=ONE_GPU, cuda_packages=dict.fromkeys(SOUND.cuda_packages, "14.2"))
-    assert report_lines(HOME, host)[9:18] == [
+    assert report_lines(HOME, host)[10:19] == [
         "ok   gpu         driver 580.65.06, which serves CUDA 13.0",
         "ok   cuda:0      NVIDIA H200, 140.0 GiB, 9.0",
         "ok   cupy-cuda13x 14.2",

@@ -65,7 +65,10 @@ def test_the_plan_of_a_rank_says_whose_it_is(planned, own, mesh, line):
 
 def test_each_stage_has_a_plan_of_its_own(planned):
     first, second = [planned("--full", "--rank", r, mesh=["stage=2"])[1] for r in ("0", "1")]
-    assert ("script.py:21" in first, "script.py:21" in second) == (False, True)  # the loss
+    for text, sends in ((first, "send_up"), (second, "send_down")):
+        assert [f"chain of {end}" in text for end in ("send_up", "send_down")] == [
+            end == sends for end in ("send_up", "send_down")
+        ]
 
 
 def test_a_job_of_one_rank_says_nothing_of_ranks(planned):
