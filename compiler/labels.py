@@ -1,8 +1,16 @@
-"""What a user calls a launch, in plans, memory maps, timelines and errors."""
+"""What a user calls a launch, in plans, memory maps, timelines and errors; whose an actor is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+EVALUATE = "evaluate"
+"""The first word of the names of actors whose launches evaluate between steps."""
+
+
+def evaluates(actor: str) -> bool:
+    """Whether an actor of this name is of the evaluation between steps, and not of the steps."""
+    return actor.partition(".")[0] == EVALUATE
 
 
 def made_of(op: str, attrs: Mapping[str, object]) -> tuple[str, ...]:

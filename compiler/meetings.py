@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from compiler.attrs import Attrs
 from compiler.errors import InternalError
+from compiler.labels import evaluates
 from compiler.mesh import Mesh
 from compiler.plan import ActorKind, Launch, Plan
 from compiler.types import TensorType
@@ -103,7 +104,7 @@ def meetings_of(plan: Plan) -> tuple[Meeting, ...]:
                 rows.append((group, peer, []))
             rows[-1][2].append(move)
         for turn, (group, peer, moves) in enumerate(rows):
-            own = Meeting(actor.id, turn, group, peer, int(actor.evaluates), tuple(moves))
+            own = Meeting(actor.id, turn, group, peer, int(evaluates(actor.name)), tuple(moves))
             if (group, peer, own.place) in known:
                 raise InternalError(
                     f"two collectives of plan {plan.name!r} are number {own.moves[0].order} of"

@@ -58,9 +58,6 @@ class ActorKind(Enum):
     SINK = "sink"
 
 
-EVALUATE = "evaluate"
-"""The first word of the names of actors that have launches of an evaluation between steps."""
-
 PORTED = (ActorKind.SOURCE, ActorKind.SINK)
 """Kinds of actors that run a port of the roof and have no launches."""
 
@@ -256,11 +253,6 @@ class Actor:
     outputs: tuple[Port, ...]
     is_flushed: bool
     duration_ns: Duration
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether its launches are of the evaluation between steps, and not of the steps."""
-        return self.name.partition(".")[0] == EVALUATE
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 from actorflow.initialise import INITIALISERS, whole_type
 from actorflow.run.plan_facts import losses_of
 from compiler.errors import PlanFormatError
+from compiler.labels import evaluates
 from compiler.ops.sources import MOST_AT_FIRST, NUMBERS, PACKED, ROLES, ROUNDED, SCRATCH
 from compiler.placement import DeviceKind
 from compiler.plan import (
@@ -169,7 +170,7 @@ def _check_snapshot(plan: Plan, actors: dict[str, Actor]) -> None:
     trained = {
         homes.get(plan.views[view].register)
         for actor in plan.actors
-        if not actor.evaluates
+        if not evaluates(actor.name)
         for launch in actor.launches
         for view in (*launch.inputs, *launch.outputs)
     }

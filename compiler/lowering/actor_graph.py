@@ -5,9 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from compiler.lowering.chains import ChainDraft
+from compiler.lowering.pipelines import CHANNELS
 from compiler.lowering.plan_builder import PlanBuilder
+from compiler.placement import StreamRole
 from compiler.plan import Actor, ActorKind, Launch, Port, RegisterKind
 from compiler.types import ActorId, RegisterId, StreamId
+
+_MOVING = {
+    (StreamRole.H2D, False): ("copy_in", ActorKind.COPY),
+    (StreamRole.D2H, False): ("copy_out", ActorKind.COPY),
+    (StreamRole.H2D, True): ("feed", ActorKind.COPY),
+    (StreamRole.D2H, True): ("fetch", ActorKind.COPY),
+}
+"""Names and kind of the actors on streams of copies, by whether they are beside steps."""
+
+
+def actor_of(chain: ChainDraft, program: str, *, is_first: bool) -> tuple[str, ActorKind]:
+    """Return the name and kind of the actor of a chain; `program` is a name of all its program.
+
+    But for the first program of a plan, what moves something has that in front, too: whose it is
+    does not follow from what the other one moves.
+    """
+    moving = _MOVING.get((chain.stream.role, chain.is_beside))
+    if chain.stream.role is StreamRole.COMM:
+        moving = CHANNELS[chain.stream.nth], ActorKind.COMM
+    if moving is None:
+        return program, ActorKind.COMPUTE
+    label, kind = moving
+    return (label if is_first else f"{program}.{label}"), kind
 
 
 @dataclass(slots=True)

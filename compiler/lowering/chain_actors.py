@@ -13,28 +13,19 @@ from dataclasses import dataclass, field
 from compiler.errors import InternalError
 from compiler.graph import SourceLocation
 from compiler.labels import launch_label
-from compiler.lowering.actor_graph import ActorGraph
+from compiler.lowering.actor_graph import ActorGraph, actor_of
 from compiler.lowering.buffers import LaunchDraft, assign_buffers, last_uses, may_share_bytes
-from compiler.lowering.pipelines import CHANNELS
 from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
 from compiler.lowering.stage_fences import hold_batches
 from compiler.lowering.step_program import StepProgram
 from compiler.lowering.storage import launch_of_values
 from compiler.lowering.value_versions import ValueVersions
 from compiler.ops.copies import is_copy
-from compiler.placement import HOST_SIDE, RANK_SIDE, StreamRole
+from compiler.placement import HOST_SIDE, RANK_SIDE
 from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
 from compiler.registry import is_comm
 from compiler.types import DType, PartOf, RegisterId, StreamId, TensorType, ValueId
 from memory.slots import choose_slots
-
-_MOVING = {
-    (StreamRole.H2D, False): ("copy_in", ActorKind.COPY),
-    (StreamRole.D2H, False): ("copy_out", ActorKind.COPY),
-    (StreamRole.H2D, True): ("feed", ActorKind.COPY),
-    (StreamRole.D2H, True): ("fetch", ActorKind.COPY),
-}
-"""Names and kind of the actors on streams of copies, by whether they are beside steps."""
 
 BESIDE_BUDGET_BYTES = 1 << 30
 """Slots of one edge between a step and a copy beside it may take this much."""
@@ -92,24 +83,16 @@ class ChainActors:
 
     def add(self, names: Callable[[bool], str]) -> None:
         """Add an actor per chain. `names` gives a name by whether a chain runs once per step."""
+        is_first = not self.first_chain
         bound = [
-            (CHANNELS[chain.stream.nth], ActorKind.COMM)
-            if chain.stream.role is StreamRole.COMM
-            else _MOVING.get((chain.stream.role, chain.is_beside))
-            or (names(chain.is_per_step), ActorKind.COMPUTE)
+            actor_of(chain, names(chain.is_per_step), is_first=is_first)
             for chain in self.program.chains
         ]
-        # What moves something bears the name of its program, too, but for the first one of a plan:
-        # that one of them moves nothing on a stream does not tell whose the other's actor is.
-        labels = [
-            label if kind is ActorKind.COMPUTE or not self.first_chain else f"{own}.{label}"
-            for own, (label, kind) in zip(
-                [names(chain.is_per_step) for chain in self.program.chains], bound, strict=True
-            )
-        ]
-        for index, (chain, (_, kind)) in enumerate(zip(self.program.chains, bound, strict=True)):
-            label = labels[index]
-            name = label if labels.count(label) == 1 else f"{label}.{labels[:index].count(label)}"
+        labels = [label for label, _ in bound]
+        for index, chain in enumerate(self.program.chains):
+            name, kind = bound[index]
+            if labels.count(name) > 1:
+                name = f"{name}.{labels[:index].count(name)}"
             self.numbers.append(self.actors.add(name, kind, self.plan.stream_of(chain.stream)))
 
     def places(self) -> list[ChainPlace]:

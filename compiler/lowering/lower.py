@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 from compiler.errors import InternalError
 from compiler.graph import Graph
+from compiler.labels import EVALUATE
 from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.chain_actors import ChainActors, Span
 from compiler.lowering.plan_builder import PlanBuilder
@@ -36,7 +37,7 @@ from compiler.lowering.state import StateRegisters
 from compiler.lowering.step_program import StepProgram, make_program
 from compiler.ops.sources import INPUT
 from compiler.options import CompileOptions
-from compiler.plan import EVALUATE, ActorKind, Plan, RegisterKind
+from compiler.plan import ActorKind, Plan, RegisterKind
 from compiler.target import Hardware
 from compiler.types import RegisterId
 
