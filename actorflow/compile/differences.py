@@ -54,14 +54,16 @@ def tell_difference(among: Among, asked: Compilation, digests: Sequence[object])
     rank = next(r for r, digest in enumerate(digests) if digest != digests[0])
     nodes = [*_nodes(asked)][:_MOST_NODES]
     what = f"find what differs in job {asked.options.name!r}"
-    said = among.gather(what, (tuple(_said(asked)), b"".join([digest for digest, _ in nodes])))
-    (ours, first), (theirs, other) = [cast("tuple[Any, Any]", said[at]) for at in (0, rank)]
+    where, traced = find_source(), b"".join([digest for digest, _ in nodes])
+    said = among.gather(what, (str(where), tuple(_said(asked)), traced))
+    (line, ours, first), (its, theirs, other) = [cast("Any", said[at]) for at in (0, rank)]
     number = _first_apart(first, other)
     shown = _shown(nodes[number][1], asked) if number < len(nodes) else ()
     told = cast("list[Any]", among.gather(what, shown))
     text = _of_said(ours, theirs, rank) or _of_nodes(told[0], told[rank], rank)
+    lines = "" if line == its else f" (rank {rank} is at {its}, and rank 0 at {line})"
     raise CompileError(
-        f"{find_source()}: ranks run job {asked.options.name!r} differently: {text}; {_MEND}"
+        f"{where}: ranks run job {asked.options.name!r} differently: {text}{lines}; {_MEND}"
     )
 
 
@@ -70,7 +72,6 @@ def tell_difference(among: Among, asked: Compilation, digests: Sequence[object])
 
 def _said(asked: Compilation) -> Iterator[Said]:
     """Yield what was said, in the order in which it is to be compared."""
-    yield "the job", repr(asked.options.name)
     yield "mesh=", str(asked.hardware.ranks.mesh) or "none"
     given = asked.job
     if given is not None:
@@ -78,8 +79,11 @@ def _said(asked: Compilation) -> Iterator[Said]:
         for field in fields(JobOptions):
             if field.name not in (*_NO_MATTER, "mesh"):
                 yield f"{field.name}=", _text(getattr(given, field.name))
+    steps, seconds = asked.options.snapshot_every, asked.options.snapshot_seconds
+    period = f"every {steps} steps" if steps else f"every {seconds:g} s" if seconds else "none"
+    yield "checkpoint= (every=)", period
     for name, value in asked.options.recorded():
-        if name not in _NO_MATTER:
+        if name not in (*_NO_MATTER, "snapshot_every", "snapshot_seconds"):
             words, text = in_words(name, value)
             yield words, _cut(text)
     yield from _of_batch(asked.graph, "batch")

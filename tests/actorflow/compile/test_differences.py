@@ -60,8 +60,12 @@ def reports(model, batch):
         ({"rate": 0.2}, "AdamW's lr is 0.2 on rank 1 and 0.1 on rank 0"),
         ({"more": {"accumulate": 2}}, "accumulate= is 2 on rank 1 and 1 on rank 0"),
         ({"more": {"clip_norm": 1.0}}, "clip_norm= is 1.0 on rank 1 and None on rank 0"),
-        ({"every": 5}, "checkpoint= (every=) in steps is 5 on rank 1 and 10 on rank 0"),
-        ({"every": "30s"}, "checkpoint= (every=) in steps is none on rank 1 and 10 on rank 0"),
+        (
+            {"every": 5},
+            "checkpoint= (every=) is every 5 steps on rank 1 and every 10 steps on rank",
+        ),
+        ({"every": "30s"}, "checkpoint= (every=) is every 30 s on rank 1 and every 10 steps on"),
+        ({"every": None}, "checkpoint= (every=) is none on rank 1 and every 10 steps on rank 0"),
         ({"on_nan": "skip"}, "on_nan= is 'skip' on rank 1 and 'raise' on rank 0"),
         ({"rows": 8}, "'x' of the batch is float32[8, 8] on rank 1 and float32[6, 8] on rank 0"),
         (
@@ -108,3 +112,24 @@ def test_ranks_that_run_the_same_job_tell_each_other_no_more_than_that():
     ranks.run(one)
     assert not any("differs" in name for name, _ in ranks.said)
     assert {len(value[1]) for value in ranks.said["compile job 'train'", 1].values()} == {32}
+
+
+def test_ranks_that_call_from_other_lines_are_told_both():
+    ranks, errors = RankThreads(2), []
+    asked = [asked_on(rank, {"rows": 6 + 2 * rank}) for rank in range(2)]
+
+    def one(rank):
+        job, wanted = asked[rank]
+        among = Among(rank, ranks.gather(rank))
+        calls = (
+            lambda: job._plan(wanted, among),
+            lambda: job._plan(wanted, among),
+        )
+        with pytest.raises(CompileError) as caught:
+            calls[rank]()
+        errors.append(str(caught.value))
+
+    ranks.run(one)
+    for text in errors:
+        here = r"\S+test_differences.py:\d+"
+        assert re.search(rf"on rank 0 \(rank 1 is at {here}, and rank 0 at {here}\); run", text)
