@@ -68,7 +68,11 @@ def bad_index(
 
 
 class InternalError(ActorflowError):
-    """A bug of ours. Please report it with the message and the plan."""
+    """A bug of ours. Please report it with the message and the plan.
+
+    `reason` is what was said, for whoever tells it on.
+    """
 
     def __init__(self, message: str) -> None:
+        self.reason = message
         super().__init__(f"{message} (this is a bug in actorflow: please report it)")

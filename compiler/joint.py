@@ -14,6 +14,9 @@ and nobody may wait for ever. Three parts:
   (`memory.registers`). Actors never take away what makes others ready, so no order of events
   deadlocks if one completes. As each stream's order is forced by edges, streams add nothing.
 
+Ranks of other jobs, options or meshes are the user's doing. Where these are the same, whoever
+compiled the plans made them not fit: that is a bug of ours, and said to be one.
+
 Ranks that are alike (`compiler.rank_plans`) are one in the game: when one of them can fire all can,
 for what they wait for is alike, so that the game of all ranks completes where the small one does.
 """
@@ -25,23 +28,15 @@ from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 
 from compiler.errors import CompileError, InternalError
+from compiler.joint_job import check_one_job, how_to_do_without
 from compiler.joint_order import check_one_order
 from compiler.meetings import RECEIVE, SEND, CommMove, Meeting
-from compiler.options import in_words
 from compiler.plan import Plan
 from compiler.rank_plans import RankPlans
 from compiler.types import RegisterId
 from compiler.verify import edges_of
 from memory.registers import Deadlock, RateEdge, RatesError, play_period, repetition_vector
 from memory.turns import find_turns
-
-_MEND = "do all ranks run the same script with the same options, and the same version?"
-
-_OWN = ("streams", "num_streams")
-"""Options that ranks choose by what their own kernels take; no order of collectives follows."""
-
-THREADS = "threads-"
-"""How the word of `Plan.target` begins that says how many threads its kernels have."""
 
 _NUM_NAMED = 6
 """Those who wait that a message names."""
@@ -63,10 +58,25 @@ def verify_ranks(ranks: RankPlans) -> JointReport:
     O(plans of all kinds + ranks x groups of a rank).
 
     Raises:
-        CompileError: They do not: the message names ranks, ops and the user's lines.
-        InternalError: A plan leaves open in which order its collectives come.
+        CompileError: The plans are of several jobs, or for another mesh.
+        InternalError: They do not fit, or one leaves open in which order its collectives come. The
+            message names ranks, ops and the user's lines.
     """
-    _check_options(ranks)
+    check_one_job(ranks)
+    try:
+        return fit_together(ranks)
+    except CompileError as error:
+        raise InternalError(
+            f"{error}. All ranks have the same job and options, so the script is not at fault"
+            f"{how_to_do_without(ranks.plans[0])}"
+        ) from error
+
+
+def fit_together(ranks: RankPlans) -> JointReport:
+    """Prove that plans fit together, whoever is to blame where they do not.
+
+    Raises CompileError, and InternalError as `verify_ranks` does.
+    """
     in_turn = [_in_turn(plan, own) for plan, own in zip(ranks.plans, ranks.meetings, strict=True)]
     _check_groups(ranks, in_turn)
     _check_peers(ranks)
@@ -74,48 +84,6 @@ def verify_ranks(ranks: RankPlans) -> JointReport:
     game.play()
     check_one_order(ranks, in_turn)
     return JointReport(ranks.mesh.num_ranks, len(game.first_rank), len(game.names), len(game.edges))
-
-
-def _check_options(ranks: RankPlans) -> None:
-    """Check that plans are of one job, and for this mesh."""
-    first = ranks.plans[0]
-    for number, plan in enumerate(ranks.plans):
-        if number not in ranks.class_of:
-            continue
-        rank = ranks.class_of.index(number)
-        if plan.mesh.names and plan.mesh != ranks.mesh:
-            raise CompileError(
-                f"the plan of rank {rank} is for a mesh of {plan.mesh}, and the ranks are a mesh of"
-                f" {ranks.mesh}; compile the job for this mesh"
-            )
-        if plan.name != first.name:
-            raise CompileError(
-                f"rank {rank} runs job {plan.name!r} where rank 0 runs job {first.name!r}; {_MEND}"
-            )
-        if plan.graph_hash != first.graph_hash:
-            raise CompileError(
-                f"rank {rank} runs another job {plan.name!r} than rank 0: what was traced there is"
-                f" not the same; {_MEND}"
-            )
-        if _kernels(plan) != _kernels(first):
-            raise CompileError(
-                f"the plan of rank {rank} is for {plan.target!r}, that of rank 0 for"
-                f" {first.target!r}: with other kernels what both have would part by and by; set"
-                " ACTORFLOW_NATIVE alike, and give all ranks the same compiler and libraries"
-            )
-        theirs, ours = dict(plan.options), dict(first.options)
-        for name in sorted({*theirs, *ours}.difference(_OWN)):
-            if theirs.get(name) != ours.get(name):
-                words, has = in_words(name, theirs.get(name))
-                raise CompileError(
-                    f"ranks run job {plan.name!r} differently: {words} is {has} on rank {rank} and"
-                    f" {in_words(name, ours.get(name))[1]} on rank 0; {_MEND}"
-                )
-
-
-def _kernels(plan: Plan) -> list[str]:
-    """Return what the bits of a plan's results depend on: not on how many threads there are."""
-    return [word for word in plan.target.split() if not word.startswith(THREADS)]
 
 
 # -- turns ---------------------------------------------------------------------------------------
@@ -178,7 +146,7 @@ def _check_group(group: str, members: Sequence[int], in_turn: Sequence[Sequence[
             _check_same(group, number, (members[0], ours), (rank, theirs))
     for together in zip(*rows, strict=True):
         for moves in zip(*[meeting.moves for meeting in together], strict=True):
-            _check_parts(group, members, moves)
+            _check_parts(members, moves)
 
 
 def _check_same(
@@ -191,19 +159,18 @@ def _check_same(
         come, left = ((first, ours), rank) if ours is not None else ((rank, theirs), first)
         what = come[1].moves[0] if come[1] is not None else ""
         raise CompileError(
-            f"rank {come[0]} comes to {what} as {at}, where rank {left} comes to no more; {_MEND}"
+            f"rank {come[0]} comes to {what} as {at}, where rank {left} comes to no more"
         )
     for mine, yours in zip_longest(ours.moves, theirs.moves):
         if mine is None or yours is None or (mine.op, mine.order) != (yours.op, yours.order):
             texts = [str(m) if m is not None else "nothing more" for m in (yours, mine)]
             raise CompileError(
-                f"rank {rank} comes to {texts[0]} where rank {first} comes to {texts[1]}, as"
-                f" {at}; {_MEND}"
+                f"rank {rank} comes to {texts[0]} where rank {first} comes to {texts[1]}, as {at}"
             )
         if _words(mine) != _words(yours):
             raise CompileError(
                 f"rank {rank} comes to {yours} with {_words(yours)}, and rank {first} with"
-                f" {_words(mine)}; {_MEND}"
+                f" {_words(mine)}"
             )
 
 
@@ -214,14 +181,9 @@ def _words(move: CommMove) -> str:
     return f"{move.whole}{by}{axes} over {move.group_size} ranks"
 
 
-def _check_parts(group: str, members: Sequence[int], moves: Sequence[CommMove]) -> None:
-    """Check that all are there, and that their parts add up to the whole."""
+def _check_parts(members: Sequence[int], moves: Sequence[CommMove]) -> None:
+    """Check that their parts add up to the whole."""
     first = moves[0]
-    if first.group_size != len(members):
-        raise CompileError(
-            f"{first} is over {first.group_size} ranks along {group!r}, where rank {members[0]} is"
-            f" with {len(members) - 1} others; compile the job for this mesh"
-        )
     for (axis, whole, _), *own in zip(first.parts, *[move.parts for move in moves], strict=True):
         rows = [part for _, _, part in own]
         if sum(rows) != whole:
@@ -230,7 +192,7 @@ def _check_parts(group: str, members: Sequence[int], moves: Sequence[CommMove]) 
             )
             raise CompileError(
                 f"the parts of {first} have {sum(rows)} of the {whole} rows of {first.whole} along"
-                f" axis {axis}: {parts}; {_MEND}"
+                f" axis {axis}: {parts}"
             )
 
 
@@ -263,12 +225,10 @@ def _check_peer(ranks: RankPlans, own: tuple[int, int], peer: int, meeting: Meet
             return
         raise CompileError(
             f"rank {rank} comes to {move} with {move.whole} where rank {peer} comes to"
-            f" {theirs.moves[0]} with {theirs.moves[0].whole}; {_MEND}"
+            f" {theirs.moves[0]} with {theirs.moves[0].whole}"
         )
     verb = "receives" if move.op == SEND else "sends"
-    raise CompileError(
-        f"rank {rank} comes to {move} with rank {peer}, which {verb} nothing there; {_MEND}"
-    )
+    raise CompileError(f"rank {rank} comes to {move} with rank {peer}, which {verb} nothing there")
 
 
 # -- the game of all ranks -----------------------------------------------------------------------
@@ -354,14 +314,14 @@ class _JointGame:
             raise CompileError(
                 f"the ranks do not fire equally often: {self._where(error.edge)} between"
                 f" {self.names[edge.producer]} and {self.names[edge.consumer]} has other rates than"
-                f" the plans of the others; {_MEND}"
+                f" the plans of the others"
             ) from None
         deadlock = play_period(len(self.names), self.edges, repetitions)
         if deadlock is not None:
             raise CompileError(
                 f"the ranks wait for each other for ever: {'; '.join(self._waits(deadlock))}. The"
                 " plans of some ranks do their collectives in another order, or a register lacks a"
-                f" slot; {_MEND}"
+                f" slot"
             )
 
     def _waits(self, deadlock: Deadlock) -> Iterator[str]:

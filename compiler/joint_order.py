@@ -45,8 +45,7 @@ def check_one_order(ranks: RankPlans, in_turn: Sequence[Sequence[Meeting]]) -> N
             for number, first, then in rows[:6]
         ]
         raise CompileError(
-            f"the ranks have no order of their collectives in common: {', '.join(texts)}; do all"
-            " ranks run the same script with the same options, and the same version?"
+            f"the ranks have no order of their collectives in common: {', '.join(texts)}"
         )
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import compiler.ops.standard  # noqa: F401  # registers what the passes read
 from compiler import feeding
 from compiler.added_passes import registered, with_added
+from compiler.attrs import PlainValue
 from compiler.budget import offload, recompute, spill
 from compiler.budget.choice import BudgetChoice
 from compiler.fusion import chunk_wide
@@ -427,7 +428,9 @@ def compile_graph(
         local = local_graphs(graph, hardware, options, watch, evaluation)
     graph, evaluation = local
     graph = _rewritten(graph, steps[_num_of_ranks(steps) :], hardware, options, watch)
+    record: list[tuple[str, PlainValue]] = [("passes", added)] if added else []
     if evaluation is not None:
+        record.append(("evaluation", hash_graph(evaluation)))
         evaluation = place.with_homes_of(evaluation, graph, hardware)
         its = _of_evaluation(options)
         its_steps = check_order(with_added(PASSES), its, LOWERING_NEEDS)
@@ -444,7 +447,7 @@ def compile_graph(
         plan = lowered(graph)
     # The plan is proven by other rules than those that made it.
     verify_plan(plan)
-    return replace(plan, options=(*plan.options, ("passes", added))) if added else plan
+    return replace(plan, options=(*plan.options, *record)) if record else plan
 
 
 def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:

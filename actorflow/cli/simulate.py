@@ -27,7 +27,8 @@ from actors.ranks import RanksRun, simulate_ranks
 from actors.simulate import SimulatedRun, simulate
 from actors.timeline import write_chrome_trace
 from compiler.errors import CompileError
-from compiler.joint import verify_ranks
+from compiler.joint import fit_together, verify_ranks
+from compiler.joint_job import check_one_job
 from compiler.meetings import meetings_of
 from compiler.mesh import Mesh
 from compiler.plan import Plan
@@ -175,7 +176,8 @@ def _ranks(plan: Plan, devices: int, asked: Compilation | None) -> RankPlans:
     if mesh.names and mesh.num_ranks == devices:
         ranks = RankPlans.same(plan, mesh)
         try:
-            verify_ranks(ranks)
+            check_one_job(ranks)
+            fit_together(ranks)
         except CompileError as error:
             raise CompileError(
                 f"plan {plan.name!r} is that of some ranks of a mesh of {mesh}, and others have"

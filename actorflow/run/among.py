@@ -115,7 +115,7 @@ def agree_on_plan(among: Among, plan: Plan, seed: int) -> None:
 
     What plans do together is proven on the first rank, once for all (`compiler.joint`).
 
-    Raises CompileError on every rank.
+    Raises on every rank CompileError, and InternalError where plans of one job do not fit together.
     """
     if among is ONE_RANK:
         return
@@ -148,18 +148,23 @@ def _prove_together(among: Among, plan: Plan) -> None:
     given = among.gather(
         f"prove the plans of job {plan.name!r}", plan.to_bytes() if is_asked else b""
     )
-    reason = ""
+    reason, is_bug = "", False
     if among.is_first:
         rows = [given[prints.index(own)] for own in classes]
         class_of = tuple([classes.index(own) for own in prints])
         try:
             plans = [Plan.from_bytes(r) if isinstance(r, bytes) and r else plan for r in rows]
             verify_ranks(RankPlans(plan.mesh, tuple(plans), class_of))
-        except (CompileError, InternalError, PlanFormatError) as error:
+        except InternalError as error:
+            reason, is_bug = error.reason, True
+        except (CompileError, PlanFormatError) as error:
             reason = str(error)
-    told = among.gather(f"hear of the proof of job {plan.name!r}", reason)[0]
-    if isinstance(told, str) and told:
-        raise CompileError(f"{find_source()}: {told}")
+    told, *is_bug_there = _rows(
+        among.gather(f"hear of the proof of job {plan.name!r}", (reason, is_bug))
+    )[0]
+    if told:
+        kind = InternalError if is_bug_there == [True] else CompileError
+        raise kind(f"{find_source()}: {told!s}")
 
 
 def agree_on_data(among: Among, source: DataSource, seed: int, what: str = "data") -> None:
