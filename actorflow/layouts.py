@@ -22,9 +22,9 @@ from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import SourceLocation
 from compiler.mesh import Mesh as MeshOfRanks
+from compiler.ops.channels import STAGE
 from compiler.ops.sources import INPUT
 from compiler.ops.to_sbp import TO_SBP
-from compiler.passes.stages import STAGE
 from compiler.sbp.words import BROADCAST, PARTIAL, Broadcast, Partial, Sbp, Split, word_of
 from compiler.types import TensorType, ValueId
 

@@ -103,7 +103,8 @@ class UpdateRule:
 class Accumulation:
     """A step consumes `every` batches and updates once, with the mean of their gradients.
 
-    `batch` is the int64 variable that counts the batches done.
+    `batch` is the int64 variable that counts the batches done. A graph has it to the end: of a
+    stage of a pipeline that sums no gradients nothing else would say so.
     """
 
     every: int
@@ -122,8 +123,8 @@ class Write:
 class Graph:
     """A logical graph. `types[v]` is the type of value v; nodes stand in topological order.
 
-    `updates` and `accumulation` are what autodiff consumes; afterwards they are empty and None, and
-    the gradients, sums and update nodes are ordinary nodes with `writes`.
+    `updates` are what autodiff consumes; afterwards there are none, and the gradients, sums and
+    update nodes are ordinary nodes with `writes`.
     """
 
     nodes: tuple[Node, ...]

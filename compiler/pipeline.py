@@ -34,6 +34,7 @@ from compiler.graph_hash import hash_graph
 from compiler.lowering import bodies, buckets, order
 from compiler.lowering.join_updates import join_updates
 from compiler.lowering.lower import lower
+from compiler.ops.channels import STAGE
 from compiler.options import CompileOptions
 from compiler.passes import (
     autodiff,
@@ -60,7 +61,6 @@ from compiler.passes import (
 )
 from compiler.passes.check import check
 from compiler.passes.distribute import RankGraphs
-from compiler.passes.stages import STAGE
 from compiler.plan import Plan
 from compiler.rewrites import AnyPass, BudgetPass, DevicePass, JobPass, Pass, check_order
 from compiler.target import Hardware

@@ -3,13 +3,16 @@
 Where a step sums gradients over several batches, the graph falls into two parts that meet only in
 the sums: forward, backward and the additions run once per batch; what needs the finished sums, and
 whatever only updates need, runs once per step. So does an output that is made of the sums, such as
-their norm: there is one of it per step. Everywhere else a step is one batch, and there is one part.
+their norm: there is one of it per step. What all stages of a pipeline make together is made of the
+sums of some of them, though a stage without trained parameters has none. Everywhere else a step is
+one batch, and there is one part.
 """
 
 from __future__ import annotations
 
 from compiler.facts import fact
 from compiler.graph import Graph, mark_needed
+from compiler.ops.channels import is_over_stages
 from compiler.ops.sources import SCRATCH, VARIABLE
 from compiler.ops.update import ACCUMULATE, PER_BATCH
 from compiler.types import ValueId
@@ -18,10 +21,7 @@ from compiler.types import ValueId
 @fact
 def batches_per_step(graph: Graph) -> int:
     """Return how many batches one update of the parameters consumes, 1 without accumulation."""
-    for node in graph.nodes:
-        if node.op is ACCUMULATE:
-            return node.attrs.int_("every")
-    return 1
+    return 1 if graph.accumulation is None else graph.accumulation.every
 
 
 @fact
@@ -30,7 +30,7 @@ def needed_per_step(graph: Graph) -> tuple[bool, ...]:
 
     All False where a step is one batch.
     """
-    if not any([node.op is ACCUMULATE for node in graph.nodes]):
+    if graph.accumulation is None:
         return (False,) * len(graph.nodes)
     scratch = _scratch(graph)
     wanted = [w.value for w in graph.writes if w.variable not in scratch]
@@ -49,9 +49,12 @@ def needed_per_batch(graph: Graph) -> tuple[bool, ...]:
 @fact
 def outputs_per_step(graph: Graph) -> tuple[ValueId, ...]:
     """Return the values of outputs that are made of the sums over batches. O(nodes)."""
+    if graph.accumulation is None:
+        return ()
     of_sums: set[ValueId] = set()
     for node in graph.nodes:
-        if node.op is ACCUMULATE or not of_sums.isdisjoint(node.inputs):
+        is_sum = node.op is ACCUMULATE or is_over_stages(node)
+        if is_sum or not of_sums.isdisjoint(node.inputs):
             of_sums.update(node.outputs)
     return tuple([o.value for o in graph.outputs if o.value in of_sums])
 

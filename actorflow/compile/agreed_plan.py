@@ -29,7 +29,7 @@ from compiler.errors import (
 from compiler.graph import Graph
 from compiler.graph_hash import hash_graph
 from compiler.mesh import Mesh
-from compiler.passes.stages import STAGE
+from compiler.ops.channels import STAGE
 from compiler.plan import Plan
 from compiler.rank_plans import RankPlans
 

@@ -24,8 +24,8 @@ from actors.errors import ActorFailed
 from actors.loop import Loop
 from actors.visit import Rest, Visit
 from compiler.errors import CompileError
+from compiler.ops.channels import STAGE
 from compiler.ops.sources import SCRATCH
-from compiler.passes.stages import STAGE
 from compiler.placement import HOST
 from compiler.plan import Actor, ActorKind, Plan
 from compiler.types import RegisterId

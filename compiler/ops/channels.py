@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.attrs import Attrs
+from compiler.graph import Node
 from compiler.ops.rule import array_of
 from compiler.ops.signature import Array, Types, expect_inputs
 from compiler.ops.sources import declared_type
@@ -52,14 +53,23 @@ Attrs: those of `send`, but peer is who sends; dtype and shape of x.
 OVER_STAGES = define("over_stages")
 """x0, x1, ... -> their sum or maximum. What stage s makes is x_s; what comes of it is on all.
 
-It is in graphs of all stages alone: the graph of one has an `all_reduce` in its place. Attrs: those
-of `all_reduce`; by is "sum" or "max".
+It is in graphs of all stages alone: the graph of one has an `all_reduce` along STAGE in its place,
+the only collective there is along it. Attrs: those of `all_reduce`; by is "sum" or "max".
 """
 
 for _op in (SEND, RECEIVE, OVER_STAGES):
     is_comm.register(_op, True)
     recompute.register(_op, False)
 has_effect.register(SEND, True)
+
+
+STAGE = "stage"
+"""The name of the mesh's axis whose ranks run a stage each."""
+
+
+def is_over_stages(node: Node) -> bool:
+    """Whether a node makes one number of what all stages have made of a step."""
+    return node.op is OVER_STAGES or (is_collective(node.op) and node.attrs["group"] == STAGE)
 
 
 def is_collective(op: Op) -> bool:

@@ -9,7 +9,7 @@ A step of several batches divides an objective's own gradient by their number, a
 of each up in scratch variables, and updates from those. The gradients are those of one rank; what
 other ranks add is the business of `compiler.passes.collectives`.
 
-Guarantees: updates empty, accumulation None, one write per written variable.
+Guarantees: updates empty, one write per written variable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run(graph: Graph) -> Graph:
 
     Raises CompileError naming op and user line.
     """
-    if not graph.updates and graph.accumulation is None:
+    if not graph.updates:
         return graph
     b = GraphBuilder.continuing(graph)
     gradients: dict[ValueId, ValueId] = {}
@@ -41,7 +41,7 @@ def run(graph: Graph) -> Graph:
         counter = b.producer_of(batch)
         with b.at("optimizer", counter.source, Phase.UPDATE, counter.device):
             b.writes.append(Write(batch, b.one(INCREMENT, batch)))
-    b.updates, b.accumulation = [], None
+    b.updates = []
     return b.freeze()
 
 

@@ -8,7 +8,7 @@ written once per step, as parameters are. So whoever reads between steps finds w
 made, a step that is skipped keeps nothing of any of its batches, and what a step that was cut left
 behind is never read.
 
-It runs before `autodiff`, which takes the accumulation out of the graph.
+It runs before `autodiff`, which counts batches.
 
 Guarantees: where a step has several batches, what is assigned is held once per batch.
 """

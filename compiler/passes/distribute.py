@@ -29,9 +29,9 @@ from compiler.errors import CompileError
 from compiler.graph import Graph, Node
 from compiler.graph_hash import hash_graph
 from compiler.mesh import Mesh, Ranks
+from compiler.ops.channels import STAGE
 from compiler.ops.sources import INPUT, VARIABLE
 from compiler.ops.update import ACCUMULATE, is_update
-from compiler.passes.stages import STAGE
 from compiler.rank_classes import Place, representatives
 from compiler.sbp.cut import cut
 from compiler.sbp.distribute import Layouts, distribute, turns_between

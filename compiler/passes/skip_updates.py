@@ -96,12 +96,11 @@ def _untransposed(b: GraphBuilder, value: ValueId) -> ValueId:
 
 def _loss_of_step(b: GraphBuilder, output: Output) -> ValueId:
     """Return what is finite if the losses of all batches of a step are."""
-    loss = output.value
-    total = next((node for node in b.nodes if node.op is ACCUMULATE), None)
-    if total is not None:
+    loss, steps = output.value, b.accumulation
+    if steps is not None:
         with b.on(b.producer_of(loss).device):
             of_step = _variable(b, f"sum/{output.name}", SCRATCH, b.type_of(loss).dtype)
-            loss = b.one(ACCUMULATE, of_step, loss, total.inputs[2], **total.attrs)
+            loss = b.one(ACCUMULATE, of_step, loss, steps.batch, every=steps.every)
         b.writes.append(Write(of_step, loss))
     return loss
 

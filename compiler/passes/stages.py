@@ -20,13 +20,10 @@ from dataclasses import dataclass, field, replace
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import UNSTAGED, Graph, GraphBuilder, Node, mark_needed
-from compiler.ops.channels import OVER_STAGES
+from compiler.ops.channels import OVER_STAGES, STAGE
 from compiler.ops.sources import CONSTANT, INPUT, NUMBERS, OF_MODEL, VARIABLE, scalar
 from compiler.registry import Op
 from compiler.types import DType, Phase, ValueId
-
-STAGE = "stage"
-"""The name of the mesh's axis whose ranks run a stage each."""
 
 _OPEN = -2
 """The stage of what is made of variables alone, until something reads it."""

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field, replace
 from compiler.attrs import Attrs, AttrValue
 from compiler.errors import CompileError, InternalError
 from compiler.graph import UNSTAGED, Graph, GraphBuilder, Node, Output, Write
-from compiler.ops.channels import OVER_STAGES, RECEIVE, SEND, is_collective
+from compiler.ops.channels import OVER_STAGES, RECEIVE, SEND, STAGE, is_collective
 from compiler.ops.comm import ALL_REDUCE
 from compiler.ops.shape import COPY
 from compiler.ops.sources import SCRATCH, VARIABLE
-from compiler.passes.stages import STAGE, stages_of
+from compiler.passes.stages import stages_of
 from compiler.prune import prune
 from compiler.rates import batches_per_step, needed_per_batch, needed_per_step
 from compiler.registry import is_comm
@@ -106,6 +106,8 @@ class _StageGraph:
             for w in graph.writes
             if w.value in self.held and w.variable in self.held
         ]
+        if (steps := graph.accumulation) is not None:
+            b.accumulation = replace(steps, batch=self.held[steps.batch])
         return b.freeze()
 
     def _can_send(self, way: tuple[bool, bool], channel: _Channel) -> bool:

@@ -118,6 +118,9 @@ class _Rank:
             )
             for w in graph.writes
         ]
+        if (steps := graph.accumulation) is not None:
+            batch = self._brought(steps.batch, self.layouts.of(steps.batch))
+            self.b.accumulation = replace(steps, batch=batch)
         return self.b.freeze()
 
     def _emit(self, index: int, node: Node) -> None:

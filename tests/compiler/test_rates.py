@@ -7,7 +7,9 @@ import pytest
 from graphs import counter, descend, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from staged_plans import ROWS, Layers, squares
 
+import actorflow as af
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
 from compiler.graph import Accumulation, GraphBuilder, Output, SourceLocation, UpdateRule, Write
@@ -16,10 +18,17 @@ from compiler.ops.elementwise import CAST, EXP, NEG
 from compiler.ops.reduce import SUM
 from compiler.ops.sources import INPUT, SCRATCH, scalar
 from compiler.ops.update import ACCUMULATE, INCREMENT, SGD_UPDATE
-from compiler.passes import autodiff, rates, simplify
+from compiler.options import CompileOptions
+from compiler.passes import autodiff, clip, rates, simplify, stages
 from compiler.passes.check import check
-from compiler.rates import batches_per_step, needed_per_batch, needed_per_step
+from compiler.rates import (
+    batches_per_step,
+    needed_per_batch,
+    needed_per_step,
+    outputs_per_step,
+)
 from compiler.registry import is_source
+from compiler.sbp.cut import cut
 from compiler.types import DType
 
 
@@ -179,3 +188,17 @@ def test_an_optimizer_may_read_the_batch_where_a_step_is_one_batch():
 def test_the_same_graph_gives_the_same_graph():
     before, after = split(job())
     assert rates.run(before) == after
+
+
+@pytest.mark.parametrize("stage", range(3))
+def test_a_stage_that_sums_nothing_has_as_many_batches_as_the_others(stage):
+    """Nor is the norm that it has with the others an output of each batch."""
+    graph = af.job(squares, optimizer=af.optim.SGD(0.1), accumulate=3, clip_norm=1.0).graph(
+        Layers(3, without=1), ROWS
+    )
+    graph = clip.run(autodiff.run(stages.run(graph, 3)), CompileOptions("job", clip_norm=1.0))
+    own = cut(graph, stage, 3)
+    assert batches_per_step(own) == 3
+    norm = next(output.value for output in own.outputs if output.name == "grad_norm")
+    assert outputs_per_step(own) == (norm,)
+    assert any(needed_per_step(own))

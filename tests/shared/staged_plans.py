@@ -19,10 +19,18 @@ ROWS = {key: TensorType(DType.FLOAT32, (4, 16)) for key in "xy"}
 
 
 class Layers(nn.Module):
-    """A layer on each stage; `rich` ones have statistics of batches, and dropout."""
+    """A layer on each stage; `rich` ones have statistics of batches, and dropout.
 
-    def __init__(self, count, *, is_rich=False, width=16):
+    The stage `without` has no layer to train: none at all, or one that is frozen.
+    """
+
+    def __init__(self, count, *, is_rich=False, width=16, without=None, is_frozen=False):
         self.layers = [nn.Linear(width, width) for _ in range(count)]
+        if without is not None and is_frozen:
+            self.layers[without].weight.freeze()
+            self.layers[without].bias.freeze()
+        elif without is not None:
+            self.layers[without] = nn.Identity()
         self.norms = [nn.BatchNorm1d(width) for _ in range(count if is_rich else 0)]
 
     def __call__(self, x):
@@ -38,7 +46,9 @@ def squares(model, batch):
     return {"loss": ((model(batch.x) - batch.y) ** 2).mean()}
 
 
-def staged_plans(model, num_stages, every, hardware=None, spec=ROWS, fn=squares, **options):
+def staged_plans(
+    model, num_stages, every, hardware=None, spec=ROWS, fn=squares, skips=False, **options
+):
     """Return the plan of each stage of a training job."""
     given = {"optimizer": af.optim.SGD(0.1, momentum=0.9), "accumulate": every, **options}
     graph = af.job(fn, **given).graph(model, spec)
@@ -47,6 +57,7 @@ def staged_plans(model, num_stages, every, hardware=None, spec=ROWS, fn=squares,
         "stages",
         accumulate=every,
         clip_norm=options.get("clip_norm", 0.0),
+        skips_broken_steps=skips,
         verify=True,
     )
     mesh = Mesh(("stage",), (num_stages,))
