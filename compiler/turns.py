@@ -41,7 +41,7 @@ from compiler.ops.elementwise import CAST
 from compiler.ops.shape import BROADCAST_TO
 from compiler.ops.slicing import CONCAT, PAD, SLICE
 from compiler.ops.sources import INPUT
-from compiler.passes.stages import edges_of_returns
+from compiler.passes.stages import edges_of_stages, handed_on
 from compiler.rates import needed_per_batch, needed_per_step
 from compiler.registry import is_comm, is_source, view
 from compiler.types import Phase, ValueId
@@ -205,7 +205,7 @@ class _TurnChoice:
     least: LeastBytes
     before: list[list[int]] = field(init=False)
     """What must be done before a node: makers of what it reads, old readers of what it writes, and
-    for what goes back on a stage all that comes back to it."""
+    of stages what is asked for beyond that (`compiler.passes.stages`)."""
     sequence: list[int] = field(init=False)
     place: list[int] = field(init=False)
     per_step: tuple[bool, ...] = field(init=False)
@@ -218,7 +218,7 @@ class _TurnChoice:
         self.per_step = tuple([step and not batch for step, batch in pairs])
         self.at_both = tuple([step and batch for step, batch in pairs])
         self.before = [[makers[v] for v in node.inputs] for node in graph.nodes]
-        for earlier, later in (*write_after_read(graph), *edges_of_returns(graph)):
+        for earlier, later in (*write_after_read(graph), *edges_of_stages(graph)):
             self.before[later].append(earlier)
         edges = [(maker, i) for i, before in enumerate(self.before) for maker in before]
         found = sorted_by([(float(i),) for i in range(len(graph.nodes))], edges)
@@ -253,10 +253,15 @@ class _TurnChoice:
         return found
 
     def _late(self) -> list[bool]:
-        """Mark the collectives that no computation of the forward or backward pass waits for."""
+        """Mark the collectives that nothing of the forward or backward pass waits for.
+
+        Another stage waits for what it gets: it comes with all else that goes there for a batch.
+        """
         graph = self.graph
         needed = mark_needed(graph, awaited_results(graph))
         is_awaited = [False] * len(graph.nodes)
+        for index in handed_on(graph):
+            is_awaited[index] = True
         for index in reversed(self.sequence):
             node = graph.nodes[index]
             computes = node.phase is not Phase.UPDATE and not _moves(node) and needed[index]

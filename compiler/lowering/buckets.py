@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from compiler.attrs import Attrs
 from compiler.errors import InternalError
 from compiler.graph import Graph, GraphBuilder, Node, new_value
-from compiler.lowering.pipelines import return_edges
+from compiler.lowering.pipelines import stage_edges
 from compiler.lowering.storage import (
     assign_storage,
     is_dense,
@@ -184,7 +184,7 @@ class _Rows:
             outputs=tuple([replace(o, value=self.met.get(o.value, o.value)) for o in old.outputs]),
             writes=tuple([replace(w, value=self.met.get(w.value, w.value)) for w in old.writes]),
         )
-        reads = [(new[a], new[b]) for a, b in (*write_after_read(old), *return_edges(old))]
+        reads = [(new[a], new[b]) for a, b in (*write_after_read(old), *stage_edges(old))]
         ordered = _sorted(graph, self.launches, self.per_step, kept, reads)
         if ordered is None:
             raise InternalError("collectives wait for each other: theirs is no topological order")
@@ -192,7 +192,7 @@ class _Rows:
         held = _held(graph, launches)
         if held is graph:
             return graph
-        reads = [*write_after_read(graph), *return_edges(graph)]
+        reads = [*write_after_read(graph), *stage_edges(graph)]
         again = _sorted(held, launches, self.per_step, range(len(held.nodes)), reads)
         return graph if again is None else again[0]
 

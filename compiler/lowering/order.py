@@ -17,7 +17,7 @@ from dataclasses import replace
 from compiler.errors import InternalError
 from compiler.facts import fact
 from compiler.graph import Graph, Node
-from compiler.lowering.pipelines import return_edges
+from compiler.lowering.pipelines import stage_edges
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
 from compiler.registry import is_source
 from memory.order import better_order
@@ -32,7 +32,7 @@ def run(graph: Graph) -> Graph:
 def order_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
     """Return pairs (before, after) of launches: values, control edges, updates after old readers.
 
-    Of a stage of a pipeline the backward pass is after what comes back, too.
+    Of a stage of a pipeline some come after what it is sent, too.
 
     Launches are indices of nodes. O(nodes).
     """
@@ -46,7 +46,7 @@ def order_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
     edges += [
         (reader, writer) for reader, writer in write_after_read(graph) if storage.is_launch[reader]
     ]
-    edges += return_edges(graph)
+    edges += stage_edges(graph)
     return tuple(edges)
 
 

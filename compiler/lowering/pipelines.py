@@ -14,7 +14,7 @@ from __future__ import annotations
 from compiler.facts import fact
 from compiler.graph import Graph, Node, mark_needed
 from compiler.lowering.storage import assign_storage
-from compiler.ops.channels import RECEIVE, SEND
+from compiler.ops.channels import RECEIVE, SEND, is_over_stages
 from compiler.rates import batches_per_step
 from compiler.types import Phase
 
@@ -63,11 +63,23 @@ def is_returning(node: Node) -> bool:
 
 
 @fact
-def return_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
+def stage_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """Return pairs (before, after) of launches: what a stage waits for beyond values.
+
+    What all stages make together comes after all that it sends and receives for a batch: its end
+    would wait for it else, and with it what another stage needs for its part. Launches are indices
+    of nodes. O(nodes).
+    """
+    nodes = list(enumerate(graph.nodes))
+    over = [i for i, node in nodes if is_over_stages(node)]
+    moves = [i for i, node in nodes if node.op in (SEND, RECEIVE)]
+    return (*_return_edges(graph), *[(i, j) for i in moves for j in over])
+
+
+def _return_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
     """Return pairs (before, after) of launches: the backward pass begins when gradients have come.
 
-    What could begin before would be made, and lie in slots, for all batches under way. Launches are
-    indices of nodes. O(nodes).
+    What could begin before would be made, and lie in slots, for all batches under way.
     """
     back = [i for i, node in enumerate(graph.nodes) if is_returning(node)]
     if not back:

@@ -30,7 +30,7 @@ from compiler.lowering.pipelines import (
     comm_stream,
     has_channels,
     is_returning,
-    return_edges,
+    stage_edges,
 )
 from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
 from compiler.ops.comm import ALL_REDUCE, LATE, met_values
@@ -204,7 +204,7 @@ def _work(
     for reader, writer in write_after_read(graph):
         if storage.is_launch[reader]:
             before[launch_at[writer]].append(launch_at[reader])
-    for earlier, later in return_edges(graph):
+    for earlier, later in stage_edges(graph):
         before[launch_at[later]].append(launch_at[earlier])
     meetings = [i for i, draft in enumerate(drafts) if is_comm.get(draft.node.op)]
     bound = [*meetings, *[i for i, draft in enumerate(drafts) if is_copy(draft.node)]]

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.attrs import Attrs
 from compiler.errors import CompileError
+from compiler.facts import fact
 from compiler.graph import UNSTAGED, Graph, GraphBuilder, Node, mark_needed
 from compiler.ops.channels import OVER_STAGES, STAGE
 from compiler.ops.sources import CONSTANT, INPUT, NUMBERS, OF_MODEL, VARIABLE, scalar
@@ -55,11 +56,36 @@ def stages_of(graph: Graph) -> tuple[int, ...]:
     return _Stages(graph).result()
 
 
-def edges_of_returns(graph: Graph) -> list[tuple[int, int]]:
+@fact
+def handed_on(graph: Graph) -> tuple[int, ...]:
+    """Return the nodes that make what other stages get: what these read, and outputs. O(nodes)."""
+    stages, makers = stages_of(graph), graph.producers()
+    readers = [*[(o.value, UNSTAGED) for o in graph.outputs]]
+    readers += [
+        (value, own)
+        for node, own in zip(graph.nodes, stages, strict=True)
+        if own != UNSTAGED
+        for value in node.inputs
+    ]
+    pairs = [(makers[value], own) for value, own in readers]
+    return tuple({i: None for i, own in pairs if stages[i] not in (UNSTAGED, own)})
+
+
+def edges_of_stages(graph: Graph) -> list[tuple[int, int]]:
+    """Return pairs (before, after) of nodes, of what stages of a pipeline wait for beyond values.
+
+    One number over all stages is made when a batch has gone all the way: who waited for it before
+    would keep what another stage needs to make its part of it. O(nodes x stages).
+    """
+    over = [i for i, node in enumerate(graph.nodes) if node.op is OVER_STAGES]
+    return _edges_of_returns(graph) + [(i, j) for j in over for i in handed_on(graph)]
+
+
+def _edges_of_returns(graph: Graph) -> list[tuple[int, int]]:
     """Return pairs (before, after) of nodes: a stage goes back when gradients have come to it.
 
     What could begin before waits as well: it would be made, and held, for all batches under way
-    (`compiler.lowering.pipelines`). O(nodes x stages).
+    (`compiler.lowering.pipelines`).
     """
     stages, makers = stages_of(graph), graph.producers()
     coming: dict[int, dict[int, None]] = {}

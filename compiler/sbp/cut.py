@@ -7,6 +7,7 @@ goes through a channel for one batch is one bucket.
     recv up -> forward of the batch -> send up -> recv down -> backward -> send down
 
 What comes down is received when all that goes up has been sent: a launch says so by its operands.
+One number over all stages is made after all of that (`compiler.lowering.pipelines.stage_edges`).
 What has no stage is made on each: counters, and what follows from them.
 
 Every stage knows all transfers, and numbers them alike, after the collectives there are.

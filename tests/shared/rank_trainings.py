@@ -27,6 +27,34 @@ class Net(nn.Module):
         return self.out(af.relu(self.up(h)))
 
 
+class Staged(nn.Module):
+    """A layer on each of some stages, but for one that has nothing to train.
+
+    What it has is frozen; a layer between the first and the last stage is absent instead.
+    """
+
+    def __init__(self, num_stages=3, without=None):
+        self.first, self.last = nn.Linear(128, 8), nn.Linear(8, 5)
+        self.layers = [nn.Linear(8, 8) for _ in range(num_stages)]
+        if without is not None and 0 < without < num_stages - 1:
+            self.layers[without] = nn.Identity()
+        named = dict(self.named_parameters())
+        on_it = {0: "first.", num_stages - 1: "last."}.get(without, f"layers.{without}.")
+        for name in [n for n in named if n.startswith((on_it, f"layers.{without}."))]:
+            named[name].freeze()
+
+    def states(self, x):
+        h, found = af.flatten(x, 1), []
+        for number, layer in enumerate(self.layers):
+            with af.stage(number):
+                h = af.tanh(layer(self.first(h) if not number else h))
+                found.append(self.last(h) if number == len(self.layers) - 1 else h)
+        return found
+
+    def __call__(self, x):
+        return self.states(x)[-1]
+
+
 class Split(nn.Module):
     """Two layers of which ranks along "model" have rows and columns."""
 
@@ -48,6 +76,14 @@ def loss(model, batch):
     return af.cross_entropy(model(batch.x).flatten(0, -2), batch.y.flatten())
 
 
+def loss_and_states(model, batch):
+    """Return numbers of each stage beside the loss."""
+    states = model.states(batch.x)
+    told = {f"mean{i}": h.mean() for i, h in enumerate(states)}
+    told |= {f"most{i}": af.amax(h, (0, 1)) for i, h in enumerate(states)}
+    return {"loss": af.cross_entropy(states[-1], batch.y), **told}
+
+
 @dataclass(frozen=True)
 class Training:
     """A job, its model and data; `run` trains it on a mesh, or on one rank."""
@@ -57,11 +93,12 @@ class Training:
     options: dict = field(default_factory=dict)
     optimizer: object = field(default_factory=lambda: af.optim.SGD(0.1, momentum=0.9))
     near: float = 1e-5
+    fn: object = loss
 
     def job(self, mesh):
         # One rank alone has no other to share its state with.
         options = {n: v for n, v in self.options.items() if n != "zero" or mesh is not None}
-        return af.job(optimizer=self.optimizer, mesh=mesh, **options)(loss)
+        return af.job(optimizer=self.optimizer, mesh=mesh, **options)(self.fn)
 
     def run(self, mesh, steps=STEPS, evaluation=lambda: None, compiled=None, **fit):
         """Train; every rank has sources of its own, as every process would."""
@@ -70,12 +107,12 @@ class Training:
         def one(among):
             own = {**(compiled or {}), "evaluation": (valid := evaluation())}
             plan = job.compile(self.model(), self.data(), rank=among.rank, **own)
-            losses = []
+            told = []
             result = af.Runner(plan, among=among).fit(
                 self.data(), steps=steps, progress=False, evaluation=valid,
-                on_step=lambda step, outputs: losses.append(outputs["loss"]), **fit,
+                on_step=lambda step, outputs: told.append(dict(outputs)), **fit,
             )  # fmt: skip
-            return Done(plan, losses, result)
+            return Done(plan, [outputs["loss"] for outputs in told], result, told)
 
         return on_ranks(mesh, one)
 
@@ -85,6 +122,7 @@ class Done:
     plan: object
     losses: list
     result: object
+    told: list
 
 
 def on_ranks(mesh, do):

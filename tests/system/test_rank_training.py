@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 from jobs import GPT
-from rank_trainings import STEPS, Net, Split, Training, assert_trained, images, on_ranks
+from rank_trainings import (
+    STEPS,
+    Net,
+    Split,
+    Staged,
+    Training,
+    assert_trained,
+    images,
+    loss_and_states,
+    on_ranks,
+)
 
 import actorflow as af
 from actorflow import nn
@@ -67,6 +77,26 @@ def test_ranks_come_to_what_one_rank_comes_to(name):
     (alone,) = training.run(None)
     for axes in meshes:
         assert_trained(training.run(af.Mesh(**axes)), alone, training.near)
+
+
+@pytest.mark.parametrize("axes", [{"stage": 3}, {"stage": 3, "data": 2}], ids=str)
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("without", [None, 0, 1, 2])
+def test_stages_come_to_what_one_rank_comes_to_whichever_has_nothing_to_train(
+    without, accumulate, axes
+):
+    """With numbers over all stages, and outputs of each."""
+    options = {"accumulate": accumulate, "clip_norm": 0.1, "zero": "data" in axes}
+    training = Training(lambda: Staged(3, without), options=options, fn=loss_and_states)
+    skips = {"compiled": {"on_nan": "skip"}, "on_nan": "skip"}
+    (alone,) = training.run(None, steps=2, **skips)
+    ranks = training.run(af.Mesh(**axes), steps=2, **skips)
+    assert_trained(ranks, alone)
+    for own in ranks:
+        for mine, its in zip(own.told, alone.told, strict=True):
+            assert mine.keys() == its.keys() > {"grad_norm", "skipped", "mean0", "most2"}
+            for name in its:
+                np.testing.assert_allclose(mine[name], its[name], rtol=1e-4, atol=1e-6)
 
 
 def test_with_zero_every_rank_has_its_part_of_all_state():

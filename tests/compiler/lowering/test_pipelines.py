@@ -9,11 +9,13 @@ import actorflow as af
 from actors.race import check_races
 from compiler.errors import InternalError
 from compiler.joint import verify_ranks
-from compiler.lowering import stage_fences, step_program
+from compiler.lowering import pipelines, stage_fences, step_program
 from compiler.mesh import Mesh
 from compiler.plan import ActorKind, RegisterKind
 from compiler.rank_plans import RankPlans
 from compiler.sbp.cut import _StageGraph
+from compiler.verify import edges_of
+from memory.registers import repetition_vector
 
 F, B = 1_000, 2_000
 
@@ -64,6 +66,32 @@ def test_plans_of_stages_have_no_races_and_never_wait_for_each_other(num_stages,
     verify_ranks(RankPlans(mesh, tuple(plans), tuple(range(num_stages))))
     for seed in range(5):
         time_of(plans, 3 * every, jitter=0.9, seed=seed, transfer_ns=100)
+
+
+@pytest.mark.parametrize("given", [{}, {"clip_norm": 1.0}, {"skips": True}])
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("without", range(3))
+def test_a_stage_may_have_nothing_to_train(without, is_frozen, every, given):
+    """Its step has as many batches, though it sums nothing; nor has it a part of the norm."""
+    model = Layers(3, without=without, is_frozen=is_frozen)
+    plans = staged_plans(model, 3, every, **given)
+    for plan in plans:
+        check_races(plan)
+        batches = next(a.id for a in plan.actors if a.kind is ActorKind.SOURCE)
+        assert repetition_vector(len(plan.actors), edges_of(plan)[0])[batches] == every
+    verify_ranks(RankPlans(Mesh(("stage",), (3,)), tuple(plans), tuple(range(3))))
+    for seed in range(3):
+        time_of(plans, 3 * every, jitter=0.9, seed=seed, transfer_ns=100)
+
+
+def test_what_all_stages_make_together_waits_for_all_that_the_batch_hands_on():
+    """The mutant: a stage without a part of the norm waits for it before it hands gradients on."""
+    model = Layers(3, without=1)
+    with patch.object(pipelines, "is_over_stages", lambda node: False):
+        plans = staged_plans(model, 3, 1, clip_norm=1.0)
+    with pytest.raises(InternalError, match=r"wait for each other for ever.*the script is not at"):
+        verify_ranks(RankPlans(Mesh(("stage",), (3,)), tuple(plans), tuple(range(3))))
 
 
 def test_counters_that_batches_hand_on_do_not_hold_the_next_one_back():
