@@ -3,7 +3,7 @@
 A state of [rows, places, width] goes through random blocks. Some cross rows, and so ranks.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -38,6 +38,21 @@ class Recipe:
     loss: str
     options: dict
     optimizer: tuple
+    stages: "Stages"
+
+
+@dataclass(frozen=True)
+class Stages:
+    """How many a pipeline has; which has no layer, which none to train; and what is asked of it.
+
+    An `idle` one has a formula in the place of blocks. `skips`: whether broken steps are skipped.
+    """
+
+    count: int = 1
+    idle: int | None = None
+    frozen: int | None = None
+    skips: bool = False
+    evaluates: bool = False
 
 
 def recipe(seed):
@@ -59,11 +74,37 @@ def recipe(seed):
         options["ema"] = 0.9
     if rng.random() < 0.3:
         options["clip_norm"] = rng.choice([0.05, 10.0])
-    return Recipe(
+    own = Recipe(
         seed, mesh, blocks, rng.choice([3, 4, 6]), rng.choice([4, 6, 8]),
         rng.choice([3, 4, 5, 6, 7, 8]), rng.choice(["classes", "squares", "own", "many"]),
-        options, rng.choice(OPTIMIZERS),
+        options, rng.choice(OPTIMIZERS), Stages(mesh.get("stage", 1)),
     )  # fmt: skip
+    return own if own.stages.count == 1 else _in_stages(own)
+
+
+def _in_stages(own):
+    """Return a training with what stages make of a step together, and what some have none of."""
+    rng = Random(f"stages {own.seed}")
+    count, without = rng.choice([2, 2, 3]), rng.choice(["nothing", "idle", "frozen"])
+    stages = Stages(
+        count,
+        idle=rng.randrange(count) if without == "idle" else None,
+        frozen=rng.randrange(count) if without == "frozen" else None,
+        skips=rng.random() < 0.4,
+        evaluates=rng.random() < 0.3,
+    )
+    options = {**own.options, "accumulate": rng.choice([1, 2, 3])}
+    if rng.random() < 0.5:
+        options["clip_norm"] = rng.choice([0.05, 10.0])
+    if "data" in own.mesh and rng.random() < 0.5:
+        options["zero"] = True
+    return replace(
+        own,
+        mesh={**own.mesh, "stage": count},
+        loss="of stages" if rng.random() < 0.5 else own.loss,
+        options=options,
+        stages=stages,
+    )
 
 
 OPTIMIZERS = (
@@ -202,18 +243,36 @@ class Net(nn.Module):
     """Blocks between two layers; with stages each has a run of them."""
 
     def __init__(self, own):
+        count, idle = own.stages.count, own.stages.idle
         self.first = nn.Linear(3, own.width)
         self.blocks = [Block(kind, number, own.width, own.mesh) for kind, number in own.blocks]
         self.last = nn.Linear(own.width, NUM_CLASSES)
-        if "stage" in own.mesh:
-            for index, block in enumerate(self.blocks):
-                block.stage = int(2 * index + 1 >= len(self.blocks))
+        self.busy, self.count = [stage for stage in range(count) if stage != idle], count
+        for index, block in enumerate(self.blocks):
+            block.stage = self.busy[index * len(self.busy) // len(self.blocks)]
+        for name, parameter in self.named_parameters():
+            layer, _, rest = name.partition(".")
+            at = {"first": self.busy[0], "last": self.busy[-1]}.get(layer)
+            at = self.blocks[int(rest.partition(".")[0])].stage if at is None else at
+            if at == own.stages.frozen:
+                parameter.freeze()
+
+    def states(self, x, ids):
+        """Return what each stage makes."""
+        h, found = x, []
+        for stage in range(self.count):
+            own = [block for block in self.blocks if block.stage == stage]
+            with af.stage(stage):
+                h = self.first(h) if stage == self.busy[0] else h
+                h = h if own else af.tanh(h)
+                for block in own:
+                    h = block(h, ids)
+                h = self.last(h) if stage == self.busy[-1] else h
+            found.append(h)
+        return found
 
     def __call__(self, x, ids):
-        h = self.first(x)
-        for block in self.blocks:
-            h = block(h, ids)
-        return self.last(h)
+        return self.states(x, ids)[-1]
 
 
 def _loss(kind):
@@ -233,7 +292,14 @@ def _loss(kind):
         largest = af.amax(af.relu(made), (0, 1))
         return {"loss": af.mse_loss(made.mean(1), batch.y), "largest": largest, "mean": made.mean()}
 
-    return {"classes": classes, "squares": squares, "own": own, "many": many}[kind]
+    def of_stages(model, batch):
+        states = model.states(batch.x, batch.ids)
+        told = {f"mean{i}": h.mean() for i, h in enumerate(states)}
+        told |= {f"most{i}": af.amax(af.relu(h), (0, 1)) for i, h in enumerate(states)}
+        return {"loss": af.mse_loss(states[-1].mean(1), batch.y), **told}
+
+    kinds = {"classes": classes, "squares": squares, "own": own, "many": many}
+    return {**kinds, "of stages": of_stages}[kind]
 
 
 def source(own):
@@ -250,10 +316,14 @@ def train(own, mesh, nudge=0.0):
     name, given = own.optimizer
     options = {k: v for k, v in own.options.items() if k != "zero" or mesh is not None}
     job = af.job(optimizer=getattr(af.optim, name)(**given), mesh=mesh, **options)(_loss(own.loss))
+    evaluate = af.job(_loss(own.loss), train=False)
+    how = {"on_nan": "skip"} if own.stages.skips else {}
 
     def one(among):
-        model = Net(own)
-        plan = job.compile(model, source(own), rank=among.rank)
+        model, held = Net(own), None
+        if own.stages.evaluates:
+            held = af.Evaluation(evaluate, source(own), every=1, batches=2)
+        plan = job.compile(model, source(own), rank=among.rank, evaluation=held, **how)
         values = None
         if nudge:
             runner, rng = af.Runner(plan, among=among), np.random.default_rng(7)
@@ -265,9 +335,10 @@ def train(own, mesh, nudge=0.0):
             runner.close()
         told = []
         result = af.Runner(plan, values=values, among=among).fit(
-            source(own), steps=STEPS, progress=False,
+            source(own), steps=STEPS, progress=False, evaluation=held, **how,
             on_step=lambda step, outputs: told.append({k: np.array(v) for k, v in outputs.items()}),
         )  # fmt: skip
+        told += [{k: np.array(v) for k, v in means.items()} for _, means in result.evaluations]
         return told, result.variables
 
     return on_ranks(mesh, one)
