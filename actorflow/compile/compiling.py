@@ -60,7 +60,7 @@ class Compilation:
     @cached_property
     def dump(self) -> Watch | None:
         """What is told the graph after each pass."""
-        return dumper(self.settings.dump)
+        return dumper(self.settings.dump, self.hardware.ranks.rank)
 
 
 @collector_paused()
@@ -116,19 +116,20 @@ def compiled_plan(asked: Compilation, local: LocalGraphs | None = None) -> Plan:
     return plan
 
 
-def dumper(directory: Path | None) -> Watch | None:
+def dumper(directory: Path | None, rank: int = 0) -> Watch | None:
     """Return what writes the graph after each pass into `NN-pass.txt` (ACTORFLOW_DUMP), or None.
 
-    Where it cannot, the log says so once.
+    Of ranks above 0 that is `NN-pass.rank1.txt`. Where it cannot, the log says so once.
     """
     if directory is None:
         return None
     from compiler.printer import print_graph
 
     folder, numbers, warn = directory, count(), once(logger.warning)
+    of_rank = f".rank{rank}" if rank else ""
 
     def dump(name: str, graph: Graph) -> None:
-        path = folder / f"{next(numbers):02d}-{name}.txt"
+        path = folder / f"{next(numbers):02d}-{name}{of_rank}.txt"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             text = "\n".join(print_graph(graph)) + "\n"

@@ -85,6 +85,8 @@ class BrokenSteps:
         skipped: steps that were skipped before this run; None for a plan that skips none.
         scaled: whether the plan's steps find a loss scale by skipping.
         directory: of the run, which notes the step that ends it; None for no note.
+        is_writer: whether this rank writes the note; it is read before the run begins, in which
+            another rank may write it.
     """
 
     def __init__(
@@ -96,13 +98,15 @@ class BrokenSteps:
         skipped: int | None = None,
         scaled: bool = False,
         directory: Path | None = None,
+        is_writer: bool = True,
     ) -> None:
         self._policy = SKIP if scaled else policy
         self._is_scaled = scaled
         self._lines = dict(lines)
         self._warn = warn
         self._before = self._total = skipped
-        self._note = None if directory is None else directory / _NOTE
+        self._note = directory / _NOTE if directory is not None and is_writer else None
+        self._ended_before = _noted(directory)
         self._warn_once = once(warn)
         self._in_a_row = 0
         self._last = (0, 0.0)  # step and its loss
@@ -196,19 +200,25 @@ class BrokenSteps:
 
     def _again(self, step: int) -> str:
         """Note the step that ends the run; say so if it has ended a run before."""
-        if self._note is None or self._policy != RAISE:
+        if self._policy != RAISE:
             return ""
-        known: object = None
-        with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
-            known = json.loads(self._note.read_bytes())["step"]
-        if known == step:
+        if self._ended_before == step:
             return (
                 ", the same that ended a run in this directory before: a run that resumes computes"
                 " the same from the same batch, and as it is now will always end here"
             )
-        with suppress(OSError):  # a courtesy to the next run
-            self._note.write_text(json.dumps({"step": step}), encoding="utf-8")
+        if self._note is not None:
+            with suppress(OSError):  # a courtesy to the next run
+                self._note.write_text(json.dumps({"step": step}), encoding="utf-8")
         return ""
+
+
+def _noted(directory: Path | None) -> object:
+    """Return the step that ended a run in a directory before, or None."""
+    if directory is not None:
+        with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
+            return json.loads((directory / _NOTE).read_bytes())["step"]
+    return None
 
 
 def broken_steps_of(plan: Plan, options: RunOptions) -> BrokenSteps | None:
@@ -224,4 +234,5 @@ def broken_steps_of(plan: Plan, options: RunOptions) -> BrokenSteps | None:
         skipped=int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None,
         scaled=is_scaled(plan),
         directory=options.directory,
+        is_writer=options.among.is_first,
     )

@@ -95,7 +95,8 @@ class FitCall:
         self._stopper = Stopper()
         # First of all: a signal that comes while a checkpoint is read ends the run cleanly, too.
         self._signals = stack.enter_context(StopSignals(self._stopper.ask_by_signal))
-        self._reporter = make_reporter(options.checkpoint, options.progress)
+        is_writer = runner.among.is_first
+        self._reporter = make_reporter(options.checkpoint, options.progress, is_writer=is_writer)
         stack.callback(self._reporter.finish)
         self._notice: Callable[[str], None] = self._reporter.notice
         self._warn = self._notice if options.progress else logger.warning

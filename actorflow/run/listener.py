@@ -87,9 +87,14 @@ class Listener:
         return listen
 
 
-def make_reporter(checkpoint: str | os.PathLike[str] | None, progress: bool) -> Reporter:
-    """Return the reporter of a run: to stdout if `progress`, and to the file of its directory."""
-    path = None if checkpoint is None else Path(checkpoint) / "metrics.jsonl"
+def make_reporter(
+    checkpoint: str | os.PathLike[str] | None, progress: bool, *, is_writer: bool = True
+) -> Reporter:
+    """Return the reporter of a run: to stdout if `progress`, and to the file of its directory.
+
+    Of several ranks one alone is the writer of that.
+    """
+    path = Path(checkpoint) / "metrics.jsonl" if checkpoint is not None and is_writer else None
     if progress:
         # Asked at every write: a program may put another stream there while it runs.
         return Reporter(Console(lambda: sys.stdout), time.monotonic, metrics_path=path)

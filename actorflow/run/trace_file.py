@@ -18,10 +18,12 @@ from compiler.plan import Plan
 class TraceFile:
     """What is noted for a trace while a run goes on, and the file that it becomes.
 
+    Each of several ranks has one, with its number in the name: trace.json, trace.rank1.json.
+
     Raises SettingsError, before anything runs, when the file could not be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rank: int = 0) -> None:
         if not path.parent.is_dir():
             raise SettingsError(
                 f"ACTORFLOW_TRACE={path}: there is no folder {path.parent}; make it, or choose"
@@ -29,7 +31,7 @@ class TraceFile:
             )
         self.timeline = Timeline()
         self.launches = LaunchTrace()
-        self._path = path
+        self._path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
 
     def write(self, plan: Plan, warn: Callable[[str], object]) -> None:
         """Write the file, when no launch runs any more; warn where that is not possible."""

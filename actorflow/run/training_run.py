@@ -85,7 +85,7 @@ class Run:
         self._checkpoint: CheckpointPort | None = None
         self._evaluated: EvaluationDataPort | None = None
         ports = self._ports(options)
-        self._trace = None if settings.trace is None else TraceFile(settings.trace)
+        self._trace = None if settings.trace is None else TraceFile(settings.trace, self._rank)
         self._is_over = False
         self._communicator = options.among.communicator(plan, settings)
         try:

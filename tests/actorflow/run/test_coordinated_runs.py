@@ -1,6 +1,8 @@
 """Runs of ranks that have a coordinator, each rank a thread of this process."""
 
+import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from actorflow import nn
 from actorflow.run import stopping
 from actorflow.run.among import Among
 from actorflow.run.together import Together
+from actorflow.settings import Settings
 from compiler.errors import CompileError, PeerFailed
 from compiler.types import DType, TensorType
 
@@ -193,3 +196,42 @@ def test_a_stop_that_the_data_of_one_rank_asks_for_is_refused_in_its_own_words(
         assert isinstance(end, PeerFailed)
         assert "rank 1 ended after step 2 by StopTraining in the data source (late)" in str(end)
         assert "Raise StopTraining in on_step" in str(end)
+
+
+# Files
+
+
+def test_the_first_rank_alone_writes_down_metrics(on_ranks, plans, tmp_path, native_toolchain):
+    def one(among):
+        runner = af.Runner(plans[among.rank], among=among)
+        runner.fit(source(), steps=40, progress=False, checkpoint=tmp_path / "run")
+
+    assert on_ranks(one) == [None, None]
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len({json.loads(row)["step"] for row in rows}) == len(rows) > 0
+
+
+def test_every_rank_has_a_trace_of_its_own(on_ranks, plans, tmp_path, native_toolchain):
+    settings = replace(Settings.from_env({}), trace=tmp_path / "trace.json")
+
+    def one(among):
+        runner = af.Runner(plans[among.rank], among=among, settings=settings)
+        runner.fit(source(), steps=2, progress=False)
+
+    assert on_ranks(one) == [None, None]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["trace.json", "trace.rank1.json"]
+
+
+def test_every_rank_dumps_its_passes_under_names_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACTORFLOW_DUMP", str(tmp_path))
+
+    @af.job(optimizer=af.optim.SGD(0.1), mesh=af.Mesh(data=2))
+    def train(model, batch):
+        return (model(batch.x) ** 2).mean()
+
+    names = []
+    for rank in (0, 1):
+        train.compile(nn.Linear(4, 4), SPEC, rank=rank)
+        names.append({path.name for path in tmp_path.iterdir()})
+    first, both = names
+    assert both - first == {name.replace(".txt", ".rank1.txt") for name in first}

@@ -1,0 +1,29 @@
+"""The note of the step that ended a run, in the directory of the run."""
+
+import pytest
+
+from actorflow.run.broken_steps import BrokenSteps, NonFiniteLoss
+
+AGAIN = "the same that ended a run in this directory before"
+
+
+def ended(broken):
+    with pytest.raises(NonFiniteLoss) as caught:
+        broken.see(5, {"loss": float("inf")})
+    return str(caught.value)
+
+
+def test_the_note_that_another_rank_of_this_run_writes_is_of_no_run_before(tmp_path):
+    def broken(**options):
+        return BrokenSteps("raise", {"loss": "a.py:1"}, print, directory=tmp_path, **options)
+
+    first, other = broken(), broken(is_writer=False)
+    assert AGAIN not in ended(first)
+    assert AGAIN not in ended(other)
+    assert AGAIN in ended(broken())
+    assert AGAIN in ended(broken(is_writer=False))
+
+
+def test_a_rank_that_is_no_writer_leaves_no_note(tmp_path):
+    ended(BrokenSteps("raise", {"loss": ""}, print, directory=tmp_path, is_writer=False))
+    assert list(tmp_path.iterdir()) == []
