@@ -13,6 +13,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from typing import NoReturn
 
 from actorflow.cli.script import run_script, tell_error
@@ -42,6 +43,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _leave(member: RankMember) -> None:
+    # As Python itself does at its end, but before the others are told that nothing more comes.
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -23,6 +23,7 @@ import zmq
 from actorflow.logs import logger
 from actorflow.ranks.coordinator import Coordinator
 from actorflow.ranks.cores import shares
+from actorflow.ranks.failures import listed
 from actorflow.ranks.starting import RankProcess, environment_of, start_rank
 from compiler.errors import ActorflowError
 
@@ -69,6 +70,7 @@ class _Launcher:
         self._signals: list[int] = []
         self._num_passed_on = 0
         self._ending_since_s: float | None = None
+        self._waiting_since_s: float | None = None
         self._poller = zmq.Poller()
         for socket in self._coordinator.sockets:
             self._poller.register(socket, zmq.POLLIN)
@@ -79,16 +81,20 @@ class _Launcher:
             self._poller.register(bell, zmq.POLLIN)
             try:
                 self._start()
+                now_s = time.monotonic()
                 while any([rank.status is None for rank in self._ranks]):
-                    came = dict(self._poller.poll(self._timeout_ms()))
+                    came = dict(self._poller.poll(self._timeout_ms(now_s)))
+                    # Once a turn: what falls due while it is looked at is done in the next one.
+                    now_s = time.monotonic()
                     if bell in came:
                         _empty(bell)
-                    self._pass_on_signals()
+                    self._pass_on_signals(now_s)
                     self._coordinator.serve()
                     self._read_output(came)
-                    self._reap(came)
-                    self._look_for_stopped()
-                    self._escalate()
+                    self._reap(came, now_s)
+                    self._look_for_stopped(now_s)
+                    self._escalate(now_s)
+                    self._tell_who_runs(now_s)
             finally:
                 self._end_all()
         return self._verdict()
@@ -137,12 +143,12 @@ class _Launcher:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
-    def _pass_on_signals(self) -> None:
+    def _pass_on_signals(self, now_s: float) -> None:
         while self._num_passed_on < len(self._signals):
             number = self._signals[self._num_passed_on]
             self._num_passed_on += 1
             if self._signals[: self._num_passed_on].count(number) > 1:
-                self._begin_ending()  # asked for twice: at once
+                self._begin_ending(now_s)  # asked for twice: at once
             for rank in self._ranks:
                 _send(rank, number)
 
@@ -152,7 +158,7 @@ class _Launcher:
             if tail is not None and tail.fd in came and not tail.read():
                 self._poller.unregister(tail.fd)
 
-    def _reap(self, came: Mapping[Any, int]) -> None:
+    def _reap(self, came: Mapping[Any, int], now_s: float) -> None:
         for rank in self._ranks:
             if rank.status is not None or rank.pidfd not in came:
                 continue
@@ -160,13 +166,14 @@ class _Launcher:
             _kill_group(rank)  # what it started and left behind
             code = rank.popen.wait()
             rank.status = _BY_SIGNAL - code if code < 0 else code
+            self._waiting_since_s = now_s
             if rank.tail is not None:
                 rank.tail.drain()
             if not self._coordinator.has_left(rank.rank):
                 is_cause = code < 0 and not rank.is_forced
                 self._coordinator.lost(rank.rank, _words(code), explains=is_cause)
 
-    def _look_for_stopped(self) -> None:
+    def _look_for_stopped(self, now_s: float) -> None:
         for rank in self._ranks:
             if rank.status is not None:
                 continue
@@ -174,41 +181,56 @@ class _Launcher:
             with suppress(ChildProcessError):
                 while (seen := os.waitid(os.P_PIDFD, rank.pidfd, flags)) is not None:
                     is_stopped = seen.si_code == os.CLD_STOPPED
-                    rank.stopped_at_s = time.monotonic() if is_stopped else None
+                    rank.stopped_at_s = now_s if is_stopped else None
             wait_s, since_s = self._asked.wait_s, rank.stopped_at_s
-            if wait_s and since_s is not None and time.monotonic() >= since_s + wait_s:
+            if wait_s and since_s is not None and now_s >= since_s + wait_s:
                 text = f"was stopped (SIGSTOP) {wait_s:g} s ago and does not go on"
                 self._coordinator.lost(rank.rank, text)
 
-    def _escalate(self) -> None:
+    def _escalate(self, now_s: float) -> None:
         """End who does not end by itself, once there was a failure."""
         if self._coordinator.failure is not None:
-            self._begin_ending()
+            self._begin_ending(now_s)
         if self._ending_since_s is None:
             return
-        passed_s = time.monotonic() - self._ending_since_s
+        since_s, grace_s = self._ending_since_s, self._asked.grace_s
         for rank in self._ranks:
-            if rank.status is None and passed_s >= 2 * self._asked.grace_s:
+            if rank.status is None and now_s >= since_s + 2 * grace_s:
                 rank.is_forced = True
                 _kill_group(rank)
-            elif rank.status is None and passed_s >= self._asked.grace_s and not rank.is_forced:
+            elif rank.status is None and now_s >= since_s + grace_s and not rank.is_forced:
                 rank.is_forced = True
                 _send(rank, signal.SIGTERM)
 
-    def _begin_ending(self) -> None:
-        if self._ending_since_s is None:
-            self._ending_since_s = time.monotonic()
+    def _tell_who_runs(self, now_s: float) -> None:
+        """Say once, where some ranks have ended long ago, who has not: it may work, or hang."""
+        since_s, wait_s = self._waiting_since_s, self._asked.wait_s
+        if not wait_s or since_s is None or now_s < since_s + wait_s:
+            return
+        self._waiting_since_s = None
+        running = tuple([rank.rank for rank in self._ranks if rank.status is None])
+        if running and self._ending_since_s is None:
+            runs = "runs" if len(running) == 1 else "run"
+            text = f"{listed(running)} still {runs}, {wait_s:g} s after the others have ended"
+            print(f"actorflow launch: {text}", file=sys.stderr, flush=True)
 
-    def _timeout_ms(self) -> int | None:
-        """Return how long to wait for news before something is due."""
+    def _begin_ending(self, now_s: float) -> None:
+        if self._ending_since_s is None:
+            self._ending_since_s = now_s
+
+    def _timeout_ms(self, now_s: float) -> int | None:
+        """Return how long to wait for news before something is due that was not at a time."""
         due: list[float] = []
         if self._ending_since_s is not None:
             grace_s = self._asked.grace_s
             due = [self._ending_since_s + grace_s, self._ending_since_s + 2 * grace_s]
+        wait_s = self._asked.wait_s
+        if wait_s and self._waiting_since_s is not None:
+            due.append(self._waiting_since_s + wait_s)
         for rank in self._ranks:
-            if rank.stopped_at_s is not None and self._asked.wait_s and rank.status is None:
-                due.append(rank.stopped_at_s + self._asked.wait_s)
-        left = [at - time.monotonic() for at in due]
+            if rank.stopped_at_s is not None and wait_s and rank.status is None:
+                due.append(rank.stopped_at_s + wait_s)
+        left = [at - now_s for at in due]
         return min([1 + int(s * 1000) for s in left if s > 0], default=None)
 
     def _end_all(self) -> None:

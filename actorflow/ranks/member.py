@@ -17,7 +17,6 @@ import math
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 
@@ -35,6 +34,7 @@ from actorflow.ranks.messages import (
     Welcome,
 )
 from actorflow.ranks.shared_run import RunCallbacks, SharedRun
+from actorflow.ranks.standing import threads_at
 from actorflow.ranks.wire import pack_value, unpack_value
 from actorflow.trace.tracer import users_line
 from compiler.attrs import PlainValue
@@ -44,8 +44,6 @@ _GLANCE_S = 0.25
 """How long a wait lasts before the thread looks whether a signal came."""
 _NEWS_S = 1.0
 """How long a rank that missed another waits for the reason, before it tells what it knows."""
-_MOST_FRAMES = 8
-"""Of a rank that does not do what the others do: the innermost ones say why."""
 _GOODBYE_S = 5.0
 """How long a rank that ends waits until that was heard; without it its exit would be a failure."""
 
@@ -67,7 +65,7 @@ class RankMember:
         self._runs: tuple[SharedRun, ...] = ()
         """Those that are open: several, where a script steps several plans in turn."""
         self._failure: ActorflowError | None = None
-        self._has_told = False
+        self._has_told = self._has_left = False
         self._news: SimpleQueue[Met | None] = SimpleQueue()
         self._noted, self._is_over = threading.Event(), threading.Event()
         # Here, because whoever is alone has no need of zmq.
@@ -168,9 +166,12 @@ class RankMember:
         """Say that the script of this rank has ended well, and end the link. Idempotent.
 
         A run that is stepped ends with the last step that was asked for; any other that is open is
-        given up, which the others are told.
+        given up, which the others are told. Whoever waits in `gather`, or comes to it afterwards,
+        is refused.
         """
         if self._pid == os.getpid():
+            self._has_left = True
+            self._news.put(None)
             if not self._has_told:
                 for run in self._runs:
                     run.leave()
@@ -182,6 +183,12 @@ class RankMember:
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
+        if self._has_left:
+            raise PeerFailed(
+                f"rank {self.rank} has ended its script, which the others were told: nothing more"
+                " can be done with them. Train in the script itself, or in threads that are no"
+                " daemons"
+            )
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
@@ -198,19 +205,12 @@ class RankMember:
         elif isinstance(message, Noted):
             self._noted.set()
         elif isinstance(message, Aborted):
-            if message.rank == self.rank and not self._has_told:
-                self._tell_where()
+            if message.rank == self.rank and not self._has_told:  # others have found its fault
+                print(f"rank {self.rank} is here:\n{threads_at()}", file=sys.stderr, flush=True)
             self._abort(PeerFailed(message.text, rank=message.rank))
         elif not isinstance(message, Welcome):
             for run in self._runs:
                 run.hear(message)
-
-    def _tell_where(self) -> None:
-        """Print where this rank's main thread is: its fault was found by others."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        if frame is not None:
-            stack = traceback.format_stack(frame)[-_MOST_FRAMES:]
-            print(f"rank {self.rank} is here:\n{''.join(stack)}", file=sys.stderr, flush=True)
 
     def _abort(self, error: ActorflowError) -> None:
         if self._failure is None:

@@ -57,6 +57,17 @@ tell(losses)
 """
 
 
+IN_A_THREAD = """
+import threading
+
+def trained():
+    model, data = nn.Linear(4, 4), af.data.ArraySource({"x": x}, batch=8)
+    tell(train.fit(model, data, steps=30, progress=False).last_step)
+
+threading.Thread(target=trained).start()
+"""
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch, native_toolchain):
     """Return a function that runs a script on ranks and on one; it returns what all told."""
@@ -96,3 +107,7 @@ def test_a_model_that_the_collector_finds_at_different_times_ends_nothing(run, s
     ranks = run(DROPPED, "dict(model=2)", sbp)
     assert ranks[0] == ranks[1]
     assert ranks[0][-1] < ranks[0][0]
+
+
+def test_a_script_has_ended_when_its_threads_have(run):
+    assert run(IN_A_THREAD, "dict(data=2)") == [30, 30]

@@ -42,6 +42,25 @@ def test_ranks_that_come_to_different_names_are_told_so(members, at_once):
         )
 
 
+def test_a_rank_that_has_left_asks_the_others_nothing_more(members, at_once):
+    _, (one, _) = members(2)
+    is_there = threading.Event()
+
+    def wait():
+        is_there.set()
+        one.gather("plan", 0)
+
+    def leave():
+        assert is_there.wait(60)
+        one.leave()
+
+    waited, _ = at_once(wait, leave)
+    with pytest.raises(PeerFailed) as caught:
+        one.gather("plan", 0)
+    for error in (waited, caught.value):
+        assert "rank 0 has ended its script, which the others were told" in str(error)
+
+
 def test_a_rank_that_left_failed_or_died_is_named_to_who_waits(members, at_once):
     _, (one, other) = members(2)
     error, _ = at_once(lambda: one.gather("plan", 0), other.leave)
