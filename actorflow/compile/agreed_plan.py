@@ -40,39 +40,50 @@ if TYPE_CHECKING:
 _TOLD = (CompileError, PlanFormatError, OutOfMemory, DeviceError)
 """What all raise that one rank meets with. A bug of ours is told by the rank that has it."""
 
+_AGREED = "agreed"
+"""Said in place of a fingerprint by a rank that has what all agreed on before."""
+
 _TellableError = CompileError | PlanFormatError | OutOfMemory | DeviceError
 
 
 def plan_for(asked: Compilation, plans: dict[str, Plan], among: Among | None) -> Plan:
     """Return a plan out of those that this process has, or from the disk, or compile it.
 
-    All ranks that are `among` others call this together; by default it is compiled here.
+    All ranks that are `among` others call this together; by default it is compiled here. A plan
+    that one of several compiles so, by what it measured, is none that they agree on later.
     """
+    if among is None:
+        asked = replace(asked, is_alone=asked.hardware.ranks.count > 1)
     # No function of the user runs while the choice of kernels is held: whoever it waits for might
     # want to compile. Nor is another rank waited for, which may be a thread of this process.
     with asked.choosing():
         key = asked.key
-        found = plans.get(key) or kept_plan(asked)
+        known = plans.get(key)
+        found = known or kept_plan(asked)
         if among is None or among.is_alone:
             return plans.setdefault(key, found or compiled_plan(asked))
-    return plans.setdefault(key, agreed_plan(among, asked, found))
+    plans[key] = agreed_plan(among, asked, found, is_agreed=known is not None)
+    return plans[key]
 
 
-def agreed_plan(among: Among, asked: Compilation, found: Plan | None) -> Plan:
+def agreed_plan(
+    among: Among, asked: Compilation, found: Plan | None, *, is_agreed: bool = False
+) -> Plan:
     """Return the plan of this rank; all ranks call this together.
 
-    `found` is a plan that it has already, in memory or on disk.
+    `found` is a plan that it has already: in memory, and agreed on, or on disk, where two launches
+    at a time may have left ranks of a class different ones.
 
     Raises what a rank of them meets with that compiles, on every rank with its text, and
     CompileError where they have not the same job.
     """
     job = asked.options.name
-    here = found is not None, digest_of_job(asked)
-    said = cast("list[tuple[bool, str]]", among.gather(f"compile job {job!r}", here))
+    here = _AGREED if is_agreed else _fingerprint(found), digest_of_job(asked)
+    said = cast("list[tuple[str, str]]", among.gather(f"compile job {job!r}", here))
     has, digests = [has for has, _ in said], [digest for _, digest in said]
     if len({*digests}) > 1:
         tell_difference(among, asked, digests)
-    if found is not None and all(has):
+    if found is not None and len({*has}) == 1:
         return found
     own, local, error = "", None, None
     try:
@@ -85,17 +96,22 @@ def agreed_plan(among: Among, asked: Compilation, found: Plan | None) -> Plan:
     # Who has a plan need not compile one.
     first = next((rank for rank in members if has[rank]), members[0])
     is_first, sent, error = first == among.rank, b"", None
+    lacking = [rank for rank in members if not has[first] or has[rank] != has[first]]
     if is_first:
         try:
             found = found or _compiled(asked, local, _are_apart(asked.hardware.ranks.mesh, classes))
-            sent = found.to_bytes() if len(members) > 1 else b""
+            sent = found.to_bytes() if {*lacking} - {first} else b""
         except _TOLD as caught:
             error = caught
     plans = _heard(among, f"have the plan of job {job!r}", sent, error)
-    if found is not None and is_first:
+    if found is not None and (is_first or among.rank not in lacking):
         return found
     with asked.choosing():
         return _received(plans[first], asked, first)
+
+
+def _fingerprint(plan: Plan | None) -> str:
+    return "" if plan is None else plan.fingerprint
 
 
 def plans_of_classes(asked: Compilation) -> RankPlans:

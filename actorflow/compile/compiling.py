@@ -32,7 +32,10 @@ Watch = Callable[[str, Graph], None]
 
 @dataclass(frozen=True)
 class Compilation:
-    """What a plan is compiled of and for."""
+    """What a plan is compiled of and for.
+
+    `is_alone` says that a rank of several compiles it without the others, by its own measurements.
+    """
 
     graph: Graph
     hardware: Hardware
@@ -40,6 +43,7 @@ class Compilation:
     settings: Settings
     evaluation: Graph | None = None
     deterministic: bool = False
+    is_alone: bool = False
     job: JobOptions | None = None
     """What the user has said of the job, for messages; it changes nothing of the plan."""
 
@@ -50,7 +54,8 @@ class Compilation:
     @cached_property
     def key(self) -> str:
         """What its plan is kept under; asked for while the choice of kernels is held."""
-        return cache_key(self.graph, self.options, self.hardware, self.evaluation)
+        key = cache_key(self.graph, self.options, self.hardware, self.evaluation)
+        return f"{key}-alone" if self.is_alone else key
 
     @cached_property
     def cache(self) -> PlanCache:

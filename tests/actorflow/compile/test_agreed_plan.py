@@ -11,7 +11,7 @@ from actorflow import nn
 from actorflow.compile import agreed_plan as agreeing
 from actorflow.compile.agreed_plan import plan_for
 from actorflow.compile.asked import compile_options
-from actorflow.compile.compiling import Compilation
+from actorflow.compile.compiling import Compilation, compiled_plan, keep_plan
 from actorflow.compile.targets import hardware_for
 from actorflow.evaluation import evaluation_graph
 from actorflow.run.among import Among
@@ -161,13 +161,51 @@ def test_who_has_a_plan_changes_no_meeting_of_the_ranks(compiling, has):
     """And nobody compiles where one of the class need not."""
     mesh, plans = af.Mesh(data=3), [{} for _ in range(3)]
     for rank in has:
-        plan_for(asked_by(rank, mesh), plans[rank], None)
+        asked = asked_by(rank, mesh)
+        with asked.choosing():
+            plans[rank][asked.key] = compiled_plan(asked)
     found = compiling.run(mesh, plans=plans)
     assert compiling.by == ([] if has else [0])
     assert len({plan.to_bytes() for plan in found}) == 1
     assert compiling.run(mesh, plans=plans) == found
     assert compiling.by == []
     assert {len(said) for said in compiling.threads.said.values()} == {3}
+
+
+def test_a_plan_that_a_rank_compiled_by_itself_is_not_the_one_that_all_agree_on(
+    compiling, tmp_path
+):
+    """It was chosen by measurements of its own, which may differ."""
+
+    def asked(rank, mesh):
+        return asked_by(rank, mesh, tmp_path)
+
+    mesh, plans = af.Mesh(data=2), [{}, {}]
+    alone = [plan_for(asked(rank, mesh), plans[rank], None) for rank in range(2)]
+    compiling.run(mesh, asked, plans)
+    assert compiling.by == [0]
+    assert [plan_for(asked(rank, mesh), plans[rank], None) for rank in range(2)] == alone
+
+
+@pytest.mark.parametrize("axes", [{"data": 2}, {"stage": 2, "data": 2}])
+def test_of_different_plans_on_disk_all_of_a_class_take_that_of_its_first(
+    compiling, tmp_path, axes
+):
+    """Two launches at a time may have kept them in turn."""
+
+    def asked(rank, mesh):
+        return asked_by(rank, mesh, tmp_path)
+
+    mesh = af.Mesh(**axes)
+    first = compiling.run(mesh, asked)
+    last = mesh.num_ranks - 1
+    one = asked(last, mesh)
+    other = replace(first[last], options=(*first[last].options, ("of_another_launch", 1)))
+    with one.choosing():
+        keep_plan(one, other)
+    found = compiling.run(mesh, asked)
+    assert compiling.by == []
+    assert [plan.fingerprint for plan in found] == [plan.fingerprint for plan in first]
 
 
 def test_what_is_sent_is_kept_on_the_disk_of_each(compiling, tmp_path):
