@@ -18,7 +18,7 @@ BUDGET = {
     "actors": 43_000,
     "compiler": 32_500,
     "memory": 3_800,
-    "tests": 90_000,
+    "tests": 92_000,
     "benchmarks": 13_000,
 }
 """Lines of Python, C and CUDA of a room. Raise one with a reason in the commit, or mend it."""

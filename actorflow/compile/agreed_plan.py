@@ -53,7 +53,7 @@ def plan_for(asked: Compilation, plans: dict[str, Plan], among: Among | None) ->
     that one of several compiles so, by what it measured, is none that they agree on later.
     """
     if among is None:
-        asked = replace(asked, is_alone=asked.hardware.ranks.count > 1)
+        asked = asked.alone()
     # No function of the user runs while the choice of kernels is held: whoever it waits for might
     # want to compile. Nor is another rank waited for, which may be a thread of this process.
     with asked.choosing():

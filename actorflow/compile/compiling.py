@@ -43,9 +43,13 @@ class Compilation:
     settings: Settings
     evaluation: Graph | None = None
     deterministic: bool = False
-    is_alone: bool = False
     job: JobOptions | None = None
     """What the user has said of the job, for messages; it changes nothing of the plan."""
+    is_alone: bool = False
+
+    def alone(self) -> Compilation:
+        """Return it as it is where no other rank is asked."""
+        return replace(self, is_alone=self.hardware.ranks.count > 1)
 
     def choosing(self) -> AbstractContextManager[bool]:
         """Hold the choice of kernels that it is compiled with."""
