@@ -26,7 +26,7 @@ LEADERS = (
     "compiled_plan",
     "compile_graph",
     "local_graphs",
-    "_rewritten",
+    "rewritten",
     "_within_budget",
     "lower",
 )

@@ -6,7 +6,7 @@ The options are part of the plan's key and are recorded in the plan.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 from compiler.placement import HOST, Device
 from compiler.plan import PlainValue
@@ -111,6 +111,11 @@ class CompileOptions:
     def has_device(self) -> bool:
         """Whether any of the devices is not the host."""
         return any([Device.parse(text).kind is not HOST.kind for text in self.devices])
+
+    @property
+    def of_evaluation(self) -> CompileOptions:
+        """Those of the graph that evaluates between steps."""
+        return replace(self, precision=self.evaluate_precision)
 
     @property
     def asks_for_less(self) -> bool:

@@ -59,10 +59,19 @@ from compiler.passes import (
     stage_updates,
     stages,
 )
-from compiler.passes.check import check
 from compiler.passes.distribute import RankGraphs
 from compiler.plan import Plan
-from compiler.rewrites import AnyPass, BudgetPass, DevicePass, JobPass, Pass, check_order
+from compiler.rewrites import (
+    AnyPass,
+    BudgetPass,
+    DevicePass,
+    JobPass,
+    Pass,
+    Watch,
+    check_order,
+    look,
+    rewritten,
+)
 from compiler.target import Hardware
 from compiler.types import DType
 from compiler.verify import verify_plan
@@ -77,9 +86,8 @@ def _prepare_body(body: Graph, hardware: Hardware, options: CompileOptions) -> G
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     # Its operands lie on the device already: nothing is fed from the host's side.
     steps = tuple([step for step in steps if step.name != "feed"])
-    if options.verify:
-        check(body, "trace")
-    return _rewritten(body, steps, hardware, options, None)
+    look(body, "trace", options, None)
+    return rewritten(body, steps, hardware, options, None)
 
 
 def _lower_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Plan:
@@ -346,10 +354,6 @@ Nothing after them makes up for a rewrite that did not happen.
 """
 
 
-Watch = Callable[[str, Graph], None]
-"""Called with the name of each pass and the graph it returned."""
-
-
 LAST_OF_RANKS = "distribute"
 """The last pass that a rank's number tells apart from those of other ranks."""
 
@@ -377,22 +381,19 @@ def local_graphs(
     """
     options = _completed(options, hardware)
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
-    if options.verify:
-        check(graph, "trace")
-    num_own = _num_of_ranks(steps)
-    whole = _rewritten(graph, steps[: max(num_own - 1, 0)], hardware, options, watch)
-    step = _rewritten(whole, steps[max(num_own - 1, 0) : num_own], hardware, options, watch)
+    look(graph, "trace", options, None)
+    before, of_ranks, _ = _parted(steps)
+    whole = rewritten(graph, before, hardware, options, watch)
+    step = rewritten(whole, of_ranks, hardware, options, watch)
     if evaluation is None:
         return LocalGraphs(step)
     # How variables of all stages lie says `whole` alone: `step` has those of one.
-    mesh, zero = hardware.ranks.mesh, options.zero
+    mesh, zero, its = hardware.ranks.mesh, options.zero, options.of_evaluation
     evaluation = distribute.with_layouts_of(evaluation, whole, mesh, zero=zero)
-    its = _of_evaluation(options)
-    its_steps = check_order(with_added(PASSES), its, LOWERING_NEEDS)
-    if options.verify:
-        check(evaluation, "trace")
-    own = its_steps[: _num_of_ranks(its_steps)]
-    return LocalGraphs(step, _rewritten(evaluation, own, hardware, its, watch, "evaluation "))
+    look(evaluation, "trace", options, None)
+    before, of_ranks, _ = _parted(check_order(with_added(PASSES), its, LOWERING_NEEDS))
+    steps = (*before, *of_ranks)
+    return LocalGraphs(step, rewritten(evaluation, steps, hardware, its, watch, "evaluation "))
 
 
 def graphs_of_ranks(graph: Graph, hardware: Hardware, options: CompileOptions) -> RankGraphs:
@@ -402,8 +403,7 @@ def graphs_of_ranks(graph: Graph, hardware: Hardware, options: CompileOptions) -
     """
     options = _completed(options, hardware)
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
-    before = steps[: max(_num_of_ranks(steps) - 1, 0)]
-    shared = _rewritten(graph, before, hardware, options, None)
+    shared = rewritten(graph, _parted(steps)[0], hardware, options, None)
     return RankGraphs(shared, hardware.ranks, zero=options.zero)
 
 
@@ -424,18 +424,17 @@ def compile_graph(
     options = _completed(options, hardware)
     fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
-    if local is None:
-        local = local_graphs(graph, hardware, options, watch, evaluation)
-    graph, evaluation = local
-    graph = _rewritten(graph, steps[_num_of_ranks(steps) :], hardware, options, watch)
     record: list[tuple[str, PlainValue]] = [("passes", added)] if added else []
     if evaluation is not None:
         record.append(("evaluation", hash_graph(evaluation)))
-        evaluation = place.with_homes_of(evaluation, graph, hardware)
-        its = _of_evaluation(options)
-        its_steps = check_order(with_added(PASSES), its, LOWERING_NEEDS)
-        rest = its_steps[_num_of_ranks(its_steps) :]
-        evaluation = _rewritten(evaluation, rest, hardware, its, watch, "evaluation ")
+    if local is None:
+        local = local_graphs(graph, hardware, options, watch, evaluation)
+    graph, evaluation = local
+    graph = rewritten(graph, _parted(steps)[-1], hardware, options, watch)
+    if evaluation is not None:
+        evaluation, its = place.with_homes_of(evaluation, graph, hardware), options.of_evaluation
+        rest = _parted(check_order(with_added(PASSES), its, LOWERING_NEEDS))[-1]
+        evaluation = rewritten(evaluation, rest, hardware, its, watch, "evaluation ")
 
     def lowered(ordered: Graph) -> Plan:
         joined = join_updates(ordered, hardware)  # of what a budget has chosen, whatever that is
@@ -456,32 +455,12 @@ def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:
     return replace(options, devices=devices, mesh=hardware.ranks.mesh.axes)
 
 
-def _of_evaluation(options: CompileOptions) -> CompileOptions:
-    """Return the options of the graph that evaluates between steps."""
-    return replace(options, precision=options.evaluate_precision)
-
-
-def _num_of_ranks(steps: Sequence[AnyPass]) -> int:
-    """Return how many passes come before all that ranks with equal graphs have in common."""
+def _parted(steps: Sequence[AnyPass]) -> tuple[Sequence[AnyPass], ...]:
+    """Return the passes over what all ranks have, the one that shares it out, and those after."""
     names = [step.name for step in steps]
-    return names.index(LAST_OF_RANKS) + 1 if LAST_OF_RANKS in names else 0
-
-
-def _rewritten(
-    graph: Graph,
-    steps: Sequence[AnyPass],
-    hardware: Hardware,
-    options: CompileOptions,
-    watch: Watch | None,
-    prefix: str = "",
-) -> Graph:
-    """Run passes over a graph, but for those that a budget asks for."""
-    for step in steps:
-        if isinstance(step, BudgetPass):
-            continue
-        graph = step.apply(graph, hardware, options)
-        _look(graph, step.name, options, watch, prefix)
-    return graph
+    at = names.index(LAST_OF_RANKS) if LAST_OF_RANKS in names else 0
+    count = at + names.count(LAST_OF_RANKS)
+    return steps[:at], steps[at:count], steps[count:]
 
 
 def _within_budget(
@@ -495,10 +474,8 @@ def _within_budget(
     from compiler.budget.meet_budget import meet_budget  # and the planner: only where asked for
     from compiler.budget.trials import Trials
 
-    def rewritten(choice: BudgetChoice) -> Graph:
-        return with_choice(graph, choice, hardware, options)
-
-    choice, plan = meet_budget(Trials(graph, hardware, options, rewritten, lowered))
+    chosen = partial(with_choice, graph, hardware=hardware, options=options)
+    choice, plan = meet_budget(Trials(graph, hardware, options, chosen, lowered))
     if watch is not None:
         with_choice(graph, choice, hardware, options, watch)
     return plan
@@ -515,14 +492,5 @@ def with_choice(
     for step in PASSES:
         if isinstance(step, BudgetPass):
             graph = step.run(graph, choice, hardware)
-            _look(graph, step.name, options, watch, "")
+            look(graph, step.name, options, watch)
     return graph
-
-
-def _look(
-    graph: Graph, name: str, options: CompileOptions, watch: Watch | None, prefix: str
-) -> None:
-    if options.verify:
-        check(graph, name)
-    if watch is not None:
-        watch(prefix + name, graph)

@@ -1,4 +1,4 @@
-"""What a rewrite says of itself, and whether an order of rewrites does justice to all of them.
+"""What a rewrite says of itself, whether an order of them does justice to all, and how they run.
 
 A fact is a sentence about a graph ("gradients", "rates"). Each is provided by one rewrite; who
 needs it stands after that one.
@@ -14,7 +14,11 @@ from compiler.budget.choice import BudgetChoice
 from compiler.errors import InternalError
 from compiler.graph import Graph
 from compiler.options import CompileOptions
+from compiler.passes.check import check
 from compiler.target import Hardware
+
+Watch = Callable[[str, Graph], None]
+"""Called with the name of each pass and the graph it returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +120,30 @@ def check_order(
         if fact not in provided and fact not in waived:
             raise InternalError(f"lowering needs {fact!r}, and no pass provides it")
     return chosen
+
+
+def rewritten(
+    graph: Graph,
+    steps: Sequence[AnyPass],
+    hardware: Hardware,
+    options: CompileOptions,
+    watch: Watch | None,
+    prefix: str = "",
+) -> Graph:
+    """Run passes over a graph, but for those that a budget asks for."""
+    for step in steps:
+        if isinstance(step, BudgetPass):
+            continue
+        graph = step.apply(graph, hardware, options)
+        look(graph, step.name, options, watch, prefix)
+    return graph
+
+
+def look(
+    graph: Graph, name: str, options: CompileOptions, watch: Watch | None, prefix: str = ""
+) -> None:
+    """Have a graph verified where that is asked for, and seen, after the pass of a name."""
+    if options.verify:
+        check(graph, name)
+    if watch is not None:
+        watch(prefix + name, graph)

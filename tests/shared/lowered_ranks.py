@@ -13,9 +13,9 @@ from compiler.lowering.join_updates import join_updates
 from compiler.lowering.lower import lower
 from compiler.mesh import MeshLink, joined
 from compiler.options import CompileOptions
-from compiler.pipeline import LOWERING_NEEDS, PASSES, _rewritten, _within_budget
+from compiler.pipeline import LOWERING_NEEDS, PASSES, _within_budget
 from compiler.rank_plans import RankPlans
-from compiler.rewrites import check_order
+from compiler.rewrites import check_order, rewritten
 from compiler.sbp.distribute import Layouts, distribute, turns_between
 from compiler.sbp.infer import MeshAxis, Speed, choose
 from compiler.verify import verify_plan
@@ -50,7 +50,7 @@ def ordered(local, mesh, hardware=None, **asked):
     steps = [s for s in check_order(PASSES, options, LOWERING_NEEDS) if s.name != "distribute"]
     names = [step.name for step in steps]
     steps = steps[names.index("stage_updates") :]
-    return _rewritten(local, steps, hardware, options, None), hardware, options
+    return rewritten(local, steps, hardware, options, None), hardware, options
 
 
 def plan_of(local, mesh, fingerprint="", hardware=None, **asked):
