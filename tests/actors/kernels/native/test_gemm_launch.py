@@ -158,8 +158,8 @@ def test_a_workspace_that_is_too_small_is_our_own_fault(native, which):
     a, b = np.ones((512, 32), np.float32), np.ones((32, 16), np.float32)
     out = np.empty((512, 16), np.float32)
     library, found = BY_NAME[which], form(a, b, out)
-    if workspace_bytes(library, found) is None:
-        pytest.skip("oneDNN is not installed")
+    if not workspace_bytes(library, found):
+        pytest.skip("oneDNN is not installed, or takes no workspace for this on this machine")
     with pytest.raises(InternalError, match=r"needs \d+ bytes of workspace and was given 0"):
         gemm_launch.gemm_launch(library, found, (a, b, out), None)
 
