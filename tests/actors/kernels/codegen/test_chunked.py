@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kernel_calls import Declined, run_typed
+from library_products import skip_without
 from wide_regions import (
     BF16,
     CASES,
@@ -50,6 +51,8 @@ def kernels(dtype):
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}x{c[2]}x{c[3]}-{c[4]}-{c[6]}")
 def test_a_region_has_the_results_of_all_its_rows_at_once(groups, native, name, case):
     dtype, rows, columns, width, _, _, has_bias = case
+    if (name, dtype) == ("c", BF16):
+        skip_without("onednn.rows", BF16)
     region, wanted = loss_region(*case)
     arrays = loss_operands(dtype, rows, columns, width, has_bias)
     got, _ = run(kernels(dtype)[name], region, dtypes_of(dtype, len(arrays)), arrays)
@@ -61,6 +64,8 @@ def test_a_region_has_the_results_of_all_its_rows_at_once(groups, native, name, 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_bits_do_not_depend_on_threads_nor_rows_on_the_chunk(groups, native, dtype):
+    if dtype is BF16:
+        skip_without("onednn.rows", BF16)
     arrays = loss_operands(dtype, 90, 700, 24, False)
     given = dtypes_of(dtype, len(arrays))
     region, _ = loss_region(dtype, 90, 700, 24, 32, ("losses", "dx", "dw"))

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 from kernel_calls import Declined, garbage, run_typed, spoiled, typed
+from library_products import skip_without, takes
 
 from actors.kernels.codegen.emit import emit
 from actors.kernels.codegen.fused_product import FUSED_PRODUCT_KERNELS
@@ -215,6 +216,7 @@ def kernel(request, monkeypatch):
     request.getfixturevalue("built")
     request.getfixturevalue("native")
     found = NATIVE[request.param]
+    skip_without(found.library.name, F32)
     choose(found, monkeypatch)
     return found
 
@@ -223,6 +225,7 @@ def kernel(request, monkeypatch):
 def compiled(request, built, native, monkeypatch):
     """Every library, and not numpy."""
     found = NATIVE[request.param]
+    skip_without(found.library.name, F32)
     choose(found, monkeypatch)
     return found
 
@@ -253,6 +256,7 @@ def test_doubles_are_computed_in_doubles(built, native, groups, make, monkeypatc
 @pytest.mark.parametrize("name", ["onednn.packed.fused_product", "onednn.rows.fused_product"])
 @pytest.mark.parametrize("make", MAKERS)
 def test_bfloat16_products_are_taken_and_rounded(built, native, groups, make, name, monkeypatch):
+    skip_without(NATIVE[name].library.name, BF16)
     choose(NATIVE[name], monkeypatch)
     # A column sum has 600 rounded numbers: an eighth of the last place each, in root mean square.
     check(groups, NATIVE[name], make(groups, BF16), (600, 48, 200), tolerance=0.06)
@@ -265,6 +269,7 @@ def test_without_a_compiler_bfloat16_is_widened_for_numpy(groups):
 
 
 def test_a_bfloat16_product_may_leave_its_float32_sums_unrounded(native, groups, monkeypatch):
+    skip_without("onednn.rows", BF16)
     choose(NATIVE["onednn.rows.fused_product"], monkeypatch)
     kernel, program, shape = NATIVE["onednn.rows.fused_product"], bias_gelu(groups), (70, 48, 64)
     arrays = operands(groups, program, shape)
@@ -398,7 +403,7 @@ def test_factors_may_lie_transposed_or_in_windows(kernel, groups, place):
 
 
 def test_some_kernel_takes_every_product_of_single_or_half_precision(native, groups):
-    for dtype in (F32, BF16):
+    for dtype in (F32, BF16) if takes("onednn.rows", BF16) else (F32,):
         for shape in SHAPES:
             call = normed(groups, dtype), shape
             takers = [k.name for k in FUSED_PRODUCT_KERNELS if asked(groups, k, *call) is not None]
