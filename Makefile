@@ -129,10 +129,10 @@ contracts: $(DEV_STAMP) ## imports only go down the floors
 	$(BIN)/lint-imports
 
 model: $(RUN_STAMP) ## prove the actors' protocol on small plans with spin, every order of events
-	@$(BIN)/python -m actors.proof.spin $(ARGS)
+	@$(BIN)/python -m actors.testing.spin $(ARGS)
 
 soak: $(RUN_STAMP) ## a million random runs of the actors' machine; ARGS="--first 0 --count 1000"
-	@$(BIN)/python -m actors.proof.soak $(ARGS)
+	@$(BIN)/python -m actors.testing.soak $(ARGS)
 
 bench: $(RUN_STAMP) ## all benchmarks, in the order of their names
 	@set -e; found=; for file in benchmarks/bench_*.py; do \

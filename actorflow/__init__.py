@@ -8,7 +8,7 @@ from preallocated memory. See README.md, and docs/tour.md for the way of one ten
 house.
 """
 
-from actorflow.house import check_house, keep_library_module
+from actorflow.top_level import check_house, keep_library_module
 
 check_house()
 keep_library_module()
@@ -17,22 +17,32 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 from actorflow import data, nn, optim  # noqa: E402  # the house is checked before its rooms are entered
 from actorflow.checkpoint.errors import CheckpointError  # noqa: E402
+from actorflow.compile.own_ops import numpy_op, op  # noqa: E402
 from actorflow.data import DataError, DataSource  # noqa: E402
-from actorflow.evaluation import Evaluation  # noqa: E402
+from actorflow.environment.settings import __version__ as __version__  # noqa: E402
 from actorflow.functional import *  # noqa: E402  # its own __all__ says what
 from actorflow.functional import __all__ as _functions  # noqa: E402
-from actorflow.gradients import grad  # noqa: E402
-from actorflow.habits import OF_THE_PACKAGE, missing  # noqa: E402
-from actorflow.jobs import Job, job  # noqa: E402
-from actorflow.layouts import Mesh, broadcast, partial  # noqa: E402
-from actorflow.loss_scale import LossScale  # noqa: E402
-from actorflow.own_ops import numpy_op, op  # noqa: E402
-from actorflow.run.stopping import StopTraining  # noqa: E402
-from actorflow.tensor import Tensor  # noqa: E402
-from actorflow.trace.devices import device  # noqa: E402
-from actorflow.trace.stages import stage  # noqa: E402
-from actors.errors import ActorFailed, ForkedRun  # noqa: E402
-from compiler.errors import (  # noqa: E402
+from actorflow.jobs.job import Job, job  # noqa: E402
+from actorflow.options.fit_options import (  # noqa: E402
+    Evaluation,
+    StopTraining,
+)
+from actorflow.options.job_options import LossScale  # noqa: E402
+from actorflow.tensor.layouts import (  # noqa: E402
+    Mesh,
+    broadcast,
+    device,
+    partial,
+    stage,
+)
+from actorflow.tensor.tensor import (  # noqa: E402
+    OF_THE_PACKAGE,
+    Tensor,
+    missing,
+)
+from actorflow.trace.job_graph import grad  # noqa: E402
+from actors.machine.errors import ActorFailed, ForkedRun  # noqa: E402
+from compiler.contract.errors import (  # noqa: E402
     ActorflowError,
     BudgetError,
     CompileError,
@@ -41,19 +51,17 @@ from compiler.errors import (  # noqa: E402
     OutOfMemory,
     PlanFormatError,
 )
-from compiler.plan import Plan  # noqa: E402
-from compiler.types import DType, TensorType  # noqa: E402
+from compiler.contract.plan import Plan  # noqa: E402
+from compiler.contract.types import DType, TensorType  # noqa: E402
 
 if TYPE_CHECKING:
-    from actorflow.own_passes import graph_pass, kernel
+    from actorflow.compile.extensions import graph_pass, kernel
     from actorflow.run.fitting import FitResult, Stopped
     from actorflow.run.runner import Runner
 
-__version__ = "0.1.0"
-
 _LATE = {
-    "graph_pass": "actorflow.own_passes",
-    "kernel": "actorflow.own_passes",
+    "graph_pass": "actorflow.compile.extensions",
+    "kernel": "actorflow.compile.extensions",
     "FitResult": "actorflow.run.fitting",
     "NonFiniteLoss": "actorflow.run.broken_steps",
     "Runner": "actorflow.run.runner",

@@ -26,19 +26,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import actorflow as af
 from actorflow import nn
-from actorflow.initialise import initial_values
+from actorflow.environment.settings import Settings
 from actorflow.run.run_options import RunOptions
 from actorflow.run.training_run import Run
-from actorflow.settings import Settings
+from actorflow.tensor.initial_values import initial_values
 from actors.device.host import HostDevice
-from actors.load import load
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
-from actors.timeline import Timeline
+from actors.loop.dispatch import LoopOptions
+from actors.loop.load import load
+from actors.loop.loop import Loop
+from actors.loop.timeline import Timeline
 from benchmarks import bench_machine
-from compiler.placement import HOST, StreamRole
-from compiler.plan import Actor, ActorKind, Plan, Port, Register, RegisterKind, SourceLine, Stream
-from compiler.types import ActorId, RegisterId, StreamId
+from compiler.contract.placement import HOST, StreamRole
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import (
+    Actor,
+    ActorKind,
+    Port,
+    Register,
+    RegisterKind,
+    SourceLine,
+    Stream,
+)
+from compiler.contract.types import ActorId, RegisterId, StreamId
 
 ROUNDS = 7
 BATCH, WIDTH = 256, 512

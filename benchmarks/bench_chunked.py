@@ -16,15 +16,15 @@ from collections.abc import Callable
 import numpy as np
 
 import actorflow as af
-from actorflow.compile.native import ready_native
-from actorflow.settings import Settings
-from actors.kernels import catalogue
-from actors.kernels.codegen.chunked import ChunkedKernel
-from actors.kernels.kernel import Operand
-from actors.kernels.native.chain import JoinedLaunches
-from actors.kernels.native.launch import NativeLaunch
-from compiler.plan import Launch, Plan
-from compiler.types import DType, TensorType
+from actorflow.environment.native import ready_native
+from actorflow.environment.settings import Settings
+from actors.kernels.common.kernel import Operand
+from actors.kernels.host import catalogue
+from actors.kernels.library.launch import JoinedLaunches, NativeLaunch
+from actors.kernels.native.region import ChunkedKernel
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import Launch
+from compiler.contract.types import DType, TensorType
 
 ROWS, WIDTH, CLASSES, ROUNDS = 1024, 384, 50_257, 5
 

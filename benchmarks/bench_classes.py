@@ -25,10 +25,10 @@ os.environ.setdefault("ACTORFLOW_CACHE", "off")
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.agreed_plan import plans_of_classes
-from actors.network import Network, Wire
-from actors.ranks import simulate_ranks
-from compiler.joint import verify_ranks
+from actorflow.distributed.agreed_plan import plans_of_classes
+from actors.simulation.costs import Network, Wire
+from actors.simulation.ranks import simulate_ranks
+from compiler.verify.cross_rank import verify_ranks
 
 SEQ, VOCABULARY = 1024, 50_260
 SHARED = {"model": af.split(0)}

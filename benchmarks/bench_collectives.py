@@ -26,12 +26,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from actorflow.ranks.cores import on_cores, shares
-from actors.collectives.protocol import CollectiveCall
+from actorflow.distributed.launcher import on_cores, shares
 from actors.collectives.shared_memory import SharedMemory
-from actors.kernels.native.toolchain import find_toolchain
-from compiler.mesh import Mesh
-from compiler.types import DType, TensorType
+from actors.kernels.library.runtime import find_toolchain
+from actors.machine.protocol import CollectiveCall
+from compiler.contract.placement import Mesh
+from compiler.contract.types import DType, TensorType
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (KIB, 16 * KIB, 64 * KIB, MIB, 25_000_000, 100_000_000)

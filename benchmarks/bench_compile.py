@@ -157,8 +157,8 @@ def make(kind: str, units: int):
 
 def count_nodes(kind: str, units: int) -> int:
     """Return the nodes of the graph that is lowered."""
-    from compiler.options import CompileOptions
-    from compiler.pipeline import PASSES
+    from compiler.graph.target import CompileOptions
+    from compiler.pipeline.pipeline import PASSES
 
     job, model, types = make(kind, units)
     graph, options = job.graph(model, types), CompileOptions("train")
@@ -205,18 +205,17 @@ def whole(kind: str, units: int) -> dict[str, float]:
 
 def by_pass(kind: str, units: int) -> dict[str, float]:
     """Return the processor's seconds for each pass and for what surrounds them."""
-    from actorflow.compile.native import ready_native
-    from actorflow.compile.plan_cache import cache_key
+    from actorflow.compile.compiling import cache_key
     from actorflow.compile.targets import hardware_for
-    from actorflow.settings import Settings
-    from actors.race import check_races
-    from compiler.gc_pause import collector_paused
+    from actorflow.environment.native import ready_native
+    from actorflow.environment.settings import Settings, collector_paused
+    from actors.race.race import check_races
+    from compiler.contract.placement import HOST
+    from compiler.contract.plan import Plan
+    from compiler.graph.target import CompileOptions
     from compiler.lowering.lower import lower
-    from compiler.options import CompileOptions
-    from compiler.pipeline import PASSES
-    from compiler.placement import HOST
-    from compiler.plan import Plan
-    from compiler.verify import verify_plan
+    from compiler.pipeline.pipeline import PASSES
+    from compiler.verify.verify import verify_plan
 
     small, tiny_model, types = make(kind, 1)
     small.compile(tiny_model, types)

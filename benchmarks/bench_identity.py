@@ -21,9 +21,9 @@ import char_gpt
 
 import actorflow as af
 from actorflow import nn
+from actorflow.trace.dependency_scan import read_job
 from actorflow.trace.traces import Traces
-from actorflow.trace.walk import read_job
-from compiler.graph import Graph
+from compiler.graph.graph import Graph
 
 MARK_US = 20.0
 SPEC = {

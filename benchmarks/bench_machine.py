@@ -17,21 +17,21 @@ from queue import SimpleQueue
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from actors.device.host import HostDevice
-from actors.load import load
-from actors.loop import Loop
-from compiler.placement import HOST, StreamRole
-from compiler.plan import (
+from actors.loop.load import load
+from actors.loop.loop import Loop
+from compiler.contract.placement import HOST, StreamRole
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import (
     Actor,
     ActorKind,
     Launch,
-    Plan,
     Port,
     Register,
     RegisterKind,
     SourceLine,
     Stream,
 )
-from compiler.types import ActorId, RegisterId, StreamId
+from compiler.contract.types import ActorId, RegisterId, StreamId
 
 REPEATS = 9
 

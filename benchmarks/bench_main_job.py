@@ -140,10 +140,10 @@ def compile_demo(repeats: int) -> None:
     import char_gpt as demo
 
     from actorflow.compile.targets import hardware_for
-    from compiler.options import CompileOptions
-    from compiler.pipeline import compile_graph
-    from compiler.placement import HOST
-    from compiler.types import DType, TensorType
+    from compiler.contract.placement import HOST
+    from compiler.contract.types import DType, TensorType
+    from compiler.graph.target import CompileOptions
+    from compiler.pipeline.pipeline import compile_graph
 
     tokens = TensorType(DType.INT32, (demo.BATCH, demo.SEQ))
     seconds = []
@@ -160,11 +160,11 @@ def compile_deep(repeats: int) -> None:
     import actorflow as af
     from actorflow import nn
     from actorflow.compile.targets import hardware_for
-    from compiler.options import CompileOptions
+    from compiler.contract.placement import HOST
+    from compiler.contract.types import DType, TensorType
+    from compiler.graph.target import CompileOptions
     from compiler.passes import autodiff
-    from compiler.pipeline import compile_graph
-    from compiler.placement import HOST
-    from compiler.types import DType, TensorType
+    from compiler.pipeline.pipeline import compile_graph
 
     class Deep(nn.Module):
         def __init__(self, depth: int) -> None:
@@ -188,7 +188,7 @@ def compile_deep(repeats: int) -> None:
             graph = train.graph(Deep(depth), spec)
             compile_graph(graph, hardware_for((HOST,)), CompileOptions("train"))
             seconds.append(time.perf_counter() - before)
-            nodes = len(autodiff.run(graph).nodes)
+            nodes = len(autodiff.differentiate(graph).nodes)
         measured.append((nodes, statistics.median(seconds)))
     (small, fast), (large, slow) = measured
     import math

@@ -26,8 +26,8 @@ os.environ.setdefault("ACTORFLOW_CACHE", "off")
 
 import actorflow as af
 from actorflow import nn
-from compiler.meetings import meetings_of
-from compiler.plan import Plan
+from compiler.contract.plan import Plan
+from compiler.contract.rank_plans import meetings_of
 
 SEQ, WIDTH, VOCABULARY, LAYERS, ROWS = 64, 100, 1000, 2, 24
 FEATURES, CLASSES, FACES = 512, 100_000, 64

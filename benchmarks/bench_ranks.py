@@ -84,7 +84,7 @@ def widened(model, arrays):
     """Make a model's parameters and buffers float64, and return arrays as that, too."""
     import numpy as np
 
-    from compiler.types import DType, TensorType
+    from compiler.contract.types import DType, TensorType
 
     for _, kept in (*model.named_parameters(), *model.named_buffers()):
         if kept.type.dtype is DType.FLOAT32:

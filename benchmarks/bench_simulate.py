@@ -2,7 +2,7 @@
 
     python benchmarks/bench_simulate.py [--rounds 7] [--only NAME] [--launches]
 
-The machine is calibrated once, by the generic probes of `actorflow.run.pricing`; nothing is fitted
+The machine is calibrated once, by the generic probes of `actorflow.cli.simulate`; nothing is fitted
 to these jobs. Each job is then trained in rounds of about a second, the jobs in turns. A round in
 which other processes took more than a twentieth of the cores is left out while there are others
 (Linux; `others` says how much they took in those that count), and so is such a calibration. The
@@ -33,23 +33,23 @@ import numpy as np
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import streams
-from actorflow.compile.capture import capturing_plan
-from actorflow.initialise import initial_values
-from actorflow.run.pricing import Calibration, calibration, priced
-from actorflow.settings import Settings
+from actorflow.cli.simulate import Calibration, calibration, priced
+from actorflow.compile import targets
+from actorflow.environment.settings import Settings
+from actorflow.jobs.compile_request import capturing_plan
+from actorflow.tensor.initial_values import initial_values
 from actors.device.host import HostDevice
-from actors.kernels import catalogue
-from actors.kernels.floating_point import quiet_floating_point
-from actors.kernels.library.recost import recost
-from actors.kernels.native.chain import JoinedLaunches, join
-from actors.load import load
-from actors.network import Network, Wire
-from actors.ranks import Spread, simulate_ranks
-from actors.simulate import simulate
-from compiler.mesh import Mesh, MeshLink, joined
-from compiler.plan import Plan
-from compiler.rank_plans import RankPlans
+from actors.kernels.common.host_memory import quiet_floating_point
+from actors.kernels.host import catalogue
+from actors.kernels.host.calibration import recost
+from actors.kernels.library.launch import JoinedLaunches, join
+from actors.loop.load import load
+from actors.simulation.costs import Network, Wire
+from actors.simulation.ranks import Spread, simulate_ranks
+from actors.simulation.simulate import simulate
+from compiler.contract.placement import Mesh, MeshLink, joined
+from compiler.contract.plan import Plan
+from compiler.contract.rank_plans import RankPlans
 
 WARM_UP = 5
 ROUND_S = 0.8
@@ -117,8 +117,8 @@ class Subject:
     def streams(self):
         """Let the job have every stream that it asks for, if that is what is measured."""
         if self.takes_all_streams:
-            return mock.patch.object(streams, "asks_for_choice", return_value=False)
-        return mock.patch.object(streams, "GAIN", streams.GAIN)
+            return mock.patch.object(targets, "asks_for_choice", return_value=False)
+        return mock.patch.object(targets, "GAIN", targets.GAIN)
 
 
 def gpt_job(seq, batch, d, heads, layers, accumulate=1, evaluates=False):

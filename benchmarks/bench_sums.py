@@ -90,8 +90,9 @@ def _asked(worker: subprocess.Popen[str], question: str) -> str:
 
 def answer(args: argparse.Namespace) -> None:
     """Answer "next" with the error of the next case, and "time" with a time of it in us."""
-    from actors.kernels.floating_point import quiet_floating_point
-    from actors.kernels.native import runtime, toolchain
+    from actors.kernels.common.host_memory import quiet_floating_point
+    from actors.kernels.library import runtime
+    from actors.kernels.library import runtime as toolchain
 
     quiet_floating_point()
     found = toolchain.find_toolchain(os.environ, Path(tempfile.mkdtemp()))
@@ -109,7 +110,7 @@ def answer(args: argparse.Namespace) -> None:
 def _cases(
     sizes: list[int], only: str, found: object
 ) -> Iterator[tuple[str, str, float, Callable[[], None]]]:
-    from actors.kernels.native import runtime
+    from actors.kernels.library import runtime
 
     for path in ("numpy", "native"):
         if path == "native":
@@ -194,11 +195,11 @@ def _exact(x: np.ndarray, axes: tuple[int, ...], is_mean: bool) -> np.ndarray:
 
 
 def _bound(op: str, attrs: dict[str, object], arrays: Arrays) -> tuple[Callable[[], None], Arrays]:
-    import compiler.ops.standard  # noqa: F401  # registers the ops
+    import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
     from compiler.fusion import fuse
-    from compiler.graph import GraphBuilder, Output
-    from compiler.ops.sources import INPUT
-    from compiler.registry import find_op
+    from compiler.graph.graph import GraphBuilder, Output
+    from compiler.graph.registry import find_op
+    from compiler.ops.primitives.sources import INPUT
 
     b = GraphBuilder()
     values = [
@@ -223,9 +224,9 @@ def _bound(op: str, attrs: dict[str, object], arrays: Arrays) -> tuple[Callable[
 
 
 def _launch(graph: object, node: object, held: dict[int, np.ndarray]) -> Callable[[], None]:
-    from actors.kernels import catalogue
-    from actors.kernels.kernel import Operand
-    from compiler.types import numpy_dtype
+    from actors.kernels.common.kernel import Operand
+    from actors.kernels.host import catalogue
+    from compiler.contract.types import numpy_dtype
 
     types = graph.types
     inputs = [held[v] for v in node.inputs]

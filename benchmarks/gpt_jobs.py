@@ -96,7 +96,7 @@ def make_model(layers: int):
 
 
 def run_actorflow(layers: int, steps: int, budget: int | None, recompute: str) -> dict:
-    from compiler.printer import summarise
+    from compiler.pipeline.printer import summarise
 
     warm_blas()
     model_and_data = make_model(layers)

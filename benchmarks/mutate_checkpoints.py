@@ -42,8 +42,8 @@ from actorflow import nn
 from actorflow.checkpoint.errors import CheckpointError
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.run.saving import start_from
-from compiler.errors import ActorflowError
-from compiler.plan import Plan
+from compiler.contract.errors import ActorflowError
+from compiler.contract.plan import Plan
 
 RUN = Path("/disk/run")
 SPARE_BYTES = 4 << 20

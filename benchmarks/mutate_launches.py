@@ -33,15 +33,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import streams
+from actorflow.compile import targets
 from actorflow.compile.targets import HostTarget
-from actors.race import check_races
-from compiler import pipeline
-from compiler.accounting import account
-from compiler.budget import offload, spill
-from compiler.errors import ActorflowError, CompileError, PlanFormatError
-from compiler.plan import Actor, Launch, Plan, Port, RegisterKind
-from compiler.verify import verify_plan
+from actors.race.race import check_races
+from compiler.budget import offload
+from compiler.contract.accounting import account
+from compiler.contract.errors import ActorflowError, CompileError, PlanFormatError
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import Actor, Launch, Port, RegisterKind
+from compiler.pipeline import pipeline
+from compiler.verify.verify import verify_plan
 
 STEPS = 4
 
@@ -140,9 +141,9 @@ def _offloaded() -> Subject:
 
     def moved(graph, target, *rest):
         names = offload.state_names(graph)
-        idle = [i.value for i in spill.idle_values(graph, target) if names and i.idle_ns > 0]
-        graph = offload.run(graph, names, target, bucket_bytes=600)
-        return lower(spill.run(graph, idle, target, bucket_bytes=600), target, *rest)
+        idle = [i.value for i in offload.idle_values(graph, target) if names and i.idle_ns > 0]
+        graph = offload.offload_variables(graph, names, target, bucket_bytes=600)
+        return lower(offload.spill_values(graph, idle, target, bucket_bytes=600), target, *rest)
 
     with mock.patch.object(pipeline, "lower", moved):
         return _subject(MLP(), is_saved=True)
@@ -169,7 +170,7 @@ def surroundings(*, native: bool = False) -> Iterator[None]:
         values = {"ACTORFLOW_CACHE": "off", "ACTORFLOW_NATIVE": "1" if native else "0"}
         stack.enter_context(mock.patch.dict(os.environ, values))
         stack.enter_context(mock.patch.object(HostTarget, "message_ns", 100.0))
-        stack.enter_context(mock.patch.object(streams, "asks_for_choice", return_value=False))
+        stack.enter_context(mock.patch.object(targets, "asks_for_choice", return_value=False))
         yield
 
 
@@ -468,7 +469,10 @@ def judge(subject: Subject, kind: str, *, every: int = 1, offset: int = 0) -> Ta
             if expected is None:
                 expected = results(subject, subject.plan)
             is_equal = results(subject, plan) == expected
-        except (CompileError, PlanFormatError):  # by what else a runner asks: see actorflow.proof
+        except (
+            CompileError,
+            PlanFormatError,
+        ):  # by what else a runner asks: see actorflow.compile.prove
             tally.counts["refused"] += 1
             continue
         except Exception as error:  # whatever it is, it is what is looked for

@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from rows.all_rows import ALL_ROWS  # noqa: E402
 
-from actorflow.bench.child import Child  # noqa: E402
+from benchmarks.compare.engines import Child  # noqa: E402
 
 ENGINE = ROOT / "benchmarks" / "engines" / "paired_engine.py"
 NUM_LOSSES = 10

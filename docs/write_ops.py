@@ -29,8 +29,8 @@ import numpy as np  # noqa: E402
 import actorflow as af  # noqa: E402  # found beside this folder
 from actorflow import nn  # noqa: E402
 from actorflow.functional import __all__ as functions  # noqa: E402
-from compiler.errors import ActorflowError  # noqa: E402
-from compiler.types import DType, TensorType  # noqa: E402
+from compiler.contract.errors import ActorflowError  # noqa: E402
+from compiler.contract.types import DType, TensorType  # noqa: E402
 
 FLOATS = (DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 OTHERS = (DType.INT64, DType.INT32, DType.INT16, DType.INT8, DType.UINT8, DType.BOOL)

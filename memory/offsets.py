@@ -1,7 +1,7 @@
 """Offsets: one address per buffer, no two live buffers on one byte, the peak as low as possible.
 
 The instance is stripped first: what occupies nothing, what lives throughout, and stretches of time
-that no buffer crosses (see `memory.sections`). Each stretch is packed by ever dearer methods until
+that no buffer crosses (see `memory.packing`). Each stretch is packed by ever dearer methods until
 its peak is at most the lower bound of the whole: first-fit as sweeps over time, first-fit in other
 orders, branch and bound. What the search proves goes into the certificate.
 """
@@ -13,11 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memory import first_fit
-from memory.from_peak import stacks, sweep_outwards
+from memory import packing
 from memory.liveness import IntArray, as_intervals, lower_bound
-from memory.search_schedule import Improved, improve, node_work
-from memory.sections import Instance, SectionPacking, components, make_instance, whole_horizon
+from memory.packing import (
+    Instance,
+    SectionPacking,
+    components,
+    make_instance,
+    stacks,
+    sweep_outwards,
+    whole_horizon,
+)
+from memory.packing_search import Improved, improve, node_work
 
 _MAX_TOTAL_BYTES = 1 << 61
 
@@ -141,12 +148,12 @@ def _pack(lower: IntArray, upper: IntArray, size: IntArray, target: int, max_wor
 
 def _pack_stretch(instance: Instance, target: int, max_work: int) -> Improved:
     """Return the best packing found; no method begins once a peak is at most `target`."""
-    best = first_fit.pack_by_sweeps(instance, target)
+    best = packing.pack_by_sweeps(instance, target)
     for name, stack in stacks(instance) if best.peak > target else ():
         if best.peak > target:
             placed = sweep_outwards(instance, stack, best.peak)
-            best = first_fit.better(best, instance, placed, f"{name}, from the peak")
-    best = first_fit.pack_by_orders(instance, best, target)
+            best = packing.better(best, instance, placed, f"{name}, from the peak")
+    best = packing.pack_by_orders(instance, best, target)
     max_nodes = max_work // node_work(instance.size.size)
     if best.peak <= target or max_nodes < instance.size.size:
         return Improved(best, instance.bound, 0)

@@ -14,10 +14,12 @@ slots: a slot is free when every consumer has freed it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import gcd, lcm
+from math import ceil, gcd, lcm
+
+from memory.report import format_bytes
 
 LONG_PERIOD = 200
 """Firings of one actor in a period from which on it pays to look for rounds."""
@@ -372,3 +374,141 @@ def _check_playable(index: int, edge: RateEdge, repetitions: Sequence[int]) -> N
             f"edge {index} produces {produced} and consumes {consumed} tokens in a period; "
             "pass the repetition vector of these edges"
         )
+
+
+# How many slots an edge gets: from estimated durations, under a budget of bytes.
+
+
+def choose_slots(
+    consume: int,
+    producer_ns: float,
+    consumer_ns: float,
+    *,
+    size_bytes: int,
+    budget_bytes: int,
+    most: int,
+    latency_ns: float = 0.0,
+    names: tuple[str, str] = ("producer", "consumer"),
+) -> tuple[int, str]:
+    """Return the number of slots for an edge, and the reason in words: "2: io overlaps compute".
+
+    One token is written per firing, `consume` are read. Double buffering: one set of tokens is
+    written while the other is read. More where latency demands it: a slot is taken for
+    producer_ns + latency_ns + consumer_ns and tokens pass once per period, that of the slower side,
+    so ceil(time / period) of them are under way. A power of two where tokens are read one by one,
+    so that slots of several edges come round together.
+
+    Args:
+        consume: tokens per firing of the consumer; with fewer slots it would never fire.
+        producer_ns: duration of a firing of the producer.
+        consumer_ns: duration of a firing of the consumer.
+        size_bytes: bytes of one slot.
+        budget_bytes: the most bytes that all slots may take, but for the first `consume`.
+        most: slots at most, where they are for latency.
+        latency_ns: from the end of a producer's firing until the consumer can read (a wire, a
+            jitter).
+        names: of the two ends, for the reason.
+    """
+    double = 2 * consume
+    period_ns = max(producer_ns, consumer_ns / consume)
+    under_way = ceil((producer_ns + latency_ns + consumer_ns) / period_ns) if period_ns > 0 else 0
+    wanted = max(double, min(under_way, most))
+    affordable = max(consume, budget_bytes // size_bytes) if size_bytes else wanted
+    if consume == 1:
+        wanted = _power_of_two(wanted)
+        affordable = _power_of_two(affordable)
+    count = min(wanted, affordable)
+    if count < wanted:
+        effect = "no overlap" if count == consume else "less overlap"
+        budget = format_bytes(budget_bytes)
+        return count, f"{count}: {effect}, the budget of {budget} holds no more than {count}"
+    why = ", latency keeps that many under way" if wanted > double else ""
+    return count, f"{count}: {names[0]} overlaps {names[1]}{why}"
+
+
+def _power_of_two(count: int) -> int:
+    """Round down to a power of two."""
+    return 1 << count.bit_length() - 1
+
+
+# Whether edges alone hold some actors of a dataflow graph to one order, and which.
+#
+# Actors that share what only one of them can have at a time (a stream, whose firings run in the
+# order in which they were started) run in an order that the edges leave open, unless at no time two
+# of them are ready. That is seen in one game: everyone else plays as far as they can, and only then
+# the one of them that is ready fires, once. A firing never takes away what makes another actor
+# ready, so what is not ready then is not ready in any order of events before that firing has ended.
+#
+# Two periods are played: in the first no edge has come round yet, so that whatever may be out of
+# turn later is there, too (as in `actors.race.race`).
+
+_PERIODS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The order of actors: `first` has each of them where it fires for the first time.
+
+    `rivals` are two that may be ready at the same time, of which nothing says who is first; None
+    where there are none.
+    """
+
+    first: tuple[int, ...]
+    rivals: tuple[int, int] | None
+
+
+def find_turns(
+    num_actors: int, edges: Sequence[RateEdge], repetitions: Sequence[int], actors: Sequence[int]
+) -> Turns:
+    """Return the order in which some actors fire, up to two that are ready at once.
+
+    Args:
+        num_actors: Actors are numbered from 0.
+        edges: The edges between them; a period completes (`memory.registers.play_period`).
+        repetitions: Firings of each actor in a period.
+        actors: Those that are asked about.
+
+    Raises:
+        ValueError: As `memory.registers.play_period`.
+    """
+    repetitions = [_PERIODS * count for count in repetitions]
+    game = Game(num_actors, edges, repetitions)
+    # A round is left out only between two turns: there it is known who is ready.
+    rounds = GameRounds(game, edges, repetitions, actors)
+    is_held = [False] * num_actors
+    for actor in actors:
+        is_held[actor] = True
+    first: dict[int, None] = {}
+    queue = deque([a for a in range(num_actors) if not is_held[a]])
+    asked = set(actors)
+    while True:
+        while queue:
+            actor = queue.popleft()
+            if game.fire(actor):
+                _ask_next(game.neighbours[actor], game, is_held, queue, asked)
+        # Who is not ready has to be asked again only when a neighbour has fired.
+        asked = {a for a in asked if game.ready(a) > 0}
+        if len(asked) != 1:
+            rivals = sorted(asked, key=actors.index)[:2]
+            return Turns(tuple(first), (rivals[0], rivals[1]) if rivals else None)
+        (actor,) = asked
+        first.setdefault(actor)
+        game.fire(actor, 1)
+        is_repeated = rounds.repeat(actor, None)
+        others = range(num_actors) if is_repeated else game.neighbours[actor]
+        _ask_next(others, game, is_held, queue, asked)
+
+
+def _ask_next(
+    others: Iterable[int],
+    game: Game,
+    is_held: Sequence[bool],
+    queue: deque[int],
+    asked: set[int],
+) -> None:
+    """Note who may be ready now, those that are held back apart."""
+    for other in others:
+        if is_held[other]:
+            asked.add(other)
+        elif game.left[other]:
+            queue.append(other)

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import recorder
 
-from actors.kernels.native import runtime, toolchain
+from actors.kernels.library import runtime
 from compiler.passes import place
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,7 +83,7 @@ def built_kernels(tmp_path_factory, worker_id, request):
 @pytest.fixture(scope="session")
 def native_toolchain(built_kernels):
     """The C compiler of this machine, with a folder for what it builds; skips without one."""
-    found = toolchain.find_toolchain(os.environ, built_kernels)
+    found = runtime.find_toolchain(os.environ, built_kernels)
     if found is None:
         pytest.skip("there is no C compiler on this machine")
     return found
@@ -167,7 +167,7 @@ def _scattered_over_devices(request):
 def _every_stream_that_is_asked_for():
     """Let jobs have as many streams as they ask for: the small ones of tests never pay."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actorflow.compile.streams.asks_for_choice", lambda hardware, options: False)
+        patch.setattr("actorflow.compile.targets.asks_for_choice", lambda hardware, options: False)
         yield
 
 

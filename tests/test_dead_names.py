@@ -17,14 +17,14 @@ UNUSED = {
     "actorflow/data/tokens.py:from_text": "users call it",
     "actorflow/data/tokens.py:batches_per_epoch": "users call it",
     "actorflow/nn/module.py:named_buffers": "users call it",
-    "actorflow/run/metrics.py:read_metrics": "users call it",
-    "actorflow/settings.py:environment_table": "the README is generated from it",
-    "actors/transitions.py:transition_table": "docs/actors.md is generated from it",
-    "actors/transitions.py:state_diagram": "docs/actors.md is generated from it",
-    "actors/kernels/native/chain.py:timed": "benchmarks time launches of a chain with it",
-    "actors/proof/mutate.py:exec_module": "Python's import calls it",
-    "compiler/ops/sparse_update.py:EMBEDDING_SGD_UPDATE": "an op is registered where it is defined",
-    "compiler/ops/standard.py:FAMILIES": "modules are named there that register ops",
+    "actorflow/run/report.py:read_metrics": "users call it",
+    "actorflow/environment/settings.py:environment_table": "the README is generated from it",
+    "actors/machine/transitions.py:transition_table": "docs/actors.md is generated from it",
+    "actors/machine/transitions.py:state_diagram": "docs/actors.md is generated from it",
+    "actors/kernels/library/launch.py:timed": "benchmarks time launches of a chain with it",
+    "actors/testing/mutate.py:exec_module": "Python's import calls it",
+    "compiler/ops/families/embedding.py:EMBEDDING_SGD_UPDATE": "registered where it is defined",
+    "compiler/pipeline/standard_ops.py:FAMILIES": "modules are named there that register ops",
 }
 """What the product does not use itself, and why it is there."""
 

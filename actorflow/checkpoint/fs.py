@@ -14,12 +14,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import platform
 import re
 import stat
 import threading
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from actorflow.checkpoint.errors import CheckpointLocked, CheckpointLockLost
 
 MAX_IO_BYTES = 8 << 20
 """Most bytes that one `write` or `readinto` is asked for."""
@@ -239,3 +243,140 @@ def remove_tree(fs: Fs, path: Path) -> None:
     for name in fs.listdir(path):
         remove_tree(fs, path / name)
     fs.rmdir(path)
+
+
+# The names inside a run directory. Only names that match in full are ever touched.
+#
+# A final name `step-<10 digits>` means: complete and durable. Everything in the making or on its
+# way out has a hidden name with a unique attempt in it, so that two lives of a run never meet in
+# one directory.
+
+MAX_STEP = 10**10 - 1
+LOCK_NAME = ".lock"
+MANIFEST_NAME = "manifest.json"
+
+_STEP = re.compile(r"step-([0-9]{10})\Z")
+_ASIDE = re.compile(r"\.aside-step-([0-9]{10})-[0-9a-f]{32}\Z")
+_LEFTOVER = re.compile(r"\.(tmp|trash-step)-[0-9]{10}-[0-9a-f]{32}\Z")
+
+
+def new_attempt() -> str:
+    """Return a fresh 32-digit hexadecimal id for one attempt at saving."""
+    return uuid.uuid4().hex
+
+
+def step_name(step: int) -> str:
+    """Return the final name of a checkpoint; sorts like the step."""
+    return f"step-{step:010d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step of a final name, None for any other name."""
+    match = _STEP.match(name)
+    return int(match[1]) if match else None
+
+
+def aside_step_of(name: str) -> int | None:
+    """Return the step of a version set aside, None for any other name."""
+    match = _ASIDE.match(name)
+    return int(match[1]) if match else None
+
+
+def any_step_of(name: str) -> int:
+    """Return the step of a final name or of a version set aside, -1 for any other name."""
+    match = _STEP.match(name) or _ASIDE.match(name)
+    return int(match[1]) if match else -1
+
+
+def is_leftover(name: str) -> bool:
+    """Whether `name` is unfinished or discarded work, which a lock holder may delete."""
+    return _LEFTOVER.match(name) is not None
+
+
+def tmp_name(step: int, attempt: str) -> str:
+    """Return the name under which a checkpoint is written."""
+    return f".tmp-{step:010d}-{attempt}"
+
+
+def aside_name(step: int, attempt: str) -> str:
+    """Return the name of a version that is about to be replaced."""
+    return f".aside-{step_name(step)}-{attempt}"
+
+
+def trash_name(step: int, attempt: str) -> str:
+    """Return the name of a version that is about to be deleted."""
+    return f".trash-{step_name(step)}-{attempt}"
+
+
+# `WriterLock`: the right to write a run directory, and whether it is still this run's.
+#
+# The lock is a `flock` on the file `.lock` in the directory; the system drops it when the process
+# dies. A flock belongs to the file and not to its path: once somebody moves the directory away,
+# removes it or removes the lock, another run can lock what now lies at the path, and both would
+# write. So a writer compares what it holds with what the path leads to before it writes.
+
+
+class WriterLock:
+    """The lock of an existing run directory, held from construction to `release`.
+
+    Args:
+        fs: the file system.
+        directory: the run directory.
+
+    Raises:
+        CheckpointLocked: another manager, in this process or another, is the writer.
+        CheckpointLockLost: the directory or its lock was replaced while the lock was taken.
+        OSError: the lock cannot be made.
+    """
+
+    def __init__(self, fs: Fs, directory: Path) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._path = directory / LOCK_NAME
+        self._directory_id = fs.stat(directory).identity
+        try:
+            fd = fs.lock(self._path, f"process {os.getpid()} on {platform.node()}")
+        except BlockingIOError as error:
+            raise CheckpointLocked(directory, str(error.strerror)) from None
+        self._fd: int | None = fd
+        self._owner_pid = os.getpid()
+        try:
+            self._lock_id = fs.stat_open(fd).identity
+            self.check()
+        except BaseException:
+            self.release()
+            raise
+
+    def check(self) -> None:
+        """Return if the path still leads to what is locked; writes nothing.
+
+        Raises:
+            CheckpointLockLost: the directory or the lock was moved, removed or replaced, or this
+                process was forked from the writer.
+            OSError: the system cannot say.
+        """
+        if self._owner_pid != os.getpid():
+            what = f"this process was forked from the writer, process {self._owner_pid}"
+            raise CheckpointLockLost(self._directory, what)
+        # Looked for first and told last: a lock that is gone with its directory was not removed.
+        lock = self._found(self._path)
+        directory = self._found(self._directory)
+        if directory != self._directory_id:
+            what = "the directory was " + ("moved or removed" if directory is None else "replaced")
+            raise CheckpointLockLost(self._directory, what)
+        if lock != self._lock_id:
+            what = f"its {LOCK_NAME} was " + ("removed" if lock is None else "replaced")
+            raise CheckpointLockLost(self._directory, what)
+
+    def release(self) -> None:
+        """Stop being the writer. Idempotent."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with suppress(OSError):  # nothing unsynced hangs on this descriptor
+                self._fs.close(fd)
+
+    def _found(self, path: Path) -> FileId | None:
+        try:
+            return self._fs.stat(path).identity
+        except (FileNotFoundError, NotADirectoryError):
+            return None

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError
-from actorflow.checkpoint.fs import is_safe_name
-from actorflow.checkpoint.layout import MANIFEST_NAME, MAX_STEP
-from actorflow.checkpoint.shard import FORMAT_DTYPES, FileEntry, ShardSpec, TensorEntry
+from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointUnfit
+from actorflow.checkpoint.fs import MANIFEST_NAME, MAX_STEP, is_safe_name
+from actorflow.checkpoint.shard import FORMAT_DTYPES, Array, FileEntry, ShardSpec, TensorEntry
 
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 64 << 20
@@ -261,3 +260,52 @@ class _Fields:
     def digest(self, key: str) -> str:
         value = self._value[key]
         return str(self._take(key, str, isinstance(value, str) and _HASH.match(value) is not None))
+
+
+# What a reader expects of a checkpoint: the variables of the job that is to go on from it.
+#
+# The hashes of a checkpoint find damage. They cannot say that somebody who computed them again
+# meant what this job needs, so its manifest is held against the job before a byte of a tensor is
+# reserved.
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The types of tensors that a checkpoint must have, and the names of those it may lack or have.
+
+    A type is a text, such as "float32[2, 3]". `counter` names the tensor that counts the steps,
+    which must say what the manifest says.
+    """
+
+    tensors: Mapping[str, str]
+    optional: frozenset[str] = frozenset()
+    counter: str = ""
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise CheckpointUnfit when the tensors of a manifest are others."""
+        found = {t.name: f"{t.dtype}{list(t.shape)}" for t in manifest.tensors}
+        missing = [n for n in self.tensors if n not in found and n not in self.optional]
+        unknown = [n for n in found if n not in self.tensors and n not in self.optional]
+        if missing or unknown:
+            raise CheckpointUnfit(
+                f"it lacks {_listed(missing)} and has {_listed(unknown)} too many; another model"
+                " or optimizer wrote it"
+            )
+        for name, expected in self.tensors.items():
+            if found.get(name, expected) != expected:
+                raise CheckpointUnfit(f"{name!r} is {found[name]} there, {expected} here")
+
+    def check_values(self, manifest: Manifest, tensors: Mapping[str, Array]) -> None:
+        """Raise CheckpointUnfit when the state is not that of the manifest's step."""
+        if self.counter and int(tensors[self.counter]) != manifest.step:
+            raise CheckpointUnfit(
+                f"its {self.counter!r} is {int(tensors[self.counter])}, its name says"
+                f" {manifest.step}"
+            )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{[name[:200] for name in names[:_SHOWN]]}{more}" if names else "nothing"

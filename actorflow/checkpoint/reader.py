@@ -18,10 +18,8 @@ from actorflow.checkpoint.errors import (
     os_text,
     reading,
 )
-from actorflow.checkpoint.expected import Expected
-from actorflow.checkpoint.fs import Fs, read_up_to
-from actorflow.checkpoint.layout import MANIFEST_NAME, aside_step_of, step_name, step_of
-from actorflow.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, decode
+from actorflow.checkpoint.fs import MANIFEST_NAME, Fs, aside_step_of, read_up_to, step_name, step_of
+from actorflow.checkpoint.manifest import MAX_MANIFEST_BYTES, Expected, Manifest, decode
 from actorflow.checkpoint.shard import Array, read_shard
 from memory.report import format_bytes
 

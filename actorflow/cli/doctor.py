@@ -11,13 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from actorflow.compile.gpus import described, dotted
-from actorflow.compile.host import CUDA_PACKAGES, Host, examine
-from actorflow.settings import ENVIRONMENT, Settings, SettingsError
+from actorflow.environment.host import CUDA_PACKAGES, Host, described, dotted, examine
+from actorflow.environment.settings import ENVIRONMENT, Settings, SettingsError
 from actors.device.cuda.driver import OLDEST_CUDA
 from actors.device.cuda.nvml import GpuListed
 from actors.kernels.library.openblas import HOLDING_VARIABLES
-from compiler.errors import CompileError
+from compiler.contract.errors import CompileError
 
 _BUSY_CORES = 0.25  # less than this is the background of any desktop
 _LOW_MEMORY_BYTES = 1 << 30

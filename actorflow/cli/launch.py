@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import runpy
+import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 
-from actorflow.settings import Settings
-from compiler.errors import CompileError
+from actorflow.environment.settings import Settings, SettingsError
+from actorflow.tensor.tracer import is_ours, is_users, shown_path
+from compiler.contract.errors import ActorflowError, CompileError, InternalError
 
 _GRACE_S = 10.0
 _MOST_GRACE_S = 86_400.0
@@ -31,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Launch the ranks and return the job's exit status. Raises CompileError for bad options."""
     # Late: it loads zmq, of which no other command has a need.
-    from actorflow.ranks.launcher import RankLaunch, launch
-    from actors.collectives.native import MAX_RANKS
+    from actorflow.distributed.launcher import RankLaunch, launch
+    from actors.collectives.segments import MAX_RANKS
 
     if not 1 <= options.ranks <= MAX_RANKS:
         raise CompileError(f"-n: expected 1 to {MAX_RANKS} ranks, came {options.ranks}")
@@ -46,3 +51,109 @@ def run(options: argparse.Namespace) -> int:
     command = (options.file, *options.rest)
     asked = RankLaunch(command, options.ranks, settings.rank_seconds, options.grace)
     return launch(asked, os.environ)
+
+
+# Running a user's script, and what is shown of an error that ends it.
+#
+# An error that actorflow raises on purpose says what is wrong, where, and how to mend it. So its
+# message is all that is shown, with the line of the script that led to it, and after the traceback
+# of what the user's own code raised where that is the cause. Every other exception is the script's
+# own: it is handed to `sys.excepthook` as under `python`, without frames of ours, but for a bug of
+# ours. With the log level DEBUG every error is, with all frames that the script led to.
+
+_RUN_PATH = runpy.run_path.__code__
+
+
+def run_script(file: str, rest: list[str]) -> None:
+    """Run a script as `python file *rest` does. Raises FileNotFoundError, and what it raises."""
+    if not Path(file).is_file():
+        raise FileNotFoundError(2, "no such script", file)
+    sys.argv = [file, *rest]
+    sys.path.insert(0, str(Path(file).resolve().parent))
+    runpy.run_path(file, run_name="__main__")
+
+
+def is_of_script(error: BaseException) -> bool:
+    """Whether an error came out of a file that was run here, and not out of a command of ours."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any([frame.f_code is _RUN_PATH for frame, _ in frames])
+
+
+def tell_error(error: Exception) -> None:
+    """Print an error of a script to stderr, as the docstring of this module says."""
+    is_on_purpose = isinstance(error, ActorflowError) and not isinstance(error, InternalError)
+    trace = _within_script(error.__traceback__)
+    if _is_debugging():
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    elif not is_on_purpose:
+        trace = _without_ours(trace)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+    else:
+        for cause in _causes(error):
+            shown = cause.with_traceback(_without_ours(cause.__traceback__))
+            traceback.print_exception(shown, chain=False)
+        print(f"actorflow: {error}{_leading_line(error, trace)}", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
+
+
+def _within_script(trace: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that begins in the script."""
+    while trace is not None and trace.tb_frame.f_code is not _RUN_PATH:
+        trace = trace.tb_next
+    while trace is not None and trace.tb_frame.f_code.co_filename == _RUN_PATH.co_filename:
+        trace = trace.tb_next
+    return trace
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without our frames; all of it where we were called last: a bug of ours."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    last = max([at for at, f in enumerate(frames) if is_users(_file(f))], default=-1)
+    rest: TracebackType | None = None
+    is_ours_last = any([is_ours(_file(f)) for f in frames[last + 1 :]])
+    for frame in reversed(frames):
+        if is_ours_last or not is_ours(_file(frame)):
+            rest = TracebackType(rest, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return rest
+
+
+def _file(trace: TracebackType) -> str:
+    return trace.tb_frame.f_code.co_filename
+
+
+def _is_debugging() -> bool:
+    try:
+        return Settings.from_env(os.environ).log_level == "DEBUG"
+    except SettingsError:
+        return False
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return what led to an error and came out of code of the user, the first of all first."""
+    chain = [error]  # may be a ring: an error that is raised anew from what it was the cause of
+    while (cause := _cause(chain[-1])) is not None and cause not in chain:
+        chain.append(cause)
+    foreign = [e for e in chain if not isinstance(e, ActorflowError)]
+    return [e for e in reversed(foreign) if _lines_of_user(e.__traceback__)]
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _leading_line(error: BaseException, trace: TracebackType | None) -> str:
+    """Return the innermost line of the user that led to an error, where its message has none."""
+    lines = _lines_of_user(trace)
+    if not lines or any([f"{Path(file).name}:" in str(error) for file, _ in lines]):
+        return ""
+    file, line = lines[-1]
+    return f" ({shown_path(file)}:{line})"
+
+
+def _lines_of_user(trace: TracebackType | None) -> list[tuple[str, int]]:
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
+    return [(file, line) for file, line in frames if is_users(file)]

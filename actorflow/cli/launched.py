@@ -16,9 +16,9 @@ import sys
 import threading
 from typing import NoReturn
 
-from actorflow.cli.script import run_script, tell_error
-from actorflow.ranks.keys import take_over
-from actorflow.ranks.member import RankMember, become_member
+from actorflow.cli.launch import run_script, tell_error
+from actorflow.distributed.member import RankMember, become_member
+from actorflow.distributed.messages import take_over
 
 _PR_SET_PDEATHSIG = 1
 _CLEAN = (None, 0, *[128 + s for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)])

@@ -1,7 +1,7 @@
 """The command line: `actorflow run | launch | plan | simulate | pack | bench | ckpt | ...`.
 
 Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
-with exit code 1, and a stop by signal exits with 128 + signal. `actorflow.cli.script` decides what
+with exit code 1, and a stop by signal exits with 128 + signal. `actorflow.cli.launch` decides what
 is shown of an error of a script that is run here. A plan file is proven before anything is done
 with it, for its hash guards against accidents only.
 """
@@ -9,55 +9,154 @@ with it, for its hash guards against accidents only.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from actorflow import __version__
-from actorflow.cli import bench as cli_bench
-from actorflow.cli import ckpt as cli_ckpt
-from actorflow.cli import doctor, plan_rank, top
-from actorflow.cli import launch as cli_launch
-from actorflow.cli import memory as cli_memory
-from actorflow.cli import ops as cli_ops
-from actorflow.cli import pack as cli_pack
-from actorflow.cli import passes as cli_passes
-from actorflow.cli import simulate as cli_simulate
-from actorflow.cli.network_options import ranks_of
-from actorflow.cli.script import is_of_script, run_script, tell_error
-from actorflow.compile.capture import PlanCaptured, capturing_plan
-from actorflow.compile.gpus import check_gpu, gpu_of
-from actorflow.compile.native import retune
+from actorflow.cli import (
+    doctor,
+    top,
+)
+from actorflow.cli import (
+    inspect as cli_ckpt,
+)
+from actorflow.cli import (
+    inspect as cli_ops,
+)
+from actorflow.cli import (
+    inspect as cli_pack,
+)
+from actorflow.cli import (
+    inspect as cli_passes,
+)
+from actorflow.cli import (
+    launch as cli_launch,
+)
+from actorflow.cli import (
+    memory_map as cli_memory,
+)
+from actorflow.cli import (
+    simulate as cli_simulate,
+)
+from actorflow.cli.launch import is_of_script, run_script, tell_error
+from actorflow.cli.simulate import ranks_of
+from actorflow.compile.plan_facts import batch_fields
+from actorflow.compile.prove import prove_consistent
 from actorflow.data import Tokens
-from actorflow.proof.prove import prove_consistent
+from actorflow.distributed.agreed_plan import classes_of_ranks
+from actorflow.environment.host import check_gpu, gpu_of
+from actorflow.environment.native import retune
+from actorflow.environment.settings import Settings, __version__, devices_named
+from actorflow.jobs.compile_request import PlanCaptured, capturing_plan
 from actorflow.run.devices import said_of
-from actorflow.run.plan_facts import batch_fields
 from actorflow.run.runner import Runner
-from actorflow.settings import Settings, devices_named
-from compiler.errors import ActorflowError, CompileError
-from compiler.mesh import ALONE, Ranks
-from compiler.plan import Plan
-from compiler.printer import print_plan, summarise
+from compiler.contract.errors import ActorflowError, CompileError
+from compiler.contract.placement import ALONE, Ranks
+from compiler.contract.plan import Plan
+from compiler.pipeline.printer import print_plan, summarise
 from memory.report import format_bytes
 
 if TYPE_CHECKING:
     from actorflow.compile.compiling import Compilation
 
 
+TUNE_HELP = "measure anew which library multiplies fastest, for every shape"
+
+
+# `actorflow plan --rank R SCRIPT.py`: whose plan it is, of the ranks of a job's mesh.
+
+_MOST_ONE_BY_ONE = 8
+"""Ranks that are told apart each by its own graph; with an evaluation there is no shorter way."""
+_OF_LAUNCH = re.compile(r"-n\d*|--ranks(=.*)?")
+
+
+def add_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option to a parser."""
+    text = "of the job's mesh, whose plan it is (default 0); no process of another is needed"
+    parser.add_argument("--rank", type=int, metavar="R", help=text)
+
+
+def asked_rank(options: argparse.Namespace, *, is_plan_file: bool) -> Ranks:
+    """Return what says whose plan is asked for. Raises CompileError for that of a file."""
+    if options.rank is not None and is_plan_file:
+        raise CompileError(
+            f"--rank {options.rank} is for scripts, and {options.file} is a plan of one rank"
+            " already; save that of another from its script"
+        )
+    return replace(ALONE, rank=options.rank or 0)
+
+
+def check_no_launch(own: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """End with a usage error where the number of ranks stands before a script, as for `launch`."""
+    for word in own[1:]:
+        if word.endswith(".py"):
+            return
+        if _OF_LAUNCH.fullmatch(word):
+            parser.error(
+                f"{own[0]} needs no {word}: how many ranks there are the job's mesh says. plan"
+                " shows that of one rank, by --rank R (default 0), and simulate runs those of all"
+            )
+
+
+def whose_plan(asked: Compilation) -> str:
+    """Return a line that says which rank's plan it is; "" for a job of one rank."""
+    ranks = asked.hardware.ranks
+    if ranks.count == 1:
+        return ""
+    line = f"rank {ranks.rank} of {ranks.count}"
+    if asked.evaluation is not None and ranks.count > _MOST_ONE_BY_ONE:
+        return line
+    told = classes_of_ranks(asked)
+    own, count = told.count(told[ranks.rank]), len({*told})
+    if count == 1:
+        return f"{line}, all of which have this plan"
+    alike = f"{own} ranks have" if own > 1 else "it alone has"
+    return f"{line}: {alike} this plan, one of {count} classes of ranks"
+
+
 def _no_arguments(parser: argparse.ArgumentParser) -> None:
     """Take nothing."""
+
+
+def _bench_command() -> Any:
+    """Return the module of `actorflow bench`, of the clone; None where there is no clone."""
+    root = str(Path(__file__).resolve().parents[2])
+    sys.path += [root] if root not in sys.path else []
+    try:
+        return importlib.import_module("benchmarks.compare.command")
+    except ModuleNotFoundError:
+        return None
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    if command := _bench_command():
+        command.add_arguments(parser)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    """Run the command of the clone. Raises CompileError where there is none."""
+    command = _bench_command()
+    if command is None:
+        raise CompileError("`actorflow bench` runs from a clone: its rows are in benchmarks/rows")
+    code: int = command.run(options)
+    return code
 
 
 _OTHERS = (
     ("launch", cli_launch.add_arguments, cli_launch.run,
      "run a script as several processes of one job: ranks"),
-    ("pack", cli_pack.add_arguments, cli_pack.run,
+    ("pack", cli_pack.add_pack_arguments, cli_pack.run_pack,
      "place the buffers of a CSV file, with a certificate"),
-    ("bench", cli_bench.add_arguments, cli_bench.run, "compare with other engines, row by row"),
+    ("bench", _bench_arguments, _bench, "compare with other engines, row by row"),
     ("top", top.add_arguments, top.run, "watch a run: its actors, and what they wait for"),
-    ("ops", cli_ops.add_arguments, cli_ops.run, "print the table of ops, what is known of each"),
-    ("passes", _no_arguments, cli_passes.run, "print the passes of the compiler in order"),
+    ("ops", cli_ops.add_ops_arguments, cli_ops.run_ops,
+     "print the table of ops, what is known of each"),
+    ("passes", _no_arguments, cli_passes.run_passes, "print the passes of the compiler in order"),
     ("doctor", _no_arguments, lambda options: doctor.main(),
      "say what this machine offers and what holds it back"),
 )  # fmt: skip
@@ -131,7 +230,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     parser = _parser()
     own, rest = _split(arguments)
     if own[:1] in (["plan"], ["simulate"]):
-        plan_rank.check_no_launch(own, parser)
+        check_no_launch(own, parser)
     options, unknown = parser.parse_known_args(own)
     takes_script = options.command in (_plan, _simulate) and not _is_plan_file(options.file)
     if unknown and not takes_script:
@@ -157,7 +256,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--checkpoint", help="plan file: directory of the run")
     run.add_argument("--seed", type=int, default=0, help="plan file: seed of the run (default 0)")
     _add_device(run, "before SCRIPT: ")
-    run.add_argument("--tune", action="store_true", help=f"before SCRIPT: {cli_bench.TUNE_HELP}")
+    run.add_argument("--tune", action="store_true", help=f"before SCRIPT: {TUNE_HELP}")
     run.set_defaults(command=_run)
 
     plan = commands.add_parser(
@@ -166,9 +265,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("file", help="a Python script or a plan file")
     plan.add_argument("--save", metavar="FILE", help="write the plan to a file")
     _add_device(plan)
-    plan_rank.add_argument(plan)
+    add_argument(plan)
     plan.add_argument("--full", action="store_true", help="print every launch")
-    plan.add_argument("--tune", action="store_true", help=cli_bench.TUNE_HELP)
+    plan.add_argument("--tune", action="store_true", help=TUNE_HELP)
     cli_memory.add_arguments(plan)
     plan.set_defaults(command=_plan)
 
@@ -184,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
         other = commands.add_parser(name, help=text)
         add_arguments(other)
         other.set_defaults(command=command)
-    cli_ckpt.add_arguments(commands.add_parser("ckpt", help="list or verify checkpoints"))
+    cli_ckpt.add_ckpt_arguments(commands.add_parser("ckpt", help="list or verify checkpoints"))
     return parser
 
 
@@ -255,12 +354,12 @@ def _plan(options: argparse.Namespace) -> int:
     _set_device(options)
     _tune(options)
     draw = cli_memory.drawing(options, _proven)
-    asked_rank = plan_rank.asked_rank(options, is_plan_file=_is_plan_file(options.file))
-    plan, store_all, asked = _plans_of(options.file, options.rest, asked_rank)
+    rank = asked_rank(options, is_plan_file=_is_plan_file(options.file))
+    plan, store_all, asked = _plans_of(options.file, options.rest, rank)
     settings = Settings.from_env(os.environ)
     if gpu_of(plan) and (said := said_of(plan, settings)):
         print(said)
-    if asked is not None and (whose := plan_rank.whose_plan(asked)):
+    if asked is not None and (whose := whose_plan(asked)):
         print(whose)
     print("\n".join(print_plan(plan) if options.full else summarise(plan)))
     if options.save:
@@ -302,7 +401,7 @@ def _plans_of(
 def _proven(file: str) -> Plan:
     """Load a plan file to be shown. Raises PlanFormatError where it contradicts itself.
 
-    Whoever runs it proves more (`actorflow.proof`): that asks this machine's kernels.
+    Whoever runs it proves more (`actorflow.compile.prove`): that asks this machine's kernels.
     """
     plan = Plan.load(file)
     prove_consistent(plan, file)

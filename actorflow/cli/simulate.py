@@ -1,6 +1,6 @@
 """`actorflow simulate`: what a plan will do, here or on many devices, before anything is run.
 
-Firings are priced with what was measured of this machine (`actorflow.run.pricing`), kept in the
+Firings are priced with what was measured of this machine (`actorflow.cli.simulate`), kept in the
 cache folder; with `--no-calibrate` with the plan's own estimates, which are the same everywhere. A
 plan for a GPU has the estimates of the GPU's description, and needs no GPU.
 The report is one value, printed as text or as JSON.
@@ -9,33 +9,290 @@ The report is one value, printed as text or as JSON.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
+import math
 import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from actorflow.cli.network_options import (
-    add_network_arguments,
-    check_network,
-    network_of,
-    spread_of,
-)
-from actorflow.compile.gpus import gpu_of
-from actorflow.run.pricing import calibration, priced
-from actorflow.settings import Settings
-from actors.critical_path import time_per_actor
-from actors.ranks import RanksRun, simulate_ranks
-from actors.simulate import SimulatedRun, simulate
-from actors.timeline import write_chrome_trace
-from compiler.errors import CompileError
-from compiler.joint import fit_together, verify_ranks
-from compiler.joint_job import check_one_job
-from compiler.meetings import meetings_of
-from compiler.mesh import Mesh
-from compiler.plan import Plan
-from compiler.rank_plans import RankPlans
+import numpy as np
+
+from actorflow import functional, nn
+from actorflow.data import ArraySource
+from actorflow.environment.host import gpu_of, processor, usable_cores
+from actorflow.environment.native import ready_native
+from actorflow.environment.settings import Settings, logger
+from actorflow.jobs.job import job
+from actorflow.optim import SGD
+from actorflow.options.fit_options import FitOptions
+from actorflow.run.runner import Runner
+from actorflow.tensor.tensor import Tensor
+from actors.kernels.common.cost import Rates
+from actors.kernels.common.files import DamagedFile, kept, replace_object
+from actors.kernels.common.host_memory import quiet_floating_point
+from actors.kernels.host.c_calibration import stopwatch_c
+from actors.kernels.host.calibration import cached_rates, calibrate, firing_prices, stopwatch
+from actors.kernels.library import openblas, runtime
+from actors.loop.timeline import write_chrome_trace
+from actors.simulation.costs import ALGORITHMS, Network, RunCosts, SharedHost, Wire, on_host
+from actors.simulation.ranks import RanksRun, Spread, simulate_ranks
+from actors.simulation.simulate import SimulatedRun, simulate, time_per_actor
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import Mesh, MeshLink, Ranks, joined
+from compiler.contract.plan import Plan
+from compiler.contract.rank_plans import RankPlans, meetings_of
+from compiler.verify.cross_rank import check_one_job, fit_together, verify_ranks
 
 if TYPE_CHECKING:
     from actorflow.compile.compiling import Compilation
+
+
+# Options of `actorflow simulate`: what joins the ranks, and how their speeds differ.
+
+
+def add_network_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options to a parser."""
+    add = parser.add_argument
+    add("--devices", type=int, metavar="N", help="ranks (default: as many as the plan is for)")
+    add("--link", type=float, default=12.5, metavar="GB/s",
+        help="of each host each way, shared by its ranks (default 12.5)")  # fmt: skip
+    add("--latency", type=float, default=5.0, metavar="US",
+        help="per message between hosts (default 5)")  # fmt: skip
+    add("--per-host", type=int, default=1, metavar="K", help="ranks of a host (default 1)")
+    add("--inside", type=float, default=50.0, metavar="GB/s",
+        help="of each rank to the others of its host (default 50)")  # fmt: skip
+    add("--inside-latency", type=float, default=1.0, metavar="US",
+        help="per message inside a host (default 1)")  # fmt: skip
+    add("--per-rack", type=int, default=0, metavar="H",
+        help="hosts of a rack (default: all hosts at one switch)")  # fmt: skip
+    add("--uplink", type=float, metavar="GB/s",
+        help="of each rack each way, shared by its hosts (default: as --link)")  # fmt: skip
+    add("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0], help="of the all-reduce")
+    add("--straggler", type=float, default=1.0, metavar="F", help="one rank is F times as slow")
+    add("--spread", type=float, default=0.0, metavar="S",
+        help="ranks are exp(S x) times as slow, x normal for each rank (default 0: all alike)",
+        )  # fmt: skip
+
+
+def ranks_of(options: argparse.Namespace) -> Ranks:
+    """Return the ranks that a plan is asked for, and the links that its buckets are cut for."""
+    link = MeshLink(options.link, options.latency * 1e3)
+    return joined(Mesh(("data",), (options.devices or 1,)), link)
+
+
+def spread_of(options: argparse.Namespace) -> Spread:
+    """Return how the speeds of the ranks differ."""
+    return Spread(options.straggler, options.spread)
+
+
+def network_of(options: argparse.Namespace, num_ranks: int) -> Network:
+    """Return what joins the ranks. Raises CompileError where the algorithm cannot run there."""
+    link, inside = options.latency * 1e3, options.inside_latency * 1e3
+    if options.algorithm == "hierarchical" and num_ranks % options.per_host:
+        raise CompileError(
+            f"--algorithm hierarchical needs full hosts, and {num_ranks} devices do not fill hosts"
+            f" of {options.per_host}; choose --devices or --per-host, or another algorithm"
+        )
+    return Network(
+        Wire(options.link, link),
+        options.algorithm,
+        options.per_host,
+        Wire(options.inside, inside),
+        options.per_rack,
+        Wire(options.uplink or options.link, link),
+    )
+
+
+def check_network(options: argparse.Namespace) -> None:
+    """Raise CompileError for numbers that no network has."""
+    devices = 1 if options.devices is None else options.devices
+    uplink = options.link if options.uplink is None else options.uplink
+    speeds = (("--link", options.link), ("--inside", options.inside), ("--uplink", uplink))
+    times = (("--latency", options.latency), ("--inside-latency", options.inside_latency))
+    expected = (
+        ("--devices", devices, "1 or more", devices >= 1),
+        *[(name, v, "more than 0 GB/s", 0 < v < math.inf) for name, v in speeds],
+        *[(name, v, "0 us or more", 0 <= v < math.inf) for name, v in times],
+        ("--per-host", options.per_host, "1 or more", options.per_host >= 1),
+        ("--per-rack", options.per_rack, "0 or more", options.per_rack >= 0),
+        ("--straggler", options.straggler, "1 or more", 1 <= options.straggler < math.inf),
+        ("--spread", options.spread, "0 or more", 0 <= options.spread < math.inf),
+    )
+    for name, value, wanted, is_good in expected:
+        if not is_good:
+            raise CompileError(f"{name} must be {wanted}, got {value}")
+    if options.uplink is not None and not options.per_rack:
+        raise CompileError(
+            f"--uplink {options.uplink:g} is that of racks, and there are none; say how many hosts"
+            " a rack has by --per-rack"
+        )
+
+
+# What a run costs on this machine beside its launches: measured on a small job of our own.
+#
+# The job is trained for a second with a listener and a trace, like a user's. Its chain keeps all
+# cores busy and sweeps the caches, as that of a user does: then a turn takes three times as long as
+# beside a small one, and so does a batch. Of each sort of moment the median of a run counts, and of
+# some runs the least: what others do on the machine only adds.
+
+_RUNS, _STEPS = 3, 70
+_BATCH, _WIDTH, _HIDDEN = 128, 256, 1024
+"""A step of some milliseconds, over parameters that no second-level cache holds."""
+
+
+class _PricedNet(nn.Module):
+    def __init__(self) -> None:
+        self.up, self.down = nn.Linear(_WIDTH, _HIDDEN), nn.Linear(_HIDDEN, 8)
+        self.inner = nn.Linear(_HIDDEN, _HIDDEN)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        made: Tensor = self.down(functional.relu(self.inner(functional.relu(self.up(x)))))
+        return made
+
+
+def measure_costs(settings: Settings) -> RunCosts:
+    """Train a small job and return what its firings cost beside their launches."""
+
+    @job(optimizer=SGD(1e-3), deterministic=True)
+    def calibration(model: Any, batch: Any) -> Tensor:
+        loss: Tensor = model(batch.x).mean()
+        return loss
+
+    x = np.ones((4 * _BATCH, _WIDTH), np.float32)
+    source = ArraySource({"x": x}, batch=_BATCH)
+    plan = calibration.compile(_PricedNet(), source)
+    runs = [costs_of(_traced(plan, source, settings), _BATCH * _WIDTH * 4) for _ in range(_RUNS)]
+    return least_of(runs)
+
+
+def _traced(plan: Plan, source: ArraySource, settings: Settings) -> list[dict[str, Any]]:
+    """Run a plan and return the events of its trace."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        runner = Runner(plan, settings=replace(settings, trace=trace))
+        heard: list[int] = []
+        runner.run(
+            FitOptions(
+                source, steps=_STEPS, progress=False, on_step=lambda step, _: heard.append(step)
+            )
+        )
+        events: list[dict[str, Any]] = json.loads(trace.read_text())["traceEvents"]
+    return events
+
+
+def least_of(runs: Sequence[RunCosts]) -> RunCosts:
+    """Return the least of each cost."""
+    return RunCosts(*[min(costs) for costs in zip(*[astuple(run) for run in runs], strict=True)])
+
+
+def costs_of(events: Sequence[Mapping[str, Any]], batch_bytes: int) -> RunCosts:
+    """Return the costs from a trace of firings `data`, `step` and `metrics`, in microseconds."""
+    rows: dict[str, dict[int, tuple[float, float]]] = {"data": {}, "step": {}, "metrics": {}}
+    for event in events:
+        if event.get("ph") == "X" and event["name"] in rows and "firing" in event["args"]:
+            begin = float(event["ts"])
+            rows[event["name"]][event["args"]["firing"]] = (begin, begin + float(event["dur"]))
+    steps, heard = rows["step"], rows["metrics"]
+    gaps = [steps[b][0] - steps[a][1] for a, b in pairwise(sorted(steps)) if b == a + 1]
+    hops = [heard[n][0] - steps[n][1] for n in sorted(heard) if n in steps]
+    ports = [[end - begin for begin, end in rows[name].values()] for name in ("data", "metrics")]
+    turn, hop, source, sink = [_median(x) * 1e3 for x in (gaps, hops, *ports)]
+    return RunCosts(turn, max(hop - turn, 0.0), source / 2, sink, source / 2 / batch_bytes)
+
+
+def _median(values: Sequence[float]) -> float:
+    """Return the median; 0 where there is nothing."""
+    return max(median(values), 0.0) if values else 0.0
+
+
+def cached_costs(folder: Path, name: str, settings: Settings, *, is_fresh: bool) -> RunCosts:
+    """Return the costs kept in a folder under a name; measure and keep them when there are none.
+
+    A line says where they are damaged, and so measured anew.
+    """
+    path = folder / f"run-costs-{name}.json"
+    found = None if is_fresh else kept(path, _decoded, "what a run costs is measured anew")
+    if found is not None:
+        return found
+    costs = measure_costs(settings)
+    with contextlib.suppress(OSError):  # that the folder cannot be written, the rates have said
+        replace_object(path, asdict(costs))
+    return costs
+
+
+def _decoded(found: Mapping[str, Any]) -> RunCosts:
+    """Return costs as they were written. Raises DamagedFile: they were not."""
+    try:
+        costs = RunCosts(**{name: found[name] for name in asdict(RunCosts())})
+        if not all([isinstance(v, float) and 0 <= v < 1e12 for v in asdict(costs).values()]):
+            raise TypeError(f"{found}")
+    except (KeyError, TypeError) as error:
+        raise DamagedFile(f"these are no costs: {error}") from None
+    return costs
+
+
+# What this machine takes for the firings of a plan: it is measured once, and kept.
+#
+# A calibration has a few hundred numbers and knows no job. It is kept in the cache folder by
+# processor, cores, threads and libraries; nothing that a plan is made from depends on it.
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What launches take on this machine, and what a run costs beside them."""
+
+    rates: Rates
+    costs: RunCosts
+
+    @property
+    def capacity(self) -> float:
+        """What all cores do in the time of one alone."""
+        in_c, cores = self.rates.in_c, usable_cores()
+        return float(cores) if in_c is None else in_c.capacity_of(cores)
+
+
+def calibration(settings: Settings, *, is_fresh: bool = False) -> Calibration:
+    """Return what was measured of this machine; measure it when nothing is kept, or anew.
+
+    It takes ten seconds, which a line of the log says. A file that is damaged is measured anew,
+    with a line too.
+    """
+    quiet_floating_point()
+    ready_native(settings)
+    # What is measured must be what runs have, and its name may not depend on what ran before.
+    openblas.use_threads(1 if runtime.is_on() else settings.threads)
+    begun = time.perf_counter()
+    measure = stopwatch(time.perf_counter_ns)
+    measure_c = stopwatch_c(time.perf_counter_ns) if runtime.is_on() else None
+    if settings.cache is None:
+        return Calibration(calibrate(measure, measure_c), measure_costs(settings))
+    machine = f"{processor()} {os.cpu_count()} {openblas.loaded_blas()} {runtime.fingerprint()}"
+    folder = settings.cache / "rates"
+    known = set(folder.glob("*.json")) if folder.is_dir() else set()
+    rates = cached_rates(folder, machine, measure, measure_c=measure_c, is_fresh=is_fresh)
+    name = hashlib.blake2b(machine.encode(), digest_size=8).hexdigest()
+    costs = cached_costs(folder, name, settings, is_fresh=is_fresh)
+    if is_fresh or not folder.is_dir() or set(folder.glob("*.json")) != known:
+        seconds = time.perf_counter() - begun
+        logger.info("this machine was measured in %.1f s; kept in %s", seconds, folder)
+    return Calibration(rates, costs)
+
+
+def priced(plan: Plan, found: Calibration) -> tuple[tuple[float, ...], SharedHost]:
+    """Return the durations of a plan's firings here, by actor, and who shares the cores."""
+    rates = found.rates
+    if rates.in_c is None:
+        rates = replace(rates, blas_threads=found.capacity)
+    return on_host(plan, firing_prices(plan, rates), found.capacity, found.costs)
+
 
 _TOP = 5
 
@@ -168,7 +425,7 @@ def _ranks(plan: Plan, devices: int, asked: Compilation | None) -> RankPlans:
     """
     mesh = plan.mesh
     if asked is not None and mesh.names and mesh.num_ranks == devices:
-        from actorflow.compile.agreed_plan import plans_of_classes
+        from actorflow.distributed.agreed_plan import plans_of_classes
 
         ranks = plans_of_classes(asked)
         verify_ranks(ranks)

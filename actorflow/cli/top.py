@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from actorflow.run.status import Status, read_status
-from compiler.errors import ActorflowError
+from compiler.contract.errors import ActorflowError
 from memory.report import format_bytes
 
 _HOME_AND_CLEAR, _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[H\x1b[J", "\x1b[?25l", "\x1b[?25h"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -11,21 +15,257 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actorflow.compile.fits import check_fits, fits
-from actorflow.compile.native import choosing, compiled, has_refusals
-from actorflow.compile.plan_cache import PlanCache, cache_key, is_ready
+import compiler.pipeline.standard_ops  # noqa: F401  # fills the columns whose files a key covers
+from actorflow.compile.own_ops import gradient_alone
+from actorflow.compile.prove import prove
 from actorflow.compile.targets import planned_for
-from actorflow.logs import logger, once
-from actorflow.settings import Settings
-from compiler.gc_pause import collector_paused
-from compiler.graph import Graph
-from compiler.options import CompileOptions
-from compiler.plan import Plan
-from compiler.target import Hardware
+from actorflow.environment.host import num_threads, usable_cores
+from actorflow.environment.native import build, choices, choosing, compiled, has_refusals
+from actorflow.environment.settings import Settings, collector_paused, logger, once
+from actors.kernels.common.files import DamagedFile, distrust_of_folder, read_sealed, replace_sealed
+from actors.kernels.host import catalogue
+from compiler.contract.errors import ActorflowError, BudgetError, OutOfMemory, PlanFormatError
+from compiler.contract.placement import Device
+from compiler.contract.plan import PLAN_FORMAT, Plan
+from compiler.graph.graph import Graph, gradient
+from compiler.graph.registry import foreign_files
+from compiler.graph.target import CompileOptions, Hardware
+from compiler.ops.language.definition import definition
+from compiler.ops.language.vjp import foreign_programs
+from compiler.ops.primitives.body import hash_graph
+from compiler.pipeline import rewrites
+from memory.report import exact_bytes
 
 if TYPE_CHECKING:
-    from actorflow.compile.job_options import JobOptions
-    from compiler.pipeline import LocalGraphs
+    from actorflow.options.job_options import JobOptions
+    from compiler.pipeline.pipeline import LocalGraphs
+
+
+# Whether a plan fits the memory of its devices, where that is known before there are any.
+
+
+def fits(plan: Plan, hardware: Hardware) -> bool:
+    """Whether a plan takes no more of any device than is known to be there."""
+    return not _overfull(plan, hardware)
+
+
+def check_fits(plan: Plan, hardware: Hardware, make: Callable[[int], object]) -> None:
+    """Raise OutOfMemory for a plan that takes more of a device than the device has.
+
+    `make` compiles the job again within a budget in bytes; it is asked for the smallest budget that
+    does, which the error names.
+    """
+    for device, needed, there in _overfull(plan, hardware):
+        where = f"{device} ({plan.option('gpu')!s})"
+        among = ", ".join(map(str, hardware.devices))
+        spread = f", spread over {among} as well as was found" if len(hardware.devices) > 1 else ""
+        raise OutOfMemory(
+            f"job {plan.name!r} needs {exact_bytes(needed)} on {where}, which has"
+            f" {exact_bytes(there)}{spread}; {_mend(make, there)}"
+        )
+
+
+def _overfull(plan: Plan, hardware: Hardware) -> list[tuple[Device, int, int]]:
+    """Return the devices that a plan is too large for, with what it needs and what is there."""
+    found: list[tuple[Device, int, int]] = []
+    for device, target in zip(hardware.devices, hardware.targets, strict=True):
+        needed = sum([a.size_bytes for a in plan.arenas if a.place == device.place])
+        if needed > target.memory_bytes > 0:
+            found.append((device, needed, target.memory_bytes))
+    return found
+
+
+def _mend(make: Callable[[int], object], there: int) -> str:
+    smallest = 0
+    try:
+        make(1)
+    except BudgetError as error:
+        smallest = error.smallest_bytes
+    if smallest > there:
+        return (
+            f"the smallest budget found feasible is {exact_bytes(smallest)}: lower the batch size,"
+            " or make the model smaller"
+        )
+    return (
+        f"give it a memory_budget, of which {exact_bytes(smallest)} is the smallest found feasible"
+        f" and {exact_bytes(there)} the fastest, or lower the batch size"
+    )
+
+
+# The plan cache on disk: a compiled plan is loaded again while its key is the same.
+#
+# One file per key, under a seal of its name and content (`actors.kernels.common.files`), so that a
+# reader never sees half a plan, nor that of another key. The key covers the traced graph with its
+# user lines, the compile options, the kernels' fingerprint and what native ones are chosen by, the
+# sources of the compiler itself, the files from elsewhere that added a column of an op, a kernel or
+# a pass, and what programs and gradients from elsewhere emit, so that neither a changed compiler
+# nor a changed gradient serves an old plan. What a pass or a kernel imports in its turn is not
+# covered. A damaged file is reported and compiled anew.
+
+_HOUSE = Path(__file__).resolve().parents[2]
+
+_PLANNING = tuple(_HOUSE / wing for wing in ("compiler", "memory", "actors/kernels"))
+"""Where the sources lie that decide what a plan looks like."""
+
+_ASSUMING = tuple(
+    [
+        _HOUSE / name
+        for name in (
+            "actorflow/compile/targets.py",
+            "actors/simulation/costs.py",
+            "actors/simulation/simulate.py",
+        )
+    ]
+)
+"""What is assumed of devices, and of streams that share one."""
+
+_OURS = tuple(f"{folder}{os.sep}" for folder in _PLANNING)
+
+_STARTED_NS = time.time_ns()
+"""When this module was imported, which only that moment can tell: a file that is written later may
+not be the one that was loaded."""
+
+_THIS_PROCESS = uuid.uuid4().hex
+"""A stamp that no other process has."""
+
+
+def cache_key(
+    graph: Graph,
+    options: CompileOptions,
+    hardware: Hardware,
+    evaluation: Graph | None = None,
+) -> str:
+    """Return the key of a compilation: 32 hexadecimal digits."""
+    parts = (
+        hash_graph(graph, with_sources=True),
+        "" if evaluation is None else hash_graph(evaluation, with_sources=True),
+        options.name,
+        repr(options.recorded()),
+        repr(hardware.ranks),
+        hardware.fingerprint,
+        choices(hardware.devices),
+        f"{num_threads()} of {usable_cores()}" if options.num_streams > 1 else "",
+        str(PLAN_FORMAT),
+        _compiler_stamp(),
+        rewrites.identity(),
+        catalogue.identity(),
+        *_foreign_stamps(),
+        *foreign_programs(graph),
+        *_foreign_gradients(graph),
+        *(() if evaluation is None else foreign_programs(evaluation)),
+    )
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+class PlanCache:
+    """A directory of plans. A directory of None keeps nothing.
+
+    Nor does one that others may write: a plan of theirs would be proven, but train to what they
+    like.
+    """
+
+    def __init__(self, directory: Path | None, report: Callable[[str], None]) -> None:
+        why = None if directory is None else distrust_of_folder(directory)
+        if why is not None:
+            report(f"plan cache: {why}; no plan is kept there, or taken from there")
+        self._directory = directory if why is None else None
+        self._report = report
+
+    def find(self, key: str) -> Plan | None:
+        """Return the plan stored under `key`, or None.
+
+        A file that is damaged, or holds the plan of another key, is reported.
+        """
+        if self._directory is None:
+            return None
+        path = self._directory / f"{key}.plan"
+        try:
+            return Plan.from_bytes(read_sealed(path), str(path))
+        except FileNotFoundError:
+            return None
+        except DamagedFile as error:
+            text = f"{path} is damaged, or holds the plan of another key: {error}"
+            self._report(f"plan cache: {text}; compiling again")
+            return None
+        except (PlanFormatError, OSError) as error:
+            self._report(f"plan cache: {error}; compiling again")
+            return None
+
+    def store(self, key: str, plan: Plan) -> None:
+        """Keep a plan. A directory that cannot be written is reported, never an error."""
+        if self._directory is None:
+            return
+        try:
+            replace_sealed(self._directory / f"{key}.plan", plan.to_bytes())
+        except OSError as error:
+            self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
+
+
+def is_ready(plan: Plan, report: Callable[[str], None]) -> bool:
+    """Prove a plan of the cache and build its kernels; say why it is of no use.
+
+    A plan of several ranks is not run here: it is there to be shown and simulated.
+    """
+    if plan.option("mesh", ()) != ():
+        return True
+    try:
+        prove(plan)
+    except ActorflowError as error:
+        report(f"plan cache: {error}")
+        return False
+    return build(plan)
+
+
+def _foreign_gradients(graph: Graph) -> list[str]:
+    """Return hashes of what gradients from elsewhere emit that are no programs.
+
+    They are functions over tensors, of any file, and read what they like.
+    """
+    found: list[str] = []
+    for node in graph.nodes if graph.updates else ():
+        if not gradient.has(node.op) or gradient.where(node.op).startswith(_OURS):
+            continue
+        if definition.has(node.op):
+            continue
+        emitted, made = gradient_alone(node, [graph.types[v] for v in node.inputs])
+        found += [f"{hash_graph(emitted)} {made}", *foreign_programs(emitted)]
+    return found
+
+
+@functools.cache
+def _compiler_stamp() -> str:
+    """Return sizes and modification times of the sources that decide what a plan looks like."""
+    rows = []
+    sources = [p for wing in _PLANNING for kind in ("py", "json") for p in wing.rglob(f"*.{kind}")]
+    for path in [*_ASSUMING, *sorted(sources)]:
+        facts = path.stat()
+        rows.append(f"{path.relative_to(_HOUSE)} {facts.st_size} {facts.st_mtime_ns}")
+    return hashlib.blake2b("\n".join(rows).encode(), digest_size=8).hexdigest()
+
+
+def _foreign_stamps() -> list[str]:
+    """Return name and content hash of each file that added an op's column, a kernel or a pass."""
+    files = {
+        *foreign_files(_PLANNING),
+        *catalogue.registered_files(),
+        *rewrites.registered_files(),
+    }
+    return [f"{file} {_content_stamp(Path(file))}" for file in sorted(files)]
+
+
+def _content_stamp(path: Path) -> str:
+    """Return a hash of what was loaded from `path`.
+
+    Where that cannot be told, because it was typed at a prompt or the file was written after it may
+    have been loaded, the stamp is this process's own and no other process shares the plan.
+    """
+    try:
+        if path.stat().st_mtime_ns >= _STARTED_NS:
+            return _THIS_PROCESS
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return _THIS_PROCESS
+
 
 Watch = Callable[[str, Graph], None]
 
@@ -92,9 +332,9 @@ def keep_plan(asked: Compilation, plan: Plan) -> None:
 def compiled_plan(asked: Compilation, local: LocalGraphs | None = None) -> Plan:
     """Compile a plan, prove it and keep it on disk; `local` as `compile_graph` has it."""
     # A quarter of the house, which a run from the cache never loads.
-    from actorflow.compile.streams import asks_for_choice, with_streams_that_pay
-    from actors.race import check_races
-    from compiler.pipeline import compile_graph
+    from actorflow.compile.targets import asks_for_choice, with_streams_that_pay
+    from actors.race.race import check_races
+    from compiler.pipeline.pipeline import compile_graph
 
     graph, hardware, options = asked.graph, asked.hardware, asked.options
 
@@ -132,7 +372,7 @@ def dumper(directory: Path | None, rank: int = 0) -> Watch | None:
     """
     if directory is None:
         return None
-    from compiler.printer import print_graph
+    from compiler.pipeline.printer import print_graph
 
     folder, numbers, warn = directory, count(), once(logger.warning)
     of_rank = f".rank{rank}" if rank else ""

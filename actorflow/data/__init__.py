@@ -8,14 +8,15 @@ iterable.py     from_iterable: any iterator of dicts
 """
 
 from actorflow.data.arrays import ArraySource
-from actorflow.data.iterable import IterableSource, from_iterable
 from actorflow.data.source import (
     Batch,
     DataError,
     DataSource,
     FillsBatches,
     FillsRows,
+    IterableSource,
     check_batch,
+    from_iterable,
     items_of,
     spec_of,
 )

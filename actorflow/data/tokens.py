@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from actorflow.data.order import EpochOrder
+from actorflow.data.arrays import EpochOrder
 from actorflow.data.source import (
     Batch,
     DataError,
@@ -25,7 +25,7 @@ from actorflow.data.source import (
     position_state,
     positive,
 )
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 _ASCII_SIZE = 128
 

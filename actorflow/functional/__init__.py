@@ -18,73 +18,52 @@
 Each file says in its `__all__` what it hands on.
 """
 
-from actorflow.doors import checked
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from actorflow.functional import (
     activation,
     arranging,
-    attending,
-    by_channel,
-    classification,
-    comparison,
     control,
     convolution,
-    creating,
-    ctc,
-    cumulative,
     dense,
     elementwise,
     indexing,
     loss,
     normalisation,
-    patches,
     pooling,
     products,
     random,
     reduce,
-    resize,
-    rounding,
+    sequence,
     shape,
-    sorting,
-    tables,
 )
 from actorflow.functional.activation import *
 from actorflow.functional.arranging import *
-from actorflow.functional.attending import *
-from actorflow.functional.by_channel import *
-from actorflow.functional.classification import *
-from actorflow.functional.comparison import *
 from actorflow.functional.control import *
 from actorflow.functional.convolution import *
-from actorflow.functional.creating import *
-from actorflow.functional.ctc import *
-from actorflow.functional.cumulative import *
 from actorflow.functional.dense import *
 from actorflow.functional.elementwise import *
 from actorflow.functional.indexing import *
 from actorflow.functional.loss import *
 from actorflow.functional.normalisation import *
-from actorflow.functional.patches import *
 from actorflow.functional.pooling import *
 from actorflow.functional.products import *
 from actorflow.functional.random import *
 from actorflow.functional.reduce import *
-from actorflow.functional.resize import *
-from actorflow.functional.rounding import *
+from actorflow.functional.sequence import *
 from actorflow.functional.shape import *
-from actorflow.functional.sorting import *
-from actorflow.functional.tables import *
+from actorflow.tensor.tensor import METHODS, Tensor, as_tensor, checked, checked_axis
 
 __all__: list[str] = []
 __all__ += activation.__all__
 __all__ += arranging.__all__
-__all__ += attending.__all__
-__all__ += by_channel.__all__
-__all__ += classification.__all__
-__all__ += creating.__all__
-__all__ += cumulative.__all__
 __all__ += control.__all__
 __all__ += convolution.__all__
-__all__ += comparison.__all__
 __all__ += dense.__all__
 __all__ += elementwise.__all__
 __all__ += indexing.__all__
@@ -94,12 +73,67 @@ __all__ += pooling.__all__
 __all__ += products.__all__
 __all__ += random.__all__
 __all__ += reduce.__all__
-__all__ += rounding.__all__
+__all__ += sequence.__all__
 __all__ += shape.__all__
-__all__ += ctc.__all__
-__all__ += patches.__all__
-__all__ += resize.__all__
-__all__ += sorting.__all__
-__all__ += tables.__all__
 for _name in __all__:  # within the house functions call one another without a door
     globals()[_name] = checked(globals()[_name])
+
+
+# The functions that tensors have as methods, too: those that torch's have.
+
+_NO_METHODS = ("bucketize", "searchsorted")
+_NAMES = (
+    *(name for name in elementwise.__all__ if name != "where"),
+    *("log_softmax", "relu", "sigmoid", "softmax", "tanh"),
+    *(name for name in reduce.__all__ if name not in _NO_METHODS),
+    *(name for name in products.__all__ if name not in ("einsum", "tensordot")),
+    *("chunk", "flatten", "split", "unflatten"),
+    *("expand", "expand_as", "movedim", "moveaxis", "narrow", "reshape_as", "select", "squeeze"),
+    *("swapdims", "unbind", "unsqueeze", "view", "view_as"),
+    *("diag", "diagonal", "flip", "fliplr", "flipud", "repeat", "repeat_interleave", "roll"),
+    *("rot90", "tile", "tril", "triu"),
+    *("bernoulli", "multinomial"),
+    *("argsort", "kthvalue", "median", "sort", "topk", "unique"),
+    *("cummax", "cummin", "cumprod", "cumsum", "logcumsumexp"),
+    *("gather", "index_add", "index_copy", "index_fill", "index_put", "index_select"),
+    *("masked_fill", "put", "scatter", "scatter_add", "take", "take_along_dim"),
+)
+
+
+def _cast(dtype: str, x: Tensor) -> Tensor:
+    return x.to(dtype)
+
+
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "int": "int32",
+    "long": "int64",
+    "short": "int16",
+    "bool": "bool",
+}
+
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "contiguous": lambda x: x,
+    "clone": lambda x: x,
+    "dim": lambda x: x.ndim,
+    "numel": lambda x: x.type.num_elements,
+    "size": lambda x, dim=None: x.shape if dim is None else x.shape[checked_axis(x, dim)],
+    "type_as": lambda x, other: x.to(as_tensor(other).dtype),
+}
+"""Methods that torch's tensors have, and that are no functions here: tensors never change."""
+
+METHODS |= {name: globals()[name] for name in _NAMES}
+METHODS["__getitem__"] = indexing.subscript
+METHODS["__rmatmul__"] = lambda x, other: products.matmul(other, x)
+METHODS["__rpow__"] = lambda x, other: elementwise.pow(other, x)
+METHODS["trace"] = arranging.trace  # not af.trace, which is a package
+METHODS["unfold"] = arranging.unfold  # not af.unfold, which makes columns of images, as torch's
+METHODS |= _PLAIN
+METHODS |= {name: partial(_cast, dtype) for name, dtype in _DTYPES.items()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from actorflow.functional.names import with_numpy_names
 from actorflow.functional.shape import split
-from actorflow.literals import checked_number
-from actorflow.tensor import Tensor, apply, as_tensor, checked_axis
-from actorflow.trace.tracer import find_source
-from compiler.errors import CompileError
-from compiler.ops import activation, elementwise
-from compiler.ops import softmax as softmax_ops
+from actorflow.tensor.literals import checked_number, with_numpy_names
+from actorflow.tensor.tensor import Tensor, apply, as_tensor, checked_axis
+from actorflow.tensor.tracer import find_source
+from compiler.contract.errors import CompileError
+from compiler.ops.families import activation, arithmetic
+from compiler.ops.families import normalisation as softmax_ops
 
 __all__ = [
     "celu",
@@ -156,7 +155,7 @@ def logsigmoid(x: Tensor) -> Tensor:
 
 def softsign(x: Tensor) -> Tensor:
     """Return x / (1 + |x|)."""
-    return x / (apply(elementwise.ABS, x) + 1)
+    return x / (apply(arithmetic.ABS, x) + 1)
 
 
 def mish(x: Tensor) -> Tensor:

@@ -6,24 +6,225 @@ as long for a thousand steps as for ten. Tensors stand in tuples, lists and dict
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import signature
 from typing import Any
 
-from actorflow.functional.trees import Tree, form_of, leaves_of, like, names_of, shown
-from actorflow.literals import checked_size
-from actorflow.tensor import Tensor, as_tensor
-from actorflow.trace.inner import InnerTrace
-from actorflow.trace.tracer import Trace, current_trace, find_source, recording, source_of
-from compiler.attrs import Attrs, AttrValue
-from compiler.body import Body, narrowed
-from compiler.errors import CompileError
-from compiler.ops.branch import COND, WHILE
-from compiler.ops.scan import SCAN
-from compiler.types import DType, TensorType, ValueId
+from actorflow.tensor.literals import checked_size
+from actorflow.tensor.tensor import Tensor, as_tensor
+from actorflow.tensor.tracer import (
+    Constraint,
+    InitSpec,
+    Trace,
+    current_trace,
+    find_source,
+    recording,
+    source_of,
+)
+from compiler.contract.attrs import Attrs, AttrValue
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType, ValueId
+from compiler.graph.graph import SourceLocation
+from compiler.graph.registry import Op
+from compiler.ops.families.loops import COND, SCAN, WHILE
+from compiler.ops.primitives.body import Body, closed, narrowed, operand
 
-__all__ = ["cond", "map", "scan", "while_loop"]
+__all__ = [
+    "cond",
+    "map",
+    "scan",
+    "while_loop",
+]
+
+
+# Tensors in tuples, lists and dicts of any depth, as functions take and return them.
+
+Tree = Any
+"""A tensor, None, or a tuple, list or dict of trees."""
+
+
+def leaves_of(tree: Tree, what: str) -> list[Any]:
+    """Return the leaves of a tree in order, dicts by keys. Raises CompileError for no tree."""
+    if tree is None:
+        return []
+    if isinstance(tree, Mapping):
+        parts = [(f"{what}[{key!r}]", tree[key]) for key in _keys(tree, what)]
+    elif isinstance(tree, (tuple, list)):
+        parts = [(f"{what}[{i}]", item) for i, item in enumerate(tree)]
+    elif isinstance(tree, (str, bytes)) or callable(tree):
+        raise CompileError(
+            f"{find_source()}: {what} is {tree!r:.60}; expected a tensor, None, or a tuple, list or"
+            " dict of them"
+        )
+    else:
+        return [tree]
+    return [leaf for name, part in parts for leaf in leaves_of(part, name)]
+
+
+def like(tree: Tree, leaves: list[Any]) -> Any:
+    """Return a tree of the same form with other leaves."""
+    rest = iter(leaves)
+
+    def build(part: Tree) -> Any:
+        if part is None:
+            return None
+        if isinstance(part, Mapping):
+            made = {key: build(part[key]) for key in _keys(part, "a tree")}
+            return {key: made[key] for key in part}
+        if isinstance(part, tuple) and hasattr(part, "_fields"):
+            return type(part)(*[build(item) for item in part])
+        if isinstance(part, (tuple, list)):
+            return type(part)([build(item) for item in part])
+        return next(rest)
+
+    return build(tree)
+
+
+def _keys(tree: Mapping[Any, Any], what: str) -> list[Any]:
+    try:
+        return sorted(tree)
+    except TypeError:
+        raise CompileError(
+            f"{find_source()}: {what} has keys that have no order: {list(tree)!r:.60}"
+        ) from None
+
+
+def form_of(tree: Tree) -> Any:
+    """Return what two trees of the same form have in common."""
+    if tree is None:
+        return None
+    if isinstance(tree, Mapping):
+        return "dict", tuple([(key, form_of(tree[key])) for key in _keys(tree, "a tree")])
+    if isinstance(tree, (tuple, list)):
+        return type(tree).__name__, tuple([form_of(item) for item in tree])
+    return "tensor"
+
+
+def names_of(tree: Tree, what: str) -> list[str]:
+    """Return what the leaves of a tree are called in messages."""
+    if tree is None:
+        return []
+    if isinstance(tree, Mapping):
+        return [n for key in _keys(tree, what) for n in names_of(tree[key], f"{what}[{key!r}]")]
+    if isinstance(tree, (tuple, list)):
+        return [n for i, item in enumerate(tree) for n in names_of(item, f"{what}[{i}]")]
+    return [what]
+
+
+def shown(tree: Tree) -> str:
+    """Return the form of a tree in words."""
+    if tree is None:
+        return "None"
+    if isinstance(tree, Mapping):
+        return "{" + ", ".join([f"{k!r}: {shown(tree[k])}" for k in _keys(tree, "a tree")]) + "}"
+    if isinstance(tree, (tuple, list)):
+        return "(" + ", ".join([shown(item) for item in tree]) + ")"
+    return "a tensor"
+
+
+# Tracing the function inside a node: a trace within the trace of the job.
+#
+# What the function reads from outside, tensors, parameters and entries of the batch, becomes an
+# operand of the body, the same at every step.
+
+
+class InnerTrace(Trace):
+    """A run of the function of a node. `taken` are values of the outer trace, in order of use."""
+
+    def __init__(self, outer: Trace, what: str) -> None:
+        super().__init__({}, {}, {}, is_training=outer.is_training, devices=outer.devices)
+        self.mesh = outer.mesh
+        self.outer = outer
+        self.taken: dict[ValueId, ValueId] = {}
+        self.batches_per_step = outer.batches_per_step
+        self.regions = [0]
+        self._what = what
+        self._scope = outer._scope
+        self._module_paths = outer._module_paths
+
+    def operand(self, type_: TensorType) -> Tensor:
+        """Return a new operand of the body."""
+        with self.builder.at(self._scope, find_source()):
+            return Tensor(self, operand(self.builder, type_))
+
+    def body(self, results: list[Tensor]) -> Body:
+        """Return what was traced, with these results."""
+        return closed(self.builder, [tensor._value_in(self) for tensor in results])
+
+    def captured(self, tensor: Tensor) -> ValueId:
+        """Return a tensor from outside as an operand. Raises CompileError for a closed trace's."""
+        return self.take(tensor._value_in(self.outer))
+
+    def take(self, value: ValueId) -> ValueId:
+        """Return a value of the outer trace as an operand, the same one each time."""
+        if value not in self.taken:
+            type_ = self.outer.builder.type_of(value)
+            with self.builder.at(self._scope, self.outer.builder.producer_of(value).source):
+                self.taken[value] = operand(self.builder, type_)
+        return self.taken[value]
+
+    def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
+        """Append a node. Raises CompileError where it would leave the device, stage or rank."""
+        if self.regions[-1] != 0 or op.name == "copy_to":
+            raise CompileError(
+                f"{find_source()}: {self._what} runs on one device, and cannot move to another"
+                " within; say around it where it runs: with af.device(...):"
+            )
+        if len(self.stages) > 1:
+            raise CompileError(
+                f"{find_source()}: {self._what} runs on one stage, and cannot move to another"
+                " within; say around it where it runs: with af.stage(...):"
+            )
+        if op.name == "to_sbp":
+            raise CompileError(
+                f"{find_source()}: {self._what} runs on each rank by itself, and lays nothing out"
+                " within; call to_sbp on what it takes, or on what it returns"
+            )
+        return super().emit(op, inputs, attrs)
+
+    def batch_input(self, key: str) -> ValueId:
+        """Return an entry of the batch as an operand."""
+        return self.take(self.outer.batch_input(key))
+
+    def name_of(self, stored: object, kind: str, source: SourceLocation) -> str:
+        """Return the path of what the job's model keeps."""
+        return self.outer.name_of(stored, kind, source)
+
+    def assign(self, name: str, variable: ValueId, value: ValueId) -> None:
+        """Refuse: how often a body runs is not the job's to say."""
+        raise CompileError(
+            f"{find_source()}: {self._what} assigns to buffer {name!r}; return the value from it,"
+            " and assign it outside"
+        )
+
+    def assigned_to(self, name: str) -> ValueId | None:
+        """Return what the job gave a buffer, as an operand."""
+        value = self.outer.assigned_to(name)
+        return None if value is None else self.take(value)
+
+    def variable(
+        self,
+        name: str,
+        type_: TensorType,
+        role: str,
+        init: InitSpec,
+        source: SourceLocation | None = None,
+        sbp: Constraint = (),
+    ) -> ValueId:
+        """Return a variable of the job as an operand."""
+        return self.take(self.outer.variable(name, type_, role, init, source, sbp))
+
+    def has_variable(self, name: str) -> bool:
+        """Whether the job uses a variable."""
+        return self.outer.has_variable(name)
+
+    def next_random_key(self) -> int:
+        """Refuse random ops: they would draw the same numbers at every step."""
+        raise CompileError(
+            f"{find_source()}: {self._what} draws random numbers, which would be the same at every"
+            " step; draw them outside, with an axis for the steps, and pass them as xs"
+        )
 
 
 def scan(

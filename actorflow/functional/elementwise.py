@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
+import math
+
 import numpy as np
 
-from actorflow.tensor import Operand, Tensor, apply, as_tensor
-from actorflow.trace.tracer import find_source
-from compiler.errors import CompileError
-from compiler.fusion.expressions import Expression
-from compiler.ops import binary, elementwise
-from compiler.ops import transcendental as functions
-from compiler.types import DType
+from actorflow.tensor.literals import checked_number, checked_size, result_type
+from actorflow.tensor.tensor import Operand, Tensor, apply, as_tensor
+from actorflow.tensor.tracer import find_source
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType
+from compiler.ops.families import arithmetic
+from compiler.ops.families import arithmetic as functions
+from compiler.ops.language.expressions import Expression
 
 __all__ = [
     "abs",
@@ -21,31 +25,60 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "bitwise_and",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_xor",
+    "ceil",
+    "clamp",
+    "clip",
     "cos",
     "cosh",
+    "eq",
     "erf",
     "erfc",
     "exp",
     "exp2",
     "expm1",
+    "floor",
+    "floor_divide",
+    "fmod",
+    "frac",
+    "ge",
+    "gt",
     "hypot",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "le",
     "lerp",
     "log",
     "log1p",
     "log2",
     "log10",
     "logaddexp",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "lt",
     "maximum",
     "minimum",
+    "nan_to_num",
+    "ne",
     "neg",
     "pow",
     "reciprocal",
+    "remainder",
+    "round",
     "rsqrt",
+    "sign",
     "sin",
     "sinh",
     "sqrt",
     "square",
     "tan",
+    "trunc",
     "where",
 ]
 
@@ -54,7 +87,7 @@ def abs(x: Tensor) -> Tensor:  # noqa: A001  # torch's name
     """Return the absolute value."""
     x = as_tensor(x)
     is_plain = x.dtype.value.startswith("uint")
-    return x if is_plain else apply(elementwise.ABS, x)
+    return x if is_plain else apply(arithmetic.ABS, x)
 
 
 def acos(x: Tensor) -> Tensor:
@@ -89,7 +122,7 @@ def atanh(x: Tensor) -> Tensor:
 
 def cos(x: Tensor) -> Tensor:
     """Return the cosine of x in radians."""
-    return apply(elementwise.COS, x)
+    return apply(arithmetic.COS, x)
 
 
 def cosh(x: Tensor) -> Tensor:
@@ -109,7 +142,7 @@ def erfc(x: Tensor) -> Tensor:
 
 def exp(x: Tensor) -> Tensor:
     """Return e to the power of x."""
-    return apply(elementwise.EXP, x)
+    return apply(arithmetic.EXP, x)
 
 
 def exp2(x: Tensor) -> Tensor:
@@ -124,7 +157,7 @@ def expm1(x: Tensor) -> Tensor:
 
 def log(x: Tensor) -> Tensor:
     """Return the natural logarithm."""
-    return apply(elementwise.LOG, x)
+    return apply(arithmetic.LOG, x)
 
 
 def log10(x: Tensor) -> Tensor:
@@ -144,22 +177,22 @@ def log2(x: Tensor) -> Tensor:
 
 def neg(x: Tensor) -> Tensor:
     """Return -x."""
-    return apply(elementwise.NEG, x)
+    return apply(arithmetic.NEG, x)
 
 
 def reciprocal(x: Tensor) -> Tensor:
     """Return 1 / x."""
-    return apply(elementwise.RECIPROCAL, x)
+    return apply(arithmetic.RECIPROCAL, x)
 
 
 def rsqrt(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x)."""
-    return apply(elementwise.RSQRT, x)
+    return apply(arithmetic.RSQRT, x)
 
 
 def sin(x: Tensor) -> Tensor:
     """Return the sine of x in radians."""
-    return apply(elementwise.SIN, x)
+    return apply(arithmetic.SIN, x)
 
 
 def sinh(x: Tensor) -> Tensor:
@@ -169,12 +202,12 @@ def sinh(x: Tensor) -> Tensor:
 
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root."""
-    return apply(elementwise.SQRT, x)
+    return apply(arithmetic.SQRT, x)
 
 
 def square(x: Tensor) -> Tensor:
     """Return x * x."""
-    return apply(elementwise.SQUARE, x)
+    return apply(arithmetic.SQUARE, x)
 
 
 def tan(x: Tensor) -> Tensor:
@@ -207,7 +240,7 @@ def pow(x: Operand, exponent: Operand) -> Tensor:  # noqa: A001  # torch's name
     x, exponent = [as_tensor(o) if isinstance(o, np.ndarray) else o for o in (x, exponent)]
     tensors = [o for o in (x, exponent) if isinstance(o, Tensor)]
     if not tensors or not all([_is_whole(o) for o in (x, exponent)]):
-        return apply(binary.POW, x, exponent)
+        return apply(arithmetic.POW, x, exponent)
     if not isinstance(x, Tensor) or not isinstance(exponent, int) or exponent < 0:
         came = [str(o.type) if isinstance(o, Tensor) else str(o) for o in (x, exponent)]
         raise CompileError(
@@ -227,16 +260,211 @@ def _is_whole(operand: Operand) -> bool:
 
 def minimum(a: Operand, b: Operand) -> Tensor:
     """Return the smaller of two, elementwise."""
-    return apply(binary.MINIMUM, a, b)
+    return apply(arithmetic.MINIMUM, a, b)
 
 
 def maximum(a: Operand, b: Operand) -> Tensor:
     """Return the larger of two, elementwise."""
-    return apply(binary.MAXIMUM, a, b)
+    return apply(arithmetic.MAXIMUM, a, b)
 
 
 def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
     """Return a where the bool tensor `condition` holds, else b; all three broadcast."""
     is_program = isinstance(condition, Expression)
     chosen = condition if is_program else as_tensor(condition, DType.BOOL)
-    return apply(binary.WHERE, chosen, a, b)
+    return apply(arithmetic.WHERE, chosen, a, b)
+
+
+# Comparisons, logic, and what numbers are: bools of each element.
+
+
+def eq(a: Operand, b: Operand) -> Tensor:
+    """Return whether a == b, elementwise."""
+    return apply(arithmetic.EQUAL, a, b)
+
+
+def ne(a: Operand, b: Operand) -> Tensor:
+    """Return whether a != b, elementwise."""
+    return apply(arithmetic.NOT_EQUAL, a, b)
+
+
+def lt(a: Operand, b: Operand) -> Tensor:
+    """Return whether a < b, elementwise."""
+    return apply(arithmetic.LESS, a, b)
+
+
+def le(a: Operand, b: Operand) -> Tensor:
+    """Return whether a <= b, elementwise."""
+    return apply(arithmetic.LESS_EQUAL, a, b)
+
+
+def gt(a: Operand, b: Operand) -> Tensor:
+    """Return whether a > b, elementwise."""
+    return apply(arithmetic.GREATER, a, b)
+
+
+def ge(a: Operand, b: Operand) -> Tensor:
+    """Return whether a >= b, elementwise."""
+    return apply(arithmetic.GREATER_EQUAL, a, b)
+
+
+def truth(x: Operand) -> Tensor:
+    """Return whether elements are other than 0; NaN is."""
+    x = as_tensor(x)
+    return x if x.dtype is DType.BOOL else ne(x, 0)
+
+
+def logical_and(a: Operand, b: Operand) -> Tensor:
+    """Return whether both are other than 0."""
+    return apply(arithmetic.BITWISE_AND, truth(a), truth(b))
+
+
+def logical_or(a: Operand, b: Operand) -> Tensor:
+    """Return whether either is other than 0."""
+    return apply(arithmetic.BITWISE_OR, truth(a), truth(b))
+
+
+def logical_xor(a: Operand, b: Operand) -> Tensor:
+    """Return whether one alone is other than 0."""
+    return apply(arithmetic.BITWISE_XOR, truth(a), truth(b))
+
+
+def logical_not(x: Operand) -> Tensor:
+    """Return whether elements are 0."""
+    return apply(arithmetic.BITWISE_NOT, truth(x))
+
+
+def bitwise_and(a: Operand, b: Operand) -> Tensor:
+    """Return the bits that are set in both integers; also of bools."""
+    return apply(arithmetic.BITWISE_AND, a, b)
+
+
+def bitwise_or(a: Operand, b: Operand) -> Tensor:
+    """Return the bits that are set in either integer; also of bools."""
+    return apply(arithmetic.BITWISE_OR, a, b)
+
+
+def bitwise_xor(a: Operand, b: Operand) -> Tensor:
+    """Return the bits that are set in one integer alone; also of bools."""
+    return apply(arithmetic.BITWISE_XOR, a, b)
+
+
+def bitwise_not(x: Tensor) -> Tensor:
+    """Return the bits that are not set; also of bools."""
+    return apply(arithmetic.BITWISE_NOT, x)
+
+
+def isnan(x: Tensor) -> Tensor:
+    """Return whether elements are NaN."""
+    return ne(x, x)
+
+
+def isinf(x: Tensor) -> Tensor:
+    """Return whether elements are infinite, of either sign."""
+    x = as_tensor(x)
+    return eq(builtins.abs(x), math.inf) if x.dtype.is_float else isnan(x)
+
+
+def isfinite(x: Tensor) -> Tensor:
+    """Return whether elements are neither infinite nor NaN."""
+    x = as_tensor(x)
+    return lt(builtins.abs(x), math.inf) if x.dtype.is_float else eq(x, x)
+
+
+# Rounding, quotients and remainders of whole numbers, and bounds.
+
+MOST_DECIMALS = 300
+"""A power of ten of more is no float64."""
+
+
+def sign(x: Tensor) -> Tensor:
+    """Return -1, 0 or 1; 0 for NaN."""
+    return apply(arithmetic.SIGN, x)
+
+
+def floor(x: Tensor) -> Tensor:
+    """Return the largest whole number that is not above x."""
+    return apply(arithmetic.FLOOR, x)
+
+
+def ceil(x: Tensor) -> Tensor:
+    """Return the smallest whole number that is not below x."""
+    return apply(arithmetic.CEIL, x)
+
+
+def round(x: Tensor, *, decimals: int = 0) -> Tensor:  # noqa: A001  # torch's name
+    """Return the nearest number of so many decimals, ties to even; of tens where it is negative."""
+    x, places = as_tensor(x), checked_size(decimals, "decimals of round")
+    if not places:
+        return apply(arithmetic.ROUND, x)
+    if not -MOST_DECIMALS <= places <= MOST_DECIMALS:
+        raise CompileError(
+            f"{find_source()}: round goes to {-MOST_DECIMALS} .. {MOST_DECIMALS} decimals, got"
+            f" {places}"
+        )
+    if not x.dtype.is_float:
+        raise CompileError(f"{find_source()}: round to decimals is of floats, got {x.type}")
+    factor = 10.0 ** builtins.abs(places)
+    if places > 0:
+        return apply(arithmetic.ROUND, x * factor) / factor
+    return apply(arithmetic.ROUND, x / factor) * factor
+
+
+def trunc(x: Tensor) -> Tensor:
+    """Return the whole number next to x towards 0."""
+    return apply(arithmetic.TRUNC, x)
+
+
+def frac(x: Tensor) -> Tensor:
+    """Return what `trunc` leaves out, with the sign of x."""
+    return x - trunc(x)
+
+
+def remainder(a: Operand, b: Operand) -> Tensor:
+    """Return a - b * floor(a / b), with the sign of b, as `%` does; of integers by 0: 0."""
+    return apply(arithmetic.REMAINDER, a, b)
+
+
+def fmod(a: Operand, b: Operand) -> Tensor:
+    """Return a - b * trunc(a / b), with the sign of a; of integers by 0: a."""
+    return apply(arithmetic.FMOD, a, b)
+
+
+def floor_divide(a: Operand, b: Operand) -> Tensor:
+    """Return a / b rounded down, in the dtype of both, as `//` does; of integers by 0: 0."""
+    return apply(arithmetic.FLOOR_DIVIDE, a, b)
+
+
+def clamp(x: Tensor, min: Operand = None, max: Operand = None) -> Tensor:  # noqa: A002  # torch's
+    """Return x between two bounds, numbers or tensors; `max` where they are crossed."""
+    x = as_tensor(x)
+    if min is None and max is None:
+        raise CompileError(f"{find_source()}: clamp needs a min, a max or both")
+    given = [
+        b if isinstance(b, (int, float)) else as_tensor(b) for b in (min, max) if b is not None
+    ]
+    meeting = result_type([x, *given])
+    if meeting is DType.BOOL:
+        raise CompileError(f"{find_source()}: clamp needs numbers, got bools")
+    low, high = (-math.inf, math.inf)
+    if not meeting.is_float:
+        limits = np.iinfo(meeting.value)
+        low, high = int(limits.min), int(limits.max)
+    return apply(arithmetic.CLAMP, x, low if min is None else min, high if max is None else max)
+
+
+clip = clamp
+
+
+def nan_to_num(
+    x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
+    """Return x with numbers for NaN and for what is infinite: the largest ones by default."""
+    x = as_tensor(x)
+    if not x.dtype.is_float:
+        return x
+    limits = np.finfo("float32" if x.dtype.value == "bfloat16" else x.dtype.value)
+    largest = float(limits.max) if posinf is None else checked_number(posinf, "posinf")
+    least = float(limits.min) if neginf is None else checked_number(neginf, "neginf")
+    finite = where(isnan(x), checked_number(nan, "nan"), x)
+    return where(x == math.inf, largest, where(x == -math.inf, least, finite))

@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 
 from actorflow.functional.arranging import diagonal, roll
-from actorflow.functional.names import with_numpy_names
-from actorflow.literals import checked_number, checked_size
-from actorflow.tensor import Operand, Tensor, apply, as_tensor, checked_axis, integers
-from actorflow.trace.tracer import find_source
-from compiler.errors import CompileError
-from compiler.ops.matmul import MATMUL
+from actorflow.tensor.literals import checked_number, checked_size, with_numpy_names
+from actorflow.tensor.tensor import Operand, Tensor, apply, as_tensor, checked_axis, integers
+from actorflow.tensor.tracer import find_source
+from compiler.contract.errors import CompileError
+from compiler.ops.primitives.matmul import MATMUL
 
 __all__ = [
     "addmm",

@@ -12,19 +12,17 @@ from typing import Any
 import numpy as np
 
 from actorflow.functional.convolution import batched, unbatched
-from actorflow.functional.counters import batches_of, seed_of, step_of
 from actorflow.functional.elementwise import cos, log, sqrt, where
-from actorflow.functional.names import of_ranks
-from actorflow.functional.reduce import argmax
-from actorflow.functional.sorting import argsort, topk
-from actorflow.literals import checked_number, checked_size, dtype_named
-from actorflow.tensor import Operand, Tensor, apply, as_tensor, integers
-from actorflow.trace.tracer import Trace, current_trace, find_source
-from compiler.attrs import AttrValue
-from compiler.errors import CompileError
-from compiler.fusion.expressions import Expression
-from compiler.ops import random
-from compiler.types import DType
+from actorflow.functional.reduce import argmax, argsort, topk
+from actorflow.tensor.literals import checked_number, checked_size, dtype_named, of_ranks
+from actorflow.tensor.tensor import Operand, Tensor, apply, as_tensor, integers
+from actorflow.tensor.tracer import Trace, current_trace, find_source
+from compiler.contract.attrs import AttrValue
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType
+from compiler.ops.language.expressions import Expression
+from compiler.ops.primitives import sources
+from compiler.ops.primitives.sources import SCRATCH
 
 __all__ = [
     "alpha_dropout",
@@ -43,6 +41,28 @@ __all__ = [
     "randperm",
     "uniform",
 ]
+
+
+# What the engine counts: finished steps and batches, and the seed of the run.
+
+
+def step_of(trace: Trace) -> Tensor:
+    """Return the number of finished steps as an int64 scalar."""
+    counter = TensorType(DType.INT64, ())
+    return Tensor(trace, trace.variable("step", counter, "counter", (("kind", "zeros"),)))
+
+
+def batches_of(trace: Trace) -> Tensor:
+    """Return the number of finished batches as an int64 scalar, where a step has several."""
+    counter = TensorType(DType.INT64, ())
+    return Tensor(trace, trace.variable("batches", counter, SCRATCH, (("kind", "zeros"),)))
+
+
+def seed_of(trace: Trace) -> Tensor:
+    """Return the seed of the run as an int64 scalar."""
+    counter = TensorType(DType.INT64, ())
+    return Tensor(trace, trace.variable("seed", counter, "counter", (("kind", "seed"),)))
+
 
 Shape = int | Sequence[int]
 
@@ -63,7 +83,7 @@ def dropout(x: Tensor, p: float = 0.5) -> Tensor:
             " them an operand"
         )
     drawn, attrs = dropped_by(p)
-    return apply(random.DROPOUT, x, *drawn, **attrs) if drawn else x
+    return apply(sources.DROPOUT, x, *drawn, **attrs) if drawn else x
 
 
 def dropped_by(p: float) -> tuple[tuple[Tensor, ...], dict[str, AttrValue]]:
@@ -125,7 +145,7 @@ class _Drawing:
     def bits(self) -> Tensor:
         """Return 24 new bits for each element, int32."""
         key = self.trace.next_random_key()
-        return apply(random.RANDOM_BITS, self.seed, self.counter, shape=self.shape, key=key)
+        return apply(sources.RANDOM_BITS, self.seed, self.counter, shape=self.shape, key=key)
 
     def uniform(self, dtype: DType, *, is_above_zero: bool = False) -> Tensor:
         """Return numbers in [0, 1) of as many bits as float32 has, of 48 in float64.

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from actorflow.functional.comparison import isfinite, isnan, logical_not, truth
+import numpy as np
+
 from actorflow.functional.elementwise import (
     abs,  # noqa: A004  # torch's name
     exp,
+    isfinite,
+    isnan,
     log,
+    logical_not,
     maximum,
     minimum,
     sqrt,
     square,
+    truth,
     where,
 )
-from actorflow.functional.names import with_numpy_names
+from actorflow.functional.indexing import gather
 from actorflow.functional.shape import concat
-from actorflow.literals import checked_number
-from actorflow.tensor import Tensor, apply, as_tensor, checked_axis, integers
-from actorflow.trace.tracer import find_source
-from compiler.errors import CompileError
-from compiler.ops import reduce
-from compiler.registry import Op
-from compiler.types import DType
+from actorflow.tensor.literals import checked_number, checked_size, with_numpy_names
+from actorflow.tensor.tensor import Tensor, apply, as_tensor, checked_axis, integers
+from actorflow.tensor.tracer import find_source
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType
+from compiler.graph.registry import Op
+from compiler.ops.families.along import ARGSORT, RECURRENCE
+from compiler.ops.primitives import reduce
 
 __all__ = [
     "all",
@@ -34,18 +40,32 @@ __all__ = [
     "any",
     "argmax",
     "argmin",
+    "argsort",
+    "bucketize",
     "count_nonzero",
+    "cummax",
+    "cummin",
+    "cumprod",
+    "cumsum",
+    "kthvalue",
+    "logcumsumexp",
     "logsumexp",
     "max",
     "mean",
+    "median",
     "min",
     "nansum",
     "norm",
     "prod",
+    "searchsorted",
+    "sort",
     "std",
     "sum",
+    "topk",
+    "unique",
     "var",
 ]
+
 
 Dims = int | Sequence[int] | None
 """An axis, several, or None for all; as in torch an empty sequence is all, too."""
@@ -269,3 +289,234 @@ def _axes(x: Tensor, dim: Dims) -> tuple[int, ...]:
 
 def _is_empty(dim: Dims) -> bool:
     return isinstance(dim, Sequence) and not dim
+
+
+# Sums, products and extremes of all elements up to each one along an axis.
+
+
+def _along_last(x: Tensor, dim: int, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply what works along the last axis along `dim`; a number is a row of one."""
+    if not x.ndim:
+        return function(x.reshape(1)).reshape(())
+    axis, last = checked_axis(x, dim), x.ndim - 1
+    return function(x) if axis == last else function(x.swapaxes(axis, last)).swapaxes(axis, last)
+
+
+def _recurring(x: Tensor, dim: int, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Compute in what recurrences know: integers and bools are int64 then, as in torch."""
+    return _along_last(x if x.dtype.is_float else x.to("int64"), dim, function)
+
+
+def _first(x: Tensor) -> np.ndarray[Any, Any]:
+    """Return whether an element is the first of a row."""
+    return np.asarray(np.arange(x.shape[-1]) == 0)
+
+
+@with_numpy_names
+def cumsum(x: Tensor, dim: int) -> Tensor:
+    """Return the sum of the elements up to each one along `dim`; of integers int64."""
+
+    def summed(row: Tensor) -> Tensor:
+        one = as_tensor(1, row.dtype).broadcast_to(row.shape)
+        return apply(RECURRENCE, one, row, reverse=False)
+
+    return _recurring(as_tensor(x), dim, summed)
+
+
+@with_numpy_names
+def cumprod(x: Tensor, dim: int) -> Tensor:
+    """Return the product of the elements up to each one along `dim`; of integers int64.
+
+    Its gradient divides by nothing, so zeros do no harm.
+    """
+
+    def multiplied(row: Tensor) -> Tensor:
+        first = as_tensor(_first(row))  # times nothing: an infinite one would leave NaN
+        return apply(RECURRENCE, where(first, 0, row), where(first, row, 0), reverse=False)
+
+    return _recurring(as_tensor(x), dim, multiplied)
+
+
+@with_numpy_names
+def cummax(x: Tensor, dim: int) -> ValuesAndIndices:
+    """Return the largest element up to each one along `dim`, and where the last such one is."""
+    return _extremes(as_tensor(x), dim, lambda before, own: before > own)
+
+
+@with_numpy_names
+def cummin(x: Tensor, dim: int) -> ValuesAndIndices:
+    """Return the smallest element up to each one along `dim`, and where the last such one is."""
+    return _extremes(as_tensor(x), dim, lambda before, own: before < own)
+
+
+def _extremes(
+    x: Tensor, dim: int, is_better: Callable[[Tensor, Tensor], Tensor]
+) -> ValuesAndIndices:
+    if not x.ndim:
+        return ValuesAndIndices(x, as_tensor(0, DType.INT64))
+    axis = checked_axis(x, dim)
+    places = _along_last(x.detach(), axis, lambda row: _places(row, is_better))
+    return ValuesAndIndices(gather(x, axis, places), places)
+
+
+def _places(row: Tensor, is_better: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Look back over twice as many elements each time (Hillis & Steele, 1986)."""
+    extent = row.shape[-1]
+    place = as_tensor(np.arange(extent)).broadcast_to(row.shape)
+    back = 1
+    while back < extent:
+        before, own = row[..., :-back], row[..., back:]
+        wins = is_better(before, own)
+        if row.dtype.is_float:
+            wins = where(before != before, own == own, wins)  # NaN stays
+        values = where(wins, before, own)
+        places = where(wins, place[..., :-back], place[..., back:])
+        row = concat([row[..., :back], values], -1)
+        place = concat([place[..., :back], places], -1)
+        back *= 2
+    return place
+
+
+@with_numpy_names
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """Return the logarithm of the sum of exponentials up to each one along `dim`.
+
+    Sums are kept relative to the largest element so far, so nothing overflows or gets lost.
+    """
+
+    def summed(row: Tensor) -> Tensor:
+        if not row.shape[-1]:
+            return row
+        most = cummax(row, -1).values.detach()
+        most = where(most - most == 0.0, most, 0.0)  # an infinite one would leave NaN
+        before = concat([most[..., :1], most[..., :-1]], -1)
+        total = apply(RECURRENCE, exp(before - most), exp(row - most), reverse=False)
+        return log(total) + most
+
+    return _recurring(as_tensor(x), dim, summed)
+
+
+# Order: sorted elements, the largest and those in the middle, and places among sorted numbers.
+
+
+@with_numpy_names
+def argsort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Tensor:
+    """Return where the elements along `dim` are in order, int64. Equal ones stay as they came.
+
+    NaN is larger than any number. `stable` changes nothing: the order is always stable.
+    """
+    x = as_tensor(x)
+    if not x.ndim:
+        return as_tensor(0, DType.INT64)
+    axis, last = checked_axis(x, dim), x.ndim - 1
+    if x.dtype is DType.UINT64:
+        raise CompileError(f"{find_source()}: uint64 has no order here; cast it with .to('int64')")
+    wide = x if x.dtype.is_float else x.to("int64")
+    moved = wide if axis == last else wide.swapaxes(axis, last)
+    made = apply(ARGSORT, moved, descending=bool(descending))
+    return made if axis == last else made.swapaxes(axis, last)
+
+
+@with_numpy_names
+def sort(
+    x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True
+) -> ValuesAndIndices:
+    """Return the elements along `dim` in order, and where they were; see `argsort`."""
+    x = as_tensor(x)
+    places = argsort(x, dim, descending, stable=stable)
+    return ValuesAndIndices(gather(x, dim, places) if x.ndim else x, places)
+
+
+@with_numpy_names
+def topk(
+    x: Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,  # noqa: A002  # torch's name
+) -> ValuesAndIndices:
+    """Return the k largest, or smallest, elements along `dim` in order, and where they were.
+
+    Of equal ones those that come first. They are sorted whether `sorted` asks for it or not.
+    """
+    x = as_tensor(x)
+    axis, count = checked_axis(x, dim), checked_size(k, "k")
+    if not 0 <= count <= x.shape[axis]:
+        raise CompileError(f"{find_source()}: topk takes 0..{x.shape[axis]} elements, got {count}")
+    order = argsort(x, axis, descending=bool(largest))
+    places = order[(*(slice(None),) * axis, slice(count))]
+    return ValuesAndIndices(gather(x, axis, places), places)
+
+
+@with_numpy_names
+def kthvalue(x: Tensor, k: int, dim: int = -1, *, keepdim: bool = False) -> ValuesAndIndices:
+    """Return the k-th smallest element along `dim`, counted from 1, and where it is."""
+    x = as_tensor(x)
+    axis, count = checked_axis(x, dim), checked_size(k, "k")
+    if not 1 <= count <= x.shape[axis]:
+        raise CompileError(f"{find_source()}: kthvalue has k in 1..{x.shape[axis]}, got {count}")
+    places = argsort(x, axis)[(*(slice(None),) * axis, slice(count - 1, count))]
+    return _picked(x, axis, places, keepdim)
+
+
+def _picked(x: Tensor, axis: int, places: Tensor, keepdim: bool) -> ValuesAndIndices:
+    values = gather(x, axis, places)
+    if keepdim:
+        return ValuesAndIndices(values, places)
+    shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+    return ValuesAndIndices(values.reshape(shape), places.reshape(shape))
+
+
+@with_numpy_names
+def median(
+    x: Tensor, dim: int | None = None, *, keepdim: bool = False
+) -> Tensor | ValuesAndIndices:
+    """Return the median, the lower one of two; along an axis with where it is. NaN where one is."""
+    x = as_tensor(x)
+    if dim is None:
+        made = median(x.reshape(-1), 0)
+        return made[0]
+    axis = checked_axis(x, dim)
+    if not x.shape[axis]:
+        raise CompileError(f"{find_source()}: the median of no elements, {x.type} along {dim}")
+    middle = (x.shape[axis] - 1) // 2
+    places = argsort(x, axis)[(*(slice(None),) * axis, slice(middle, middle + 1))]
+    if x.dtype.is_float:
+        is_nan = x != x
+        has_nan = is_nan.to("int32").sum(axis, keepdim=True) > 0
+        places = where(has_nan, argmax(is_nan.to("int32"), axis, keepdim=True), places)
+    return _picked(x, axis, places, keepdim)
+
+
+def searchsorted(sorted_sequence: Tensor, values: Any, *, right: bool = False) -> Tensor:
+    """Return where values would go into sorted rows so that those stay sorted, int64.
+
+    Before what is equal, or behind it with `right`. The sequence is a vector, or has the leading
+    axes of the values. Every value is compared with its whole row.
+    """
+    row = as_tensor(sorted_sequence)
+    given = as_tensor(values, row.dtype)
+    if not row.ndim or (row.ndim > 1 and row.shape[:-1] != given.shape[:-1]):
+        raise CompileError(
+            f"{find_source()}: searchsorted needs a vector, or rows for the leading axes of"
+            f" {given.type}; got {row.type}"
+        )
+    own = row if row.ndim == 1 else row.reshape(*row.shape[:-1], 1, row.shape[-1])
+    each = given.reshape(*given.shape, 1)
+    return (own <= each if right else own < each).to("int64").sum(-1)
+
+
+def bucketize(x: Any, boundaries: Tensor, *, right: bool = False) -> Tensor:
+    """Return between which sorted boundaries elements lie; see `searchsorted`."""
+    row = as_tensor(boundaries)
+    if row.ndim != 1:
+        raise CompileError(f"{find_source()}: bucketize needs a vector of bounds, got {row.type}")
+    return searchsorted(row, x, right=right)
+
+
+def unique(x: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
+    """Say that how many elements differ is known from the data alone."""
+    raise CompileError(
+        f"{find_source()}: unique has as many elements as there are different ones, and shapes are"
+        " static here; sort the tensor, or compare neighbours of a sorted one"
+    )

@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import overload
 
-from actorflow.functional.names import with_numpy_names
-from actorflow.literals import checked_size
-from actorflow.promotion import promote
-from actorflow.tensor import Tensor, apply, as_tensor, checked_axis, integers
-from actorflow.trace.tracer import find_source
-from compiler.errors import CompileError
-from compiler.ops import slicing
-from compiler.sbp.words import Split
+from actorflow.tensor.literals import checked_size, promote, with_numpy_names
+from actorflow.tensor.tensor import Tensor, apply, as_tensor, checked_axis, integers
+from actorflow.tensor.tracer import find_source
+from compiler.contract.errors import CompileError
+from compiler.contract.sbp import Split
+from compiler.ops.primitives import slicing
 
 __all__ = [
     "cat",
@@ -74,7 +72,7 @@ def split(
     """Cut a tensor along `dim` into parts of `split_size`, the last one of what is left.
 
     A list has the size of each part. For a number of parts see `chunk`. An axis alone, `split(0)`,
-    is how a tensor lies on many ranks: a part of that axis on each (`actorflow.layouts`).
+    is how a tensor lies on many ranks: a part of that axis on each (`actorflow.tensor.layouts`).
     """
     if x is None:
         raise CompileError(

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 
-from actorflow.literals import checked_number, checked_size
 from actorflow.nn.parameter import Parameter
-from actorflow.trace.tracer import find_source
-from compiler.errors import CompileError
-from compiler.plan import PlainValue
+from actorflow.tensor.literals import checked_number, checked_size
+from actorflow.tensor.tracer import find_source
+from compiler.contract.attrs import PlainValue
+from compiler.contract.errors import CompileError
 
 __all__ = [
     "calculate_gain",

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from actorflow import functional
+from actorflow.functional import convolution
+from actorflow.functional.convolution import Sizes, per_axis
+from actorflow.functional.dense import padding_row
 from actorflow.functional.random import checked_probability
-from actorflow.functional.tables import padding_row
-from actorflow.layouts import LayerWords
-from actorflow.literals import checked_number, checked_size
-from actorflow.nn.function_layer import FunctionLayer
+from actorflow.nn.function_layers import FunctionLayer
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter, lay_out
-from actorflow.tensor import Tensor
-from actorflow.trace.tracer import InitSpec, find_source
-from compiler.errors import CompileError
-from compiler.types import MOST_ELEMENTS
+from actorflow.tensor.layouts import LayerWords
+from actorflow.tensor.literals import checked_number, checked_size
+from actorflow.tensor.tensor import Tensor, integers
+from actorflow.tensor.tracer import InitSpec, find_source
+from compiler.contract.errors import CompileError
+from compiler.contract.types import MOST_ELEMENTS
 
 
 class Linear(Module):
@@ -189,3 +193,235 @@ def checked_extent(layer: str, name: str, extent: int, most: int = MOST_ELEMENTS
         bound = "or more" if size < 1 else f"to {most:,}"
         raise CompileError(f"{find_source()}: {name} of {layer} must be 1 {bound}, got {size}")
     return size
+
+
+# Modules that hold modules.
+
+
+class ModuleList(Module):
+    """A list of modules; their paths are their numbers, `blocks.0`, as in a plain list."""
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        self.extend(modules)
+
+    def append(self, module: Module) -> ModuleList:
+        """Add a module at the end; return this list."""
+        if not isinstance(module, Module):
+            raise CompileError(
+                f"{find_source()}: {type(self).__name__} holds modules, got"
+                f" {type(module).__name__}; for functions write a Module, or call them yourself"
+            )
+        vars(self)[str(len(self))] = module
+        return self
+
+    def extend(self, modules: Iterable[Module]) -> ModuleList:
+        """Add modules at the end; return this list."""
+        try:
+            given = list(modules)
+        except TypeError:
+            raise CompileError(
+                f"{find_source()}: {type(self).__name__} is made of a list of modules, got"
+                f" {type(modules).__name__}"
+            ) from None
+        for module in given:
+            self.append(module)
+        return self
+
+    def __len__(self) -> int:
+        return len(vars(self))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([*vars(self).values()])
+
+    def __getitem__(self, index: int | slice) -> Any:
+        found = [*vars(self).values()][index]
+        return type(self)(found) if isinstance(found, list) else found
+
+
+class Sequential(ModuleList):
+    """Modules one after the other: each takes what the one before returned."""
+
+    def __init__(self, *modules: Module | Sequence[Module]) -> None:
+        given = modules[0] if len(modules) == 1 and isinstance(modules[0], list) else modules
+        super().__init__(given)  # type: ignore[arg-type]  # a slice gives a list of modules
+
+    def __call__(self, x: Any) -> Any:
+        """Return what the last module returns."""
+        for module in self:
+            x = module(x)
+        return x
+
+
+class ModuleDict(Module):
+    """Modules by name, in order."""
+
+    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        if not isinstance(modules, Mapping | None):
+            raise CompileError(
+                f"{find_source()}: a ModuleDict is made of a dict, got {type(modules).__name__}"
+            )
+        for name, module in (modules or {}).items():
+            self[name] = module
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        if not isinstance(name, str) or not isinstance(module, Module):
+            raise CompileError(
+                f"{find_source()}: a ModuleDict holds modules by text, got {name!r} and"
+                f" {type(module).__name__}"
+            )
+        vars(self)[name] = module
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in vars(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*vars(self)])
+
+    def __len__(self) -> int:
+        return len(vars(self))
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return names with their modules."""
+        return [*vars(self).items()]
+
+
+class Identity(Module):
+    """What comes, goes."""
+
+    def __call__(self, x: Any) -> Any:
+        """Return x."""
+        return x
+
+
+class Flatten(Module):
+    """Make one axis of those from `start_dim` to `end_dim`; the batch stays."""
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        self.start_dim, self.end_dim = start_dim, end_dim
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the same elements under another shape."""
+        return functional.flatten(x, self.start_dim, self.end_dim)
+
+
+class Unflatten(Module):
+    """Make several axes of one."""
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        self.dim = dim
+        self.unflattened_size = integers(unflattened_size, what="a size of Unflatten")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the same elements under another shape."""
+        return functional.unflatten(x, self.dim, self.unflattened_size)
+
+
+# Convolutions as layers. Names, parameters and initialisers follow torch's.
+
+
+class _Convolution(Module):
+    """`weight` and `bias` start uniform in +-1 / sqrt(elements of one row of the weight)."""
+
+    _rank = 0
+    _is_transposed = False
+
+    def __init_subclass__(cls, rank: int = 0, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._rank = rank
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes | str = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        name, rank = type(self).__name__, self._rank
+        sizes = {"in_channels": in_channels, "out_channels": out_channels, "groups": groups}
+        channels, results, self.groups = [
+            checked_size(n, f"{k} of {name}") for k, n in sizes.items()
+        ]
+        if (
+            min(channels, results, self.groups) < 1
+            or channels % self.groups
+            or results % self.groups
+        ):
+            raise CompileError(
+                f"{find_source()}: {name} needs channels of 1 or more that groups divide, got"
+                f" {channels}, {results} and groups={self.groups}"
+            )
+        kernel = per_axis(kernel_size, rank, f"kernel_size of {name}")
+        self.stride = per_axis(stride, rank, f"stride of {name}")
+        self.dilation = per_axis(dilation, rank, f"dilation of {name}")
+        self.padding = padding
+        if not isinstance(padding, str):
+            self.padding = per_axis(padding, rank, f"padding of {name}", least=0)
+        rows, columns = (channels, results) if self._is_transposed else (results, channels)
+        shape = (rows, columns // self.groups, *kernel)
+        init = (("kind", "uniform"), ("bound", 1.0 / math.sqrt(math.prod(shape[1:]))))
+        self.weight = Parameter(shape, init)
+        self.bias = Parameter((results,), init) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [N, out_channels, *positions]."""
+        ways = self.stride, self.padding, self.dilation, self.groups
+        return convolution.convolved(self._rank, x, self.weight, self.bias, *ways)
+
+
+class Conv1d(_Convolution, rank=1):
+    """Convolve x [N, in_channels, L]; see `functional.conv1d`."""
+
+
+class Conv2d(_Convolution, rank=2):
+    """Convolve x [N, in_channels, H, W]; see `functional.conv2d`."""
+
+
+class Conv3d(_Convolution, rank=3):
+    """Convolve x [N, in_channels, D, H, W]; see `functional.conv3d`."""
+
+
+class _Transposed(_Convolution):
+    """The transposed convolution of a rank."""
+
+    _is_transposed = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Sizes = 1,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias
+        )
+        self.output_padding = per_axis(output_padding, self._rank, "output_padding", least=0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [N, out_channels, *spatial]."""
+        ways: Any = self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        return convolution.transposed(self._rank, x, self.weight, self.bias, *ways)
+
+
+class ConvTranspose1d(_Transposed, rank=1):
+    """The transposed convolution of x [N, in_channels, L]; see `functional.conv_transpose1d`."""
+
+
+class ConvTranspose2d(_Transposed, rank=2):
+    """The transposed convolution of x [N, in_channels, H, W]."""
+
+
+class ConvTranspose3d(_Transposed, rank=3):
+    """The transposed convolution of x [N, in_channels, D, H, W]."""

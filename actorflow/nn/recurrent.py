@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from actorflow.functional import activation, control, creating, dense, elementwise, shape
+from actorflow.functional import activation, arranging, control, dense, elementwise, shape
 from actorflow.functional.random import checked_probability, dropout
-from actorflow.literals import checked_size
 from actorflow.nn.layers import MOST_LAYERS, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
-from actorflow.tensor import Tensor, as_tensor
-from actorflow.trace.tracer import find_source
-from compiler.errors import CompileError
-from compiler.types import DType, TensorType
+from actorflow.tensor.literals import checked_size
+from actorflow.tensor.tensor import Tensor, as_tensor
+from actorflow.tensor.tracer import find_source
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType
 
 State = tuple[Tensor, ...]
 """What a step hands to the next: h [batch, hidden], and c of an LSTM."""
@@ -119,7 +119,7 @@ class _Recurrent(Module):
     def _given(self, hx: Any, types: list[TensorType]) -> State:
         """Return a first state as tensors of some types, or zeros for None."""
         if hx is None:
-            return tuple([creating.zeros(t.shape, dtype=t.dtype) for t in types])
+            return tuple([arranging.zeros(t.shape, dtype=t.dtype) for t in types])
         given = hx if len(types) > 1 and isinstance(hx, (tuple, list)) else (hx,)
         states = tuple([as_tensor(s) for s in given])
         if [s.type for s in states] != types:
@@ -243,7 +243,7 @@ class _Layers(_Recurrent):
                 f"{find_source()}: lengths of {type(self).__name__} are integers [{rows}], one per"
                 f" sequence of the batch, got {ends.type}"
             )
-        return creating.arange(steps).reshape(steps, 1, 1) < ends.reshape(1, rows, 1)
+        return arranging.arange(steps).reshape(steps, 1, 1) < ends.reshape(1, rows, 1)
 
 
 class RNN(_Layers):

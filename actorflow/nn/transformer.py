@@ -10,17 +10,15 @@ import copy
 from collections.abc import Callable
 
 from actorflow import functional
-from actorflow.layouts import Words
-from actorflow.literals import checked_size
-from actorflow.nn.attention import MultiheadAttention
-from actorflow.nn.containers import ModuleList
-from actorflow.nn.layers import MOST_LAYERS, Dropout, Linear, checked_extent
+from actorflow.nn.attention import MultiheadAttention, check_heads, shares
+from actorflow.nn.layers import MOST_LAYERS, Dropout, Linear, ModuleList, checked_extent
 from actorflow.nn.module import Module
-from actorflow.nn.normalisation import LayerNorm
-from actorflow.nn.shares import check_heads, shares
-from actorflow.tensor import Operand, Tensor
-from actorflow.trace.tracer import find_source
-from compiler.errors import CompileError
+from actorflow.nn.norm_layers import LayerNorm
+from actorflow.tensor.layouts import Words
+from actorflow.tensor.literals import checked_size
+from actorflow.tensor.tensor import Operand, Tensor
+from actorflow.tensor.tracer import find_source
+from compiler.contract.errors import CompileError
 
 
 class Attention(Module):

@@ -5,18 +5,22 @@ which update op changes each parameter. A schedule is a pure function of the ste
 graph like anything else, so there is nothing of it to checkpoint.
 """
 
-from actorflow.optim.adam import Adam as Adam
-from actorflow.optim.adam import AdamW as AdamW
-from actorflow.optim.adaptive import Adagrad as Adagrad
-from actorflow.optim.adaptive import Lion as Lion
-from actorflow.optim.adaptive import RMSprop as RMSprop
-from actorflow.optim.ema import EMA as EMA
-from actorflow.optim.groups import Group as Group
-from actorflow.optim.groups import group as group
-from actorflow.optim.parts import OptimizerPart as OptimizerPart
-from actorflow.optim.parts import on as on
-from actorflow.optim.rates import Schedule as Schedule
+from actorflow.optim.optimizers import EMA as EMA
+from actorflow.optim.optimizers import LAMB as LAMB
+from actorflow.optim.optimizers import SGD as SGD
+from actorflow.optim.optimizers import Adafactor as Adafactor
+from actorflow.optim.optimizers import Adagrad as Adagrad
+from actorflow.optim.optimizers import Adam as Adam
+from actorflow.optim.optimizers import AdamW as AdamW
+from actorflow.optim.optimizers import Lion as Lion
+from actorflow.optim.optimizers import Muon as Muon
+from actorflow.optim.optimizers import RMSprop as RMSprop
+from actorflow.optim.recipes import Group as Group
 from actorflow.optim.recipes import Optimizer as Optimizer
+from actorflow.optim.recipes import OptimizerPart as OptimizerPart
+from actorflow.optim.recipes import group as group
+from actorflow.optim.recipes import on as on
+from actorflow.optim.schedules import Schedule as Schedule
 from actorflow.optim.schedules import chain as chain
 from actorflow.optim.schedules import constant as constant
 from actorflow.optim.schedules import cosine as cosine
@@ -29,7 +33,3 @@ from actorflow.optim.schedules import polynomial as polynomial
 from actorflow.optim.schedules import step as step
 from actorflow.optim.schedules import warmup as warmup
 from actorflow.optim.schedules import wsd as wsd
-from actorflow.optim.sgd import SGD as SGD
-from actorflow.optim.staged import LAMB as LAMB
-from actorflow.optim.staged import Adafactor as Adafactor
-from actorflow.optim.staged import Muon as Muon

@@ -9,21 +9,112 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
-from actorflow.functional.counters import step_of
-from actorflow.literals import checked_number
-from actorflow.optim.groups import Group, check_groups, check_patterns
-from actorflow.optim.rates import Schedule, check_rate, not_negative, rate_at
-from actorflow.tensor import Tensor
-from actorflow.trace.tracer import Trace, find_source
-from compiler.attrs import Attrs, AttrValue
-from compiler.errors import CompileError
-from compiler.fusion.staged import StagedUpdate, stages
-from compiler.fusion.updates import Update, update
-from compiler.graph import UpdateRule
-from compiler.registry import Op
-from compiler.types import DType, TensorType
+from actorflow.environment.option_values import Patterns, chosen, wrong_patterns
+from actorflow.functional.random import step_of
+from actorflow.optim.schedules import Schedule, check_rate, not_negative, rate_at
+from actorflow.tensor.literals import checked_number
+from actorflow.tensor.tensor import Tensor
+from actorflow.tensor.tracer import Trace, find_source
+from compiler.contract.attrs import Attrs, AttrValue
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType
+from compiler.graph.graph import SourceLocation, UpdateRule
+from compiler.graph.registry import Op
+from compiler.ops.language.define import StagedUpdate, Update, stages, update
+
+# Parameter groups: what an optimizer does otherwise for parameters chosen by their paths.
+#
+#     af.optim.AdamW(
+#         1e-3,
+#         groups=[
+#             af.optim.group("*.bias", "*norm*", weight_decay=0.0),
+#             af.optim.group("head.*", lr_scale=10.0),
+#             af.optim.group("embedding.*", frozen=True),
+#         ],
+#     )
+#
+# Of several groups that match a path the first decides; a parameter that none matches is treated as
+# if there were none. A group adds no launches of its own on devices that join updates: parameters
+# that are treated alike are joined, whatever groups they are in.
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """See `group`, which makes one. `options` are settings of the optimizer, by name."""
+
+    patterns: tuple[str, ...]
+    lr_scale: float
+    is_frozen: bool
+    options: tuple[tuple[str, object], ...]
+    source: SourceLocation
+
+    def matches(self, path: str) -> bool:
+        """Whether a parameter is in the group, if it is in none before."""
+        return any([fnmatchcase(path, pattern) for pattern in self.patterns])
+
+
+def group(
+    *patterns: str,
+    lr: float | Schedule | None = None,
+    lr_scale: float = 1.0,
+    frozen: bool = False,
+    **options: object,
+) -> Group:
+    """Return a group of the parameters whose paths match one of some patterns.
+
+    Args:
+        patterns: globs over paths, such as "blocks.*.bias": `*` stands for any letters, dots too.
+        lr: their learning rate, a number or a schedule, in place of the optimizer's.
+        lr_scale: what the learning rate is multiplied by.
+        frozen: True leaves them as they are: no update, no state, no gradient.
+        options: other settings of the optimizer, by its own names: weight_decay=0.0.
+
+    Raises CompileError with the user's line; a setting that the optimizer has not, and a pattern
+    that matches no parameter, is told of where the optimizer is made and where a job is compiled.
+    """
+    where = find_source()
+    if wrong := wrong_patterns(patterns):
+        raise CompileError(f"{where}: a group needs {wrong}")
+    if not isinstance(frozen, bool):
+        raise CompileError(f"{where}: frozen must be True or False, got {frozen!r}")
+    scale = not_negative(lr_scale, "lr_scale")
+    if lr is not None:
+        check_rate(lr)
+        options = {"lr": lr, **options}
+    if frozen and (options or scale != 1.0):
+        raise CompileError(f"{where}: a frozen group has no other settings; leave them out")
+    return Group(patterns, scale, frozen, tuple(options.items()), where)
+
+
+def check_groups(groups: object, known: Sequence[str], optimizer: str) -> None:
+    """Raise CompileError for what are no groups, or groups with settings that nothing reads."""
+    if not isinstance(groups, (list, tuple)):
+        came = type(groups).__name__
+        raise CompileError(
+            f"{find_source()}: groups must be a list of af.optim.group(...), got {came}"
+        )
+    for own in groups:
+        if not isinstance(own, Group):
+            raise CompileError(
+                f"{find_source()}: groups must be a list of af.optim.group(...), one is {own!r:.60}"
+            )
+        for name, _ in own.options:
+            if name not in known:
+                raise CompileError(
+                    f"{own.source}: {optimizer} has no setting {name!r} for a group; it has"
+                    f" {', '.join(known)}"
+                )
+
+
+def check_patterns(groups: Sequence[Group], paths: Sequence[str]) -> None:
+    """Raise CompileError, with the line of the group, for a pattern that matches no parameter."""
+    for own in groups:
+        for pattern in own.patterns:
+            chosen(pattern, paths, f"{own.source}: a group of an optimizer")
+
 
 MATRICES = "matrices"
 """What `decay_only` may be: parameters of two and more axes decay, biases and scales do not."""
@@ -78,7 +169,7 @@ class RecipeOptimizer:
         lr: the learning rate, a number or a schedule.
         maximize: climb instead of descending.
         decay_only: "matrices" for no weight decay of biases and scales.
-        groups: what is otherwise for some parameters; see `actorflow.optim.groups`.
+        groups: what is otherwise for some parameters; see `actorflow.optim.recipes`.
     """
 
     lr: float | Schedule = 1e-3
@@ -230,3 +321,99 @@ _CHECKS: dict[str, Callable[[Any, str], object]] = {
     "decay_only": _check_decay_only,
 }
 """What a setting of a name may be, whatever optimizer it is of."""
+
+
+# Several optimizers in one job, each for some parameters and one loss.
+#
+#     @af.job(
+#         optimizer=[
+#             af.optim.on("generator.*", af.optim.Adam(2e-4), loss="g_loss"),
+#             af.optim.on("discriminator.*", af.optim.Adam(2e-4), loss="d_loss"),
+#         ]
+#     )
+#     def train(model, batch):
+#         ...
+#         return {"g_loss": g_loss, "d_loss": d_loss}
+#
+# A parameter gets the gradient of its own part's loss and of no other; what no part names is read
+# as if frozen. All gradients are of the values before the step, and all updates happen at its end:
+# simultaneous descent, where a loop in torch that steps one optimizer after the other has the
+# second see what the first has changed.
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerPart:
+    """See `on`, which makes one."""
+
+    patterns: Patterns
+    optimizer: Optimizer
+    loss: str
+    source: SourceLocation
+
+
+def on(patterns: Patterns, optimizer: Optimizer, *, loss: str = "loss") -> OptimizerPart:
+    """Return a part of a job's optimizer: which parameters it trains, how, and on what loss.
+
+    Args:
+        patterns: globs over paths, such as "generator.*" or ["head.*", "!*.bias"].
+        optimizer: how they are updated.
+        loss: the key of their loss in what the job returns.
+
+    Raises CompileError with the user's line.
+    """
+    where = find_source()
+    if wrong := wrong_patterns(patterns):
+        raise CompileError(f"{where}: on() needs {wrong}")
+    if not is_optimizer(optimizer):
+        raise CompileError(
+            f"{where}: on() needs an optimizer, such as af.optim.AdamW(1e-3), got {optimizer!r}"
+        )
+    if not isinstance(loss, str) or not loss:
+        raise CompileError(f"{where}: loss must be a key of what the job returns, got {loss!r}")
+    kept = patterns if isinstance(patterns, str) else tuple(patterns)
+    return OptimizerPart(kept, optimizer, loss, where)
+
+
+def is_optimizer(value: object) -> bool:
+    """Whether something can give the rules of a job."""
+    return callable(getattr(value, "rules", None)) and not isinstance(value, type)
+
+
+def parts_of(given: object, where: SourceLocation) -> tuple[OptimizerPart, ...] | None:
+    """Return the parts of what a job got as its optimizer; None for what is none."""
+    if is_optimizer(given):
+        return (OptimizerPart("*", given, "loss", where),)  # type: ignore[arg-type]  # it has rules
+    listed = [given] if isinstance(given, OptimizerPart) else given
+    if not isinstance(listed, (list, tuple)) or not listed:
+        return None
+    return tuple(listed) if all([isinstance(part, OptimizerPart) for part in listed]) else None
+
+
+def claims(
+    parts: Sequence[OptimizerPart], paths: Sequence[str], trained: Mapping[str, object]
+) -> list[list[str]]:
+    """Return the paths that each part trains, of those that a job trains.
+
+    Raises CompileError, with the line of the part, for a path that two parts claim, and for a part
+    that has nothing to train.
+    """
+    owner: dict[str, OptimizerPart] = {}
+    found = []
+    for part in parts:
+        named = chosen(part.patterns, paths, f"{part.source}: on()") if paths else ()
+        own = [path for path in named if path in trained]
+        for path in own:
+            other = owner.setdefault(path, part)
+            if other is not part:
+                raise CompileError(
+                    f"{part.source}: parameter {path!r} is claimed by {part.patterns!r} here and by"
+                    f" {other.patterns!r} at {other.source}; one optimizer can train it: take it"
+                    f" out of the other with '!{path}'"
+                )
+        if not own and len(parts) > 1:
+            raise CompileError(
+                f"{part.source}: all that {part.patterns!r} names is frozen, or left out with"
+                " trainable=; leave the part out, or unfreeze() some of it"
+            )
+        found.append(own)
+    return found

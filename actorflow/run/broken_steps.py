@@ -13,20 +13,15 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from actorflow.logs import is_worth_a_line, once
-from actorflow.run.plan_facts import line_of_output, losses_of
-from actorflow.trace.tracer import find_source
-from compiler.errors import ActorflowError, CompileError
-from compiler.options import LOSS_SCALE, SKIPPED
-from compiler.plan import Plan
-from compiler.types import DType, TensorType
-
-if TYPE_CHECKING:
-    from actorflow.run.run_options import RunOptions
-
-RAISE, WARN, SKIP = POLICIES = ("raise", "warn", "skip")
+from actorflow.environment.settings import is_worth_a_line, once
+from actorflow.options.fit_options import RAISE, SKIP, check_policy_name
+from actorflow.tensor.tracer import find_source
+from compiler.contract.errors import ActorflowError, CompileError
+from compiler.contract.plan import Plan
+from compiler.contract.types import DType, TensorType
+from compiler.graph.target import LOSS_SCALE, SKIPPED
 
 MAX_SKIPPED_IN_A_ROW = 100
 """Steps that may be skipped one after the other: a run that skips all of them trains nothing."""
@@ -41,13 +36,6 @@ _NOTE = "non_finite.json"
 
 class NonFiniteLoss(ActorflowError):
     """The loss became NaN or infinite; the message names step and user line."""
-
-
-def check_policy_name(on_nan: object) -> None:
-    """Raise CompileError when there is no policy of the name."""
-    if on_nan not in POLICIES:
-        known = ", ".join([repr(policy) for policy in POLICIES])
-        raise CompileError(f"{find_source()}: on_nan must be one of {known}, got {on_nan!r}")
 
 
 def check_policy(plan: Plan, on_nan: str) -> None:
@@ -219,20 +207,3 @@ def _noted(directory: Path | None) -> object:
         with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
             return json.loads((directory / _NOTE).read_bytes())["step"]
     return None
-
-
-def broken_steps_of(plan: Plan, options: RunOptions) -> BrokenSteps | None:
-    """Return what looks at the steps of a run; None for a plan without a loss."""
-    lines = {name: line_of_output(plan, name) or "" for name in losses_of(plan)}
-    if not lines:
-        return None
-    values = options.values
-    return BrokenSteps(
-        options.on_nan,
-        lines,
-        options.warn,
-        skipped=int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None,
-        scaled=is_scaled(plan),
-        directory=options.directory,
-        is_writer=options.among.is_first,
-    )

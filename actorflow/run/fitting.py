@@ -6,35 +6,33 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from actorflow.checkpoint.policy import Every
+from actorflow.checkpoint.errors import Every
+from actorflow.compile.plan_facts import batches_per_step
 from actorflow.data import items_of
-from actorflow.evaluation import Results
-from actorflow.initialise import steps_done
-from actorflow.logs import logger
-from actorflow.optim.ema import averages_in
-from actorflow.run.among import agree_on_data, agree_on_steps
+from actorflow.distributed.process_group import Among, agree_on_data, agree_on_steps
+from actorflow.environment.settings import logger
+from actorflow.optim.optimizers import averages_in
+from actorflow.options.fit_options import Metrics, Results
 from actorflow.run.broken_steps import skips
 from actorflow.run.devices import said_of
-from actorflow.run.job_state import job_state
-from actorflow.run.listener import Listener, make_reporter
-from actorflow.run.plan_facts import batches_per_step
-from actorflow.run.ports import Metrics
 from actorflow.run.run_options import RunOptions
-from actorflow.run.saving import Saver, Start, start_from
-from actorflow.run.signals import StopSignals
-from actorflow.run.stopping import Stopper
+from actorflow.run.saving import Saver, Start, job_state, start_from
+from actorflow.run.status import Listener, make_reporter
+from actorflow.run.stopping import Stopper, StopSignals
 from actorflow.run.training_run import Run
-from compiler.printer import summarise
+from actorflow.tensor.initial_values import steps_done
+from compiler.pipeline.printer import summarise
 
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager
-    from actorflow.run.fit_options import FitOptions
-    from actorflow.run.runner import Runner
+    from actorflow.environment.settings import Settings
+    from actorflow.options.fit_options import FitOptions
     from actorflow.run.status import StatusWriter
+    from compiler.contract.plan import Plan
 
 Array = np.ndarray[Any, Any]
 
@@ -81,13 +79,32 @@ class Stopped(SystemExit):
         self.step = step
 
 
+class FittedRunner(Protocol):
+    """What `fit` asks of the runner that it is called on."""
+
+    plan: Plan
+    among: Among
+    seed: int
+    settings: Settings
+    given: Mapping[str, Array]
+
+    def first(self, restored: Mapping[str, Array] | None = None) -> Mapping[str, Array]:
+        """Return what a run begins with."""
+
+    def begin(self, run: Run) -> None:
+        """Note the run that is open."""
+
+    def keep(self, run: Run, apart: str = "") -> None:
+        """Take over what a run leaves."""
+
+
 class FitCall:
     """One call of `fit`: opens what the run needs, in the order in which it closes again.
 
     Whoever makes it closes `stack` after it, whatever happens.
     """
 
-    def __init__(self, runner: Runner, options: FitOptions, stack: ExitStack) -> None:
+    def __init__(self, runner: FittedRunner, options: FitOptions, stack: ExitStack) -> None:
         self._runner = runner
         self._plan = runner.plan
         self._options = options
@@ -267,7 +284,7 @@ class FitCall:
         )
 
 
-def fit(runner: Runner, options: FitOptions) -> FitResult:
+def fit(runner: FittedRunner, options: FitOptions) -> FitResult:
     """Do one run of a runner. Raises what `Runner.fit` says."""
     with ExitStack() as stack:
         return FitCall(runner, options, stack).run()

@@ -15,21 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.initialise import check_values, steps_done
-from actorflow.run.among import ONE_RANK, Among
-from actorflow.run.wholes import cut, gather_whole
-from actorflow.trace.tracer import find_source
-from actors.bound import VariableMemory
-from actors.errors import ActorFailed
-from actors.loop import Loop
-from actors.visit import Rest, Visit
-from compiler.errors import CompileError
-from compiler.ops.channels import STAGE
-from compiler.ops.sources import SCRATCH
-from compiler.placement import HOST
-from compiler.plan import Actor, ActorKind, Plan
-from compiler.types import RegisterId
-from compiler.verify import edges_of
+from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.distributed.unshard import cut, gather_whole
+from actorflow.tensor.initial_values import check_values, steps_done
+from actorflow.tensor.tracer import find_source
+from actors.loop.admission import Rest, Visit
+from actors.loop.bound import VariableMemory
+from actors.loop.loop import Loop
+from actors.machine.errors import ActorFailed
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import HOST
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import Actor, ActorKind
+from compiler.contract.types import RegisterId
+from compiler.ops.primitives.sources import SCRATCH
+from compiler.ops.primitives.transfer import STAGE
+from compiler.verify.verify import edges_of
 from memory.registers import repetition_vector
 
 Array = np.ndarray[Any, Any]

@@ -5,27 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from actorflow.compile.gpus import dotted, gpu_called, gpu_of
-from actorflow.compile.native import toolchain_of
-from actorflow.logs import logger
-from actorflow.settings import Settings
+from actorflow.environment.host import dotted, gpu_called, gpu_of
+from actorflow.environment.native import toolchain_of
+from actorflow.environment.settings import Settings, logger
 from actors.device.cuda import cudnn
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaDriver, GpuSeen
+from actors.device.cuda.memory import Reports
 from actors.device.cuda.nvml import listed_gpus
-from actors.device.cuda.status import Reports
-from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
-from actors.device.poison import CUDA_POISON_KERNELS
-from actors.device.schedule import LateSchedule
 from actors.kernels.cuda import catalogue
-from actors.kernels.cuda.cudnn_attention import CUDNN
-from actors.kernels.cuda.gpu import Gpu, gpu_named
-from actors.kernels.cuda.kernel import CudaKernel
-from actors.kernels.native.toolchain import Toolchain
-from compiler.errors import DeviceError, OutOfMemory
-from compiler.placement import Device, DeviceKind
-from compiler.plan import Plan
+from actors.kernels.cuda.cudnn_kernels import CUDNN
+from actors.kernels.cuda.kernel import CudaKernel, Gpu, gpu_named
+from actors.kernels.library.runtime import Toolchain
+from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
+from actors.testing.simulated import CUDA_POISON_KERNELS, LateSchedule
+from compiler.contract.errors import DeviceError, OutOfMemory
+from compiler.contract.placement import Device, DeviceKind
+from compiler.contract.plan import Plan
 from memory.report import format_bytes
 
 

@@ -2,7 +2,7 @@
 
 There may be several open plans on one model: a training job that is stepped, a job that predicts.
 The rule: the newest values of a parameter are its own, or leased to the training plan that stepped
-last (`actorflow.run.lease`). Whoever steps takes over what others changed.
+last (`actorflow.nn.lease`). Whoever steps takes over what others changed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.logs import logger
+from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.environment.settings import logger
+from actorflow.nn.lease import Cell, Claim, Lease, OpenLoop, lease, leased, newest
 from actorflow.nn.module import Module
-from actorflow.run.among import ONE_RANK, Among
-from actorflow.run.lease import Cell, Claim, Lease, OpenLoop, lease, leased, newest
-from actorflow.run.ports import Metrics
+from actorflow.options.fit_options import Metrics
 from actorflow.run.runner import Runner
-from actorflow.trace.signature import ModelSignature
-from actorflow.trace.tracer import find_source
-from actors.fork_lock import forkable_lock
-from compiler.errors import CompileError
-from compiler.plan import Plan
+from actorflow.tensor.tracer import find_source
+from actorflow.trace.traces import ModelSignature
+from actors.machine.errors import forkable_lock
+from compiler.contract.errors import CompileError
+from compiler.contract.plan import Plan
 
 Array = np.ndarray[Any, Any]
 

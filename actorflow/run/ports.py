@@ -17,21 +17,119 @@ import numpy as np
 
 from actorflow.data import DataError, DataSource, check_batch
 from actorflow.data.source import Part, filler_of
-from actorflow.logs import logger
-from actorflow.run.fetching import Fetching
-from actorflow.run.given_batches import GivenBatches
-from actorflow.run.positions import Positions
-from actorflow.run.stopping import StopTraining, reason_of
-from actors.errors import SourceExhausted
-from actors.protocol import Launch, Token
-from compiler.errors import InternalError
-from compiler.types import TensorType
+from actorflow.distributed.shared_run import GivenBatches
+from actorflow.environment.settings import logger
+from actorflow.options.fit_options import Metrics, StopTraining, reason_of
+from actors.machine.errors import SourceExhausted
+from actors.machine.protocol import Launch, Token
+from compiler.contract.errors import InternalError
+from compiler.contract.types import TensorType
+
+# A source's thread in the user's code: whether its answer still counts.
+
+
+class Fetching:
+    """The fetches of a source, each of which ends once.
+
+    It ends when the source answers (`settle`), or when it is given up because the run is to stop
+    and the source does not answer (`give_up`): then the answer no longer counts. `is_inside` says
+    that the thread is in the user's code.
+
+    Taking an item of a list is one atomic step, so the two need no lock.
+    """
+
+    def __init__(self, source: DataSource) -> None:
+        self._source = source
+        self._open: list[None] = []
+        self._is_given_up = False
+        self.is_inside = False
+
+    def begin(self) -> bool:
+        """Begin a fetch; return False when the source was given up."""
+        self._open.append(None)
+        if self._is_given_up:
+            self._taken()
+            return False
+        self.is_inside = True
+        return True
+
+    def settle(self) -> bool:
+        """End a fetch that has its answer; return whether that still counts."""
+        self.is_inside = False
+        return self._taken()
+
+    def give_up(self) -> bool:
+        """Have no fetch more; return whether one was under way, whose answer no longer counts."""
+        self._is_given_up = True
+        return self._taken()
+
+    def close(self) -> None:
+        """Ask a source that blocks in a fetch to stop, if it can be asked.
+
+        A source that is not fetching is left alone: it belongs to the user, who may use it again.
+        """
+        close = getattr(self._source, "close", None)
+        if self.is_inside and callable(close):
+            close()
+
+    def _taken(self) -> bool:
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        return True
+
+
+# Where a data source stood after the batches whose step may yet be saved, and after no others.
+#
+# A checkpoint of step n saves the position after n's last batch, long after the source has moved
+# on. Saved are the steps at which the plan takes a snapshot, and the last step of the run; so what
+# is kept is bounded by the slots of the plan, and by the snapshots between two that are written.
+
+State = Mapping[str, Any]
+
+
+class Positions:
+    """Positions by number of batches done. `note` belongs to one thread, the rest to another.
+
+    Args:
+        batch: batches done before the first.
+        state: the position then.
+        stride: batches between two snapshots, counted from batch 0.
+        in_flight: batches that may be fetched and not done.
+    """
+
+    def __init__(self, batch: int, state: State, *, stride: int, in_flight: int) -> None:
+        self._states: dict[int, State] = {batch: state}
+        self._oldest = batch
+        self._stride = stride
+        self._in_flight = in_flight
+
+    def __len__(self) -> int:
+        """Return how many positions are kept."""
+        return len(self._states)
+
+    def note(self, batch: int, state: State) -> None:
+        """Keep the position after `batch` batches."""
+        self._states[batch] = state
+        done = batch - self._in_flight - 1
+        if done % self._stride and done > self._oldest:
+            self._states.pop(done, None)
+
+    def after(self, batch: int) -> State:
+        """Return the position after `batch` batches and forget those before it."""
+        self.forget_before(batch)
+        return self._states[batch]
+
+    def forget_before(self, batch: int) -> None:
+        """Forget positions before `batch`. Linear in what is kept."""
+        for kept in [kept for kept in list(self._states) if kept < batch]:
+            self._states.pop(kept, None)
+        self._oldest = batch
+
 
 NO_PARTS: Mapping[str, Part] = MappingProxyType({})
 """Of a rank that has whole batches."""
-
-Metrics = Mapping[str, Any]
-"""Outputs of one step: floats for scalars, arrays (copies) otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,251 @@ meet.
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import os
+import select
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from actorflow.run.console import Console
-from actorflow.run.metrics import MetricsKeeper
+from actorflow.environment.settings import logger, once
+
+# Where progress text goes. It is never the reason for which a run ends, or waits.
+#
+# A stream may be full, closed, replaced or not there, its reader may be gone or asleep, its
+# encoding may lack a letter. The first of these troubles is said in the log; the text is lost, and
+# the run goes on.
+
+_PIECE = 400
+"""Letters written at once: at 10 bytes each they fit the 4,096 that a ready pipe takes whole."""
+
+_KEPT = 256
+"""Pieces that wait for a reader who is asleep; the oldest are dropped first."""
+
+
+class Console:
+    """Writes text to the stream that `stream` returns at that moment, such as `sys.stdout`.
+
+    Nobody waits for a reader: what finds no room is dropped, or kept until there is. Belongs to one
+    thread at a time.
+    """
+
+    def __init__(self, stream: Callable[[], Any]) -> None:
+        self._stream = stream
+        self._waiting: deque[str] = deque(maxlen=_KEPT)
+        self._tell_trouble = once(logger.warning)
+
+    def is_terminal(self) -> bool:
+        """Whether the stream of this moment is a terminal."""
+        try:
+            return bool(self._stream().isatty())
+        except Exception:  # a stream is whatever somebody put there
+            return False
+
+    def write(self, text: str, *, is_kept: bool) -> None:
+        """Write a text; where there is no room for it now, keep it for the next call or drop it."""
+        try:
+            self._send()  # what waits comes first
+            if is_kept or (not self._waiting and _has_room(self._stream())):
+                self._waiting.extend(_pieces(text))
+                self._send()
+        except Exception as error:  # whatever a foreign stream raises
+            self._waiting.clear()
+            self._tell_trouble(f"progress cannot be written ({error}); the run goes on without it")
+
+    def _send(self) -> None:
+        while self._waiting:
+            stream = self._stream()
+            if not _has_room(stream):
+                return
+            if stream is not None:
+                _write(stream, self._waiting[0])
+            self._waiting.popleft()
+
+
+def _pieces(text: str) -> Iterator[str]:
+    for start in range(0, len(text), _PIECE):
+        yield text[start : start + _PIECE]
+
+
+def _has_room(stream: Any) -> bool:
+    """Whether a piece can be written, or has nowhere to go, without waiting for who reads it."""
+    try:
+        fd = stream.fileno()
+    except Exception:  # no file at all, or no stream
+        return True
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))  # a broken one is ready too: to fail
+
+
+def _write(stream: Any, text: str) -> None:
+    """Write so that a failure leaves nothing behind that Python would fail on again at exit."""
+    fd = _plain_file(stream)
+    if fd is None:
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            stream.write(text.encode("ascii", "backslashreplace").decode())
+        stream.flush()
+        return
+    stream.flush()  # what the program itself has printed comes first
+    data = memoryview(text.encode(stream.encoding, "backslashreplace"))
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _plain_file(stream: Any) -> int | None:
+    """Return the descriptor of a text stream as Python makes it, or None for any other."""
+    if type(stream) is not io.TextIOWrapper:
+        return None
+    buffer: Any = stream.buffer
+    raw = buffer.raw if type(buffer) is io.BufferedWriter else buffer
+    return raw.fileno() if type(raw) is io.FileIO else None
+
+
+# The metrics file: lines of JSON, only ever appended to.
+#
+# One line is one write, so a killed run leaves at most one line without its end; the next run ends
+# that line before it appends, and changes nothing that was written. A resumed run may write steps
+# again that a killed run had written after its last checkpoint: of lines with the same step the
+# last one counts.
+
+_KEPT_ROWS = 10_000
+"""Rows that wait for a disk that does not take them; at one in half a second, more than an hour."""
+
+
+class MetricsKeeper:
+    """Appends rows to a metrics file through all troubles of its disk. Never raises OSError.
+
+    Rows come on several threads: a run's outputs on one, its evaluations on another.
+
+    A row that cannot be written is kept and tried again with the next one, so a disk that was full
+    for a while costs nothing. The trouble is told once; at the end, what is lost of it.
+
+    Args:
+        path: the file.
+        report: takes the texts.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], report: Callable[[str], object]) -> None:
+        self._path = Path(path)
+        self._report = report
+        self._rows: deque[Mapping[str, Any]] = deque()
+        self._num_lost = 0
+        self._tell_trouble = once(report)
+        self._file: MetricsFile | None = None
+        self._lock = threading.Lock()
+        self._flush()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write a row, after those that wait."""
+        with self._lock:
+            self._rows.append(row)
+            self._flush()
+            while len(self._rows) > _KEPT_ROWS:
+                self._rows.popleft()
+                self._num_lost += 1
+
+    def close(self) -> None:
+        """Try once more, say what is lost, and close the file."""
+        with self._lock:
+            self._flush()
+            if self._num_lost or self._rows:
+                lost = self._num_lost + len(self._rows)
+                self._report(f"warning: {lost} rows of metrics are not in {self._path}")
+            if self._file is not None:
+                self._file.close()
+
+    def _flush(self) -> None:
+        try:
+            if self._file is None:
+                self._file = MetricsFile(self._path)  # it ends a line that was cut
+            while self._rows:
+                self._file.append(self._rows[0])
+                self._rows.popleft()
+        except OSError as error:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self._tell_trouble(
+                f"warning: {self._path} cannot be written ({error}); the run goes on and keeps"
+                f" up to {_KEPT_ROWS:,} rows until it can: free some space"
+            )
+
+
+class MetricsFile:
+    """An open metrics file of one writer.
+
+    Args:
+        path: the file; it and its folder are made if they are not there.
+
+    Raises:
+        OSError: it cannot be opened for appending.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ends_cut = _ends_cut(path)
+        self._file = path.open("ab", buffering=0)  # unbuffered: one line is one write
+        if ends_cut:
+            try:
+                self._write(b"\n")
+            except OSError:
+                self._file.close()
+                raise
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one line. NaN and infinities become the texts that float() reads: JSON has none.
+
+        Raises:
+            OSError: the line could not be written whole, such as on a full disk.
+        """
+        values = {
+            key: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in row.items()
+        }
+        self._write(json.dumps(values, allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file; every line is already with the operating system."""
+        self._file.close()
+
+    def _write(self, line: bytes) -> None:
+        written = self._file.write(line)
+        if written != len(line):
+            raise OSError(f"only {written} of {len(line)} bytes were written")
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file in the order written; a line cut by a kill is left out."""
+    rows = []
+    for line in Path(path).read_bytes().split(b"\n"):
+        try:
+            row = json.loads(line)
+        except ValueError:  # damaged UTF-8 too
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _ends_cut(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except FileNotFoundError:
+        return False
+
 
 _TTY_INTERVAL_S = 0.5
 _PLAIN_INTERVAL_S = 5.0

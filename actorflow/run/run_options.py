@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actorflow.evaluation import Evaluation
-from actorflow.run.among import ONE_RANK, Among
-from actorflow.run.ports import Metrics
-from actorflow.settings import Settings
+from actorflow.compile.plan_facts import batch_fields, batch_parts, line_of_output, losses_of
+from actorflow.data import Batch, DataError, DataSource, check_batch
+from actorflow.data.source import Part
+from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.distributed.unshard import Joining
+from actorflow.environment.settings import Settings, logger
+from actorflow.options.fit_options import Evaluation, Metrics
+from actorflow.run.broken_steps import BrokenSteps, is_scaled, skips
+from actorflow.run.ports import Fetching, MetricsPort, check_fields_of
+from actors.machine.errors import SourceExhausted
+from actors.machine.protocol import Launch, Token
+from compiler.contract.errors import CompileError, PeerFailed
+from compiler.contract.plan import Plan
+from compiler.contract.types import TensorType
+from compiler.graph.target import SKIPPED
+from memory.report import format_bytes
 
 if TYPE_CHECKING:
-    from actorflow.checkpoint.policy import Every
+    from actorflow.checkpoint.errors import Every
     from actorflow.run.saving import Saver
+
 
 Array = np.ndarray[Any, Any]
 
@@ -60,3 +74,256 @@ class RunOptions:
     directory: Path | None = None
     warn: Callable[[str], object] = _ignore
     on_finished: Callable[[], object] | None = None
+
+
+class EvaluationDataPort:
+    """Fills batch slots with the first batches of a source, again and again.
+
+    After the last batch of an evaluation the source goes back to where it stood. What the source
+    raises is kept in `failure` and stops the run; then, and when the source is given up, the rest
+    of the evaluation reads zeros. `num_whole` evaluations had all their batches.
+
+    Args:
+        source: used only by this port's thread from now on.
+        types: type of each field of a whole batch of the evaluation.
+        lines: the user's line that reads each field, for messages.
+        batches: of one evaluation.
+        on_failure: called when the source raised.
+        parts: where in the whole a rank's part lies, of the fields of which it has one.
+    """
+
+    def __init__(
+        self,
+        source: DataSource,
+        types: Mapping[str, TensorType],
+        lines: Mapping[str, str],
+        batches: int,
+        on_failure: Callable[[], object],
+        parts: Mapping[str, Part],
+    ) -> None:
+        self._source = source
+        self._types = dict(types)
+        self._lines = lines
+        self._batches = batches
+        self._parts = parts
+        self._begin = dict(source.state())
+        self._done = 0
+        self._on_failure = on_failure
+        self._fetching = Fetching(source)
+        self.failure: BaseException | None = None
+        self.num_whole = 0
+
+    def bind(self, tokens: tuple[Token, ...]) -> Launch:
+        """Return the launch that fetches one batch into this slot."""
+        (views,) = tokens
+        fetching = self._fetching
+
+        def fetch() -> None:
+            if self.failure is not None or not fetching.begin():
+                _clear(views)
+                return
+            try:
+                batch = self._next()
+                if not fetching.settle():
+                    raise SourceExhausted  # nobody waits for it
+                self._copy(batch, views)
+            except SourceExhausted:
+                raise
+            except BaseException as error:
+                if fetching.is_inside and not fetching.settle():
+                    raise SourceExhausted from error
+                self.failure = error
+                _clear(views)
+                self._on_failure()
+
+        return fetch
+
+    def give_up(self) -> bool:
+        """See `GivesUp.give_up`."""
+        return self._fetching.give_up()
+
+    def close(self) -> None:
+        """Ask a source that blocks in a fetch to stop, if it can be asked."""
+        self._fetching.close()
+
+    def _next(self) -> Batch:
+        try:
+            return next(self._source)
+        except StopIteration:
+            raise DataError(
+                f"the evaluation wants {self._batches} batches, its data ended after"
+                f" {self._done}; give batches={max(self._done, 1)}, or more data"
+            ) from None
+
+    def _copy(self, batch: Batch, views: Token) -> None:
+        for name, view in views.items():
+            is_there = isinstance(batch, Mapping) and name in batch
+            came: object = {name: batch[name]} if is_there else batch
+            check_batch(came, {name: self._types[name]}, self._lines[name])
+            view[...] = batch[name][self._parts.get(name, ...)]
+        self._done += 1
+        if self._done == self._batches:
+            self.num_whole += 1
+            self._source.restore(self._begin)
+            self._done = 0
+
+
+def _clear(views: Token) -> None:
+    """Fill a slot with what every op can read: its bytes may have been others' meanwhile."""
+    for view in views.values():
+        view[...] = 0
+
+
+def broken_steps_of(plan: Plan, options: RunOptions) -> BrokenSteps | None:
+    """Return what looks at the steps of a run; None for a plan without a loss."""
+    lines = {name: line_of_output(plan, name) or "" for name in losses_of(plan)}
+    if not lines:
+        return None
+    values = options.values
+    return BrokenSteps(
+        options.on_nan,
+        lines,
+        options.warn,
+        skipped=int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None,
+        scaled=is_scaled(plan),
+        directory=options.directory,
+        is_writer=options.among.is_first,
+    )
+
+
+# The ports of a run through which an evaluation gets its batches and tells its results.
+
+
+def evaluation_ports(
+    plan: Plan, options: RunOptions, ask: Callable[[str], object]
+) -> tuple[EvaluationDataPort, MetricsPort] | None:
+    """Return the ports for data and for results; None for a plan that does not evaluate.
+
+    `ask` ends the run, with the reason. Raises CompileError where plan and options disagree.
+    """
+    every, evaluation = plan.int_option("evaluate_every", 0), options.evaluation
+    if not every:
+        if evaluation is not None:
+            raise CompileError(
+                f"plan {plan.name!r} does not evaluate; compile it with"
+                " job.compile(model, data, evaluation=...)"
+            )
+        return None
+    if evaluation is None:
+        raise CompileError(
+            f"plan {plan.name!r} evaluates every {every} steps; give fit the evaluation that it was"
+            " compiled with"
+        )
+    fields, lines = batch_fields(plan, "eval_data")
+    check_fields_of(evaluation.data, fields, lines)
+    batches = plan.int_option("evaluate_batches", 0)
+    data = EvaluationDataPort(
+        evaluation.data,
+        fields,
+        lines,
+        batches,
+        lambda: ask("the evaluation's data failed"),
+        batch_parts(plan, options.among.rank, "eval_data"),
+    )
+    on_result, before = evaluation.on_result, options.first_step - options.first_step % every
+
+    def tell(number: int, means: Metrics) -> None:
+        # One whose source was given up lacks some of its batches.
+        if on_result is not None and number <= data.num_whole:
+            on_result(before + number * every, means)
+
+    return data, MetricsPort(tell, 0, batches_per_step=batches, is_evaluation=True)
+
+
+# Which snapshots of a run become checkpoints, and how they do: the same ones on all its ranks.
+#
+# A period in steps is counted, so all ranks come to the same. A period of time is that of the first
+# rank's clock: it asks for a checkpoint, and the coordinator names a step that no rank has begun,
+# on all of them (`actorflow.distributed.agreement`); the first snapshot from there on is the one.
+# Then every rank tells what it has, and the first writes the whole: at once where that has all of
+# it, else when the parts have come (`joining.py`). Meanwhile training goes on.
+
+
+class Keeping:
+    """What becomes of the snapshots of one run. All ranks make it at the same place.
+
+    `is_due` and `save` belong to the thread of the snapshots.
+
+    Args:
+        plan: of the run.
+        options: of the run; nothing is kept where there is no `every` in them.
+        ask: asks for a checkpoint on all ranks, soon.
+    """
+
+    def __init__(self, plan: Plan, options: RunOptions, ask: Callable[[], object]) -> None:
+        self._saver, self._every, self._ask = options.saver, options.every, ask
+        self._last_step = options.first_step
+        self._told: deque[int] = deque()
+        self._joining: Joining | None = None
+        self._is_shared = options.among is not ONE_RANK
+        if self._is_shared and self._every is not None:
+            self._joining = Joining(plan, options.among, options.settings.rank_seconds)
+            if options.saver is not None and self.needs_others:
+                size = format_bytes(self._joining.size_bytes)
+                logger.info("rank 0 joins the parts of variables for checkpoints in %s", size)
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether a checkpoint takes what other ranks have."""
+        return self._joining is not None and self._joining.size_bytes > 0
+
+    def tell(self, step: int) -> None:
+        """Hear that the first snapshot from a step on is due. On any thread, in order of steps."""
+        self._told.append(step)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the snapshot of a step is to be saved."""
+        every, saver = self._every, self._saver
+        if every is None:
+            return False
+        if not self._is_shared:
+            return saver is not None and saver.is_due(step)
+        if every.seconds is None:
+            is_due = every.is_due(step=step, now_ns=0, last_step=self._last_step, last_ns=0)
+        else:
+            is_due = bool(self._told) and self._told[0] <= step
+            while self._told and self._told[0] <= step:
+                self._told.popleft()
+            # What was told and is still to come is answer enough; asking twice is one question.
+            if not (is_due or self._told) and saver is not None and saver.is_due(step):
+                self._ask()
+        if is_due:
+            self._last_step = step
+        return is_due
+
+    def save(
+        self,
+        step: int,
+        arrays: Mapping[str, Array],
+        position: Callable[[int], Mapping[str, Any]],
+    ) -> None:
+        """Save a snapshot, or this rank's share of it; `position` says where the data is after it.
+
+        Returns when the first rank has all, there when it is durable. Raises what `Saver.save`
+        does, and PeerFailed where another rank ended.
+        """
+        joining, saver = self._joining, self._saver
+        if joining is not None and saver is None:
+            joining.tell(step, arrays)
+        elif saver is not None:
+            whole = arrays if joining is None else joining.join(step, arrays)
+            saver.save(step, whole, position(step))
+
+    def stop(self, error: BaseException) -> None:
+        """Wait for no other rank any more, because of an error; from any thread."""
+        if self._joining is not None:
+            self._joining.stop(str(error))
+
+    def close(self) -> None:
+        """Make a save that waits for another rank raise."""
+        self.stop(PeerFailed("the run is over"))
+
+    def release(self) -> None:
+        """Let go of what was made for it, when no save goes on. Idempotent."""
+        if self._joining is not None:
+            self._joining.close()

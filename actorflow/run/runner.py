@@ -22,12 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actorflow.arguments import ENDLESS, came, check_source, check_steps
+from actorflow.compile.plan_facts import batches_per_step
 from actorflow.data import DataSource
-from actorflow.initialise import check_values, initial_values, steps_done
-from actorflow.keywords import takes
-from actorflow.logs import logger
-from actorflow.run.among import (
+from actorflow.distributed.process_group import (
     ONE_RANK,
     Among,
     agree_on_data,
@@ -35,27 +32,34 @@ from actorflow.run.among import (
     agree_on_steps,
     agree_on_values,
 )
+from actorflow.distributed.unshard import gather_whole
+from actorflow.environment.option_values import takes
+from actorflow.environment.settings import Settings, logger
+from actorflow.nn.lease import frozen
+from actorflow.options.fit_options import (
+    ENDLESS,
+    FitOptions,
+    Metrics,
+    came,
+    check_source,
+    check_steps,
+)
 from actorflow.run.broken_steps import check_policy
-from actorflow.run.fit_options import FitOptions
+from actorflow.run.devices import make_ready
 from actorflow.run.fitting import FitResult, fit
-from actorflow.run.lease import frozen
 from actorflow.run.live_variables import LiveVariables
-from actorflow.run.opening import make_ready
-from actorflow.run.plan_facts import batches_per_step
-from actorflow.run.ports import Metrics
 from actorflow.run.run_options import RunOptions
 from actorflow.run.stepping import Stepping, batches_of_step
 from actorflow.run.stopping import drain_outputs, next_of
 from actorflow.run.training_run import Run
-from actorflow.run.wholes import gather_whole
-from actorflow.settings import Settings
-from actorflow.trace.tracer import find_source
-from actors.statistics import Statistics
-from compiler.errors import CompileError, PeerFailed
-from compiler.plan import Plan
+from actorflow.tensor.initial_values import check_values, initial_values, steps_done
+from actorflow.tensor.tracer import find_source
+from actors.machine.history import Statistics
+from compiler.contract.errors import CompileError, PeerFailed
+from compiler.contract.plan import Plan
 
 if TYPE_CHECKING:
-    from actorflow.run.lease import Lease
+    from actorflow.nn.lease import Lease
 
 Array = np.ndarray[Any, Any]
 _DROPPED = "the model was dropped, or the script had ended"

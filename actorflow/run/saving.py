@@ -10,27 +10,66 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from actorflow.checkpoint.errors import CheckpointError
-from actorflow.checkpoint.expected import Expected
-from actorflow.checkpoint.policy import Every
+from actorflow.checkpoint.errors import CheckpointError, Every
+from actorflow.checkpoint.manifest import Expected
+from actorflow.compile.plan_facts import saved_variables, written_variables
 from actorflow.data import DataError, DataSource
-from actorflow.logs import is_worth_a_line
-from actorflow.run.among import ONE_RANK, Among
-from actorflow.run.broken_steps import WARN, NonFiniteLoss
-from actorflow.run.job_state import JobState, job_state
-from compiler.errors import CompileError
-from compiler.ops.sources import OF_MODEL
-from compiler.options import GOOD_STEPS, LOSS_SCALE, SKIPPED
-from compiler.plan import ActorKind, Plan
+from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.environment.settings import is_worth_a_line
+from actorflow.options.fit_options import WARN
+from actorflow.run.broken_steps import NonFiniteLoss
+from actorflow.tensor.initial_values import whole_type
+from compiler.contract.errors import CompileError
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import ActorKind
+from compiler.graph.target import GOOD_STEPS, LOSS_SCALE, SKIPPED
+from compiler.ops.primitives.sources import OF_MODEL
 
 if TYPE_CHECKING:
     from actorflow.checkpoint.manager import CheckpointManager
     from actorflow.checkpoint.reader import LoadedCheckpoint
-    from actorflow.run.fit_options import FitOptions
+    from actorflow.options.fit_options import FitOptions
+
+
+# The variables that a checkpoint of a job holds: those of all ranks together, as whole tensors.
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What is saved of a job, by name.
+
+    `types` are texts such as "float32[2, 3]", of whole tensors; `roles` say what each is for;
+    `written` are those that a step changes.
+    """
+
+    types: Mapping[str, str]
+    roles: Mapping[str, str]
+    written: frozenset[str]
+
+
+def job_state(plan: Plan, among: Among = ONE_RANK) -> JobState:
+    """Return what is saved of a plan's job; ranks in stages have variables of their own each.
+
+    All ranks call it at the same place.
+    """
+    saved, written = {*saved_variables(plan)}, {*written_variables(plan)}
+    own = [
+        (v.name, v.role, str(whole_type(plan, v)), v.name in written)
+        for v in plan.state
+        if v.name in saved
+    ]
+    said = cast("list[Any]", among.gather("tell its variables for checkpoints", tuple(own)))
+    rows = [row for rows in said for row in rows]
+    return JobState(
+        {name: type_ for name, _, type_, _ in rows},
+        {name: role for name, role, _, _ in rows},
+        frozenset([name for name, _, _, is_written in rows if is_written]),
+    )
+
 
 Array = np.ndarray[Any, Any]
 STEP = "step"

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.initialise import steps_done
-from actorflow.run.among import Among
-from actorflow.run.plan_facts import batch_fields
-from actorflow.run.ports import Metrics
+from actorflow.compile.plan_facts import batch_fields
+from actorflow.distributed.process_group import Among
+from actorflow.environment.settings import Settings
+from actorflow.options.fit_options import Metrics
 from actorflow.run.run_options import RunOptions
 from actorflow.run.stopping import next_of
 from actorflow.run.training_run import Run
-from actorflow.settings import Settings
-from compiler.errors import CompileError, InternalError
-from compiler.plan import Plan
-from compiler.types import TensorType
+from actorflow.tensor.initial_values import steps_done
+from compiler.contract.errors import CompileError, InternalError
+from compiler.contract.plan import Plan
+from compiler.contract.types import TensorType
 
 Array = np.ndarray[Any, Any]
 

@@ -7,20 +7,13 @@ a job are three ways to listen to one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from actorflow.data import DataSource
-from actorflow.evaluation import EvaluationDataPort
-from actorflow.logs import logger
-from actorflow.run.among import Among
-from actorflow.run.broken_steps import broken_steps_of
-from actorflow.run.devices import as_run, open_devices, said_of, share_cores
-from actorflow.run.evaluating import evaluation_ports
-from actorflow.run.keeping import Keeping
-from actorflow.run.live_variables import LiveVariables
-from actorflow.run.plan_facts import (
+from actorflow.compile.plan_facts import (
     batch_fields,
     batch_parts,
     batch_slots,
@@ -29,29 +22,80 @@ from actorflow.run.plan_facts import (
     snapshot_rate,
     takes_snapshots,
 )
-from actorflow.run.ports import (
-    CheckpointPort,
-    DataPort,
-    FedSteps,
-    MetricsPort,
-    check_fields_of,
+from actorflow.data import DataSource
+from actorflow.distributed.process_group import Among, Together
+from actorflow.environment.host import is_cuda
+from actorflow.environment.settings import SettingsError, logger
+from actorflow.run.devices import as_run, devices_of, open_devices, said_of, share_cores
+from actorflow.run.live_variables import LiveVariables
+from actorflow.run.ports import CheckpointPort, DataPort, FedSteps, MetricsPort, check_fields_of
+from actorflow.run.run_options import (
+    EvaluationDataPort,
+    Keeping,
+    RunOptions,
+    broken_steps_of,
+    evaluation_ports,
 )
-from actorflow.run.run_options import RunOptions
-from actorflow.run.together import Together
-from actorflow.run.trace_file import TraceFile
-from actors.device.protocol import DeviceFault
-from actors.errors import ActorFailed
-from actors.kernels.floating_point import quiet_floating_point
-from actors.load import load
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
-from actors.protocol import HostPort
-from actors.watchdog import Watch
-from compiler.errors import ActorflowError, CompileError, InternalError
-from compiler.ops.sources import SCRATCH
-from compiler.options import SKIPPED
-from compiler.plan import Plan
-from compiler.types import numpy_dtype
+from actors.kernels.common.host_memory import quiet_floating_point
+from actors.loop.dispatch import LoopOptions
+from actors.loop.load import load
+from actors.loop.loop import Loop
+from actors.loop.timeline import LaunchTrace, Timeline, write_chrome_trace
+from actors.loop.watchdog import Watch
+from actors.machine.errors import ActorFailed
+from actors.machine.protocol import DeviceFault, HostPort
+from actors.machine.table import MachineTable
+from compiler.contract.errors import ActorflowError, CompileError, InternalError
+from compiler.contract.plan import Plan
+from compiler.contract.types import numpy_dtype
+from compiler.graph.target import SKIPPED
+from compiler.ops.primitives.sources import SCRATCH
+
+# The trace of a run, where ACTORFLOW_TRACE asks for one: every firing and every launch.
+
+
+class TraceFile:
+    """What is noted for a trace while a run goes on, and the file that it becomes.
+
+    Each of several ranks has one, with its number in the name: trace.json, trace.rank1.json.
+
+    Raises SettingsError, before anything runs, when the file could not be written.
+    """
+
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        if not path.parent.is_dir():
+            raise SettingsError(
+                f"ACTORFLOW_TRACE={path}: there is no folder {path.parent}; make it, or choose"
+                " another"
+            )
+        self.timeline = Timeline()
+        self.launches = LaunchTrace()
+        self._path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
+
+    def write(self, plan: Plan, warn: Callable[[str], object]) -> None:
+        """Write the file, when no launch runs any more; warn where that is not possible."""
+        try:
+            write_chrome_trace(
+                self._path,
+                self.timeline.rows(),
+                MachineTable.of(plan),
+                stream_names=tuple(stream.name for stream in plan.streams),
+                has_arrows=True,
+                more=partial(self.launches.events, plan),
+                title=_title(plan),
+            )
+        except OSError as error:
+            warn(f"ACTORFLOW_TRACE: cannot write {self._path}: {error.strerror}")
+
+
+def _title(plan: Plan) -> str:
+    """Return what the times of a trace are of: on a GPU not those of an ordinary run."""
+    devices = devices_of(plan)
+    title = f"plan {plan.name!r} on {', '.join(map(str, devices))}"
+    if not any([is_cuda(device) for device in devices]):
+        return title
+    return f"{title}: launches of a GPU one by one, each waited for, without graphs"
+
 
 Array = np.ndarray[Any, Any]
 
@@ -191,7 +235,7 @@ class Run:
         """Return what the run ends by together with those of other ranks."""
         if among.member is None:
             return None
-        from actorflow.ranks.shared_run import RunCallbacks
+        from actorflow.distributed.shared_run import RunCallbacks
 
         calls = RunCallbacks(
             grant=self._grant,

@@ -10,26 +10,171 @@ read, and says so once.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 
-from actorflow.logs import logger
+from actorflow.environment.settings import collector_paused, logger
 from actorflow.nn.module import Module
-from actorflow.trace.called import Called, calls_watched, not_read
-from actorflow.trace.guard import Guard
-from actorflow.trace.reading import Reading
-from actorflow.trace.signature import Identity, ModelSignature, difference
-from actorflow.trace.tracer import find_source, source_of
-from actorflow.trace.walk import read_job
-from compiler.errors import CompileError
-from compiler.gc_pause import collector_paused
-from compiler.graph import Graph
-from compiler.graph_hash import hash_graph
-from compiler.types import TensorType
+from actorflow.nn.parameter import Stored
+from actorflow.tensor.initial_values import whole_type
+from actorflow.tensor.tracer import (
+    find_source,
+    is_ours,
+    is_users,
+    is_users_module,
+    parts_of,
+    source_of,
+)
+from actorflow.trace.dependency_scan import read_job
+from actorflow.trace.guard import Guard, Reading
+from compiler.contract.errors import CompileError
+from compiler.contract.plan import Plan
+from compiler.contract.types import TensorType
+from compiler.graph.graph import Graph
+from compiler.ops.primitives.body import hash_graph
+from compiler.ops.primitives.sources import OF_MODEL
+
+# Which of the user's functions a trace has called: what a walk over names could not follow shows.
+#
+# A walk finds a function by the names in the code. One that is fetched by a text, `globals()[name]`
+# or `getattr(module, name)`, or that comes out of an object which is not looked into, is found by
+# watching the trace itself.
+
+Called = dict[int, tuple[CodeType, str, str]]
+"""Of the functions that were called: code, module, and the file of who called first; by `id` of the
+code, which is kept. (To hash a code object takes longer than the call.)"""
+
+_NOT_OF_THE_TRACE = frozenset(("<module>", "__del__", "__repr__", "__str__"))
+"""Code that runs for other reasons: an import, an object that goes, a text for people."""
+
+
+@contextmanager
+def calls_watched() -> Iterator[Called | None]:
+    """Yield what gets all functions that this thread calls.
+
+    None under a debugger or a measure of coverage: only one at a time can watch.
+    """
+    called: Called = {}
+    if sys.gettrace() is not None:
+        yield None
+        return
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code, caller = frame.f_code, frame.f_back
+        if id(code) not in called and caller is not None:
+            module = str(frame.f_globals.get("__name__"))
+            called[id(code)] = (code, module, caller.f_code.co_filename)
+
+    sys.settrace(note)
+    try:
+        yield called
+    finally:
+        if sys.gettrace() is note:  # and no debugger that a breakpoint has started
+            sys.settrace(None)
+
+
+def not_read(called: Called, read: list[CodeType]) -> list[str]:
+    """Return the functions of the user that were called and not read, each with its line.
+
+    What we call ourselves is read, or belongs to an op and not to the job.
+    """
+    known = {part for code in read for part in parts_of(code)}
+    missed = [
+        f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
+        for code, module, caller in called.values()
+        if is_users(code.co_filename) and is_users_module(module) and not is_ours(caller)
+        if code not in known and code.co_name not in _NOT_OF_THE_TRACE
+    ]
+    return sorted(missed)
+
+
+# What an open plan was made for: the graph's identity, and the parameters that it trains.
+#
+# The identity decides the graph: whatever a trace read, with parameters by their path, type and
+# sharing. So a second model of the same class has an equal graph, and the plan of the first. An
+# open plan moreover belongs to certain parameter objects; another object in the place of one
+# changes no graph, but the plan must be opened with its values. A signature keeps the objects, so
+# that none is mistaken for a later one with its `id`.
+
+Identity = tuple[tuple[str, str], ...]
+"""Rows (what, value) of what decided a graph."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelSignature:
+    """What an open plan was made for; `stamp` is of the reading that found it.
+
+    The hash of the graph counts beside the identity, which is not complete for every job.
+    """
+
+    identity: Identity
+    graph_hash: str
+    parameters: Mapping[str, Stored]
+    stamp: object
+
+    def has_graph_of(self, other: ModelSignature) -> bool:
+        """Whether both are of one graph, as far as can be told."""
+        return (self.identity, self.graph_hash) == (other.identity, other.graph_hash)
+
+    def has_parameters_of(self, other: ModelSignature) -> bool:
+        """Whether both have the same parameter objects under the same paths."""
+        mine, its = self.parameters, other.parameters
+        return list(mine) == list(its) and all([its[n] is p for n, p in mine.items()])
+
+    def moves(self, now: ModelSignature) -> str:
+        """Return in words which parameters are others now; a line for the log."""
+        before = {id(p): name for name, p in self.parameters.items()}
+        others = [n for n, p in now.parameters.items() if before.get(id(p)) != n]
+        moved = [n for n in others if id(now.parameters[n]) in before]
+        fresh = [repr(n) for n in others if n not in moved]
+        words = [f"{n!r} is what was {before[id(now.parameters[n])]!r}" for n in moved]
+        if fresh:
+            words.append(f"{', '.join(fresh)} now another object, whose optimizer state is fresh")
+        return "; ".join(words)
+
+
+def difference(before: Identity, now: Identity) -> str:
+    """Return in words what changed first."""
+    old, new = dict(before), dict(now)
+    for key, value in new.items():
+        if key not in old:
+            return f"{key} ({value}) is new"
+        if old[key] != value:
+            return f"{key} changed from {old[key]} to {value}"
+    return f"{next((k for k in old if k not in new), 'the order of the parts')} is gone"
+
+
+def carried_over(
+    plan: Plan, left: Mapping[str, Array], before: ModelSignature, now: ModelSignature
+) -> dict[str, Array]:
+    """Return what the state of a closed plan gives the plan that follows it, by name.
+
+    State of the optimizer goes with its parameter, also under another path; a parameter that was
+    not there before begins with fresh state.
+    """
+    were = {id(p): name for name, p in before.parameters.items()}
+    carried = {}
+    for variable in plan.state:
+        name = variable.name
+        path = name if variable.role in OF_MODEL else name.partition("/")[2]
+        if path in now.parameters:
+            old = were.get(id(now.parameters[path]))
+            if old is None:
+                continue
+            name = name.removesuffix(path) + old
+        array = left.get(name)
+        if array is not None and array.shape == whole_type(plan, variable).shape:
+            carried[variable.name] = array
+    return carried
+
 
 Spec = Mapping[str, TensorType]
 

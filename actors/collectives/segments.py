@@ -18,11 +18,15 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from actors.protocol import Array
-from compiler.errors import DeviceError
+from actors.kernels.library.runtime import Toolchain, text_of
+from actors.machine.errors import forkable_lock
+from actors.machine.protocol import Array
+from compiler.contract.errors import DeviceError
+from compiler.contract.types import DType
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -145,3 +149,197 @@ def _mapped(fd: int, size_bytes: int) -> Array:
     # Not at exit: threads that are cut off then may still be in it.
     weakref.finalize(held, library.munmap, address, size_bytes).atexit = False
     return np.frombuffer(memoryview(held), np.uint8)
+
+
+# The C half of a transport: its structures as ctypes sees them, and its functions, built once.
+
+DTYPES = (
+    DType.FLOAT64,
+    DType.FLOAT32,
+    DType.FLOAT16,
+    DType.BFLOAT16,
+    DType.INT64,
+    DType.INT32,
+    DType.INT16,
+    DType.INT8,
+    DType.UINT64,
+    DType.UINT32,
+    DType.UINT16,
+    DType.UINT8,
+    DType.BOOL,
+)
+"""What tensors that meet may have, in the order of meet.c."""
+
+REDUCTIONS = ("sum", "max", "min")
+"""Likewise."""
+
+ALL_REDUCE, REDUCE_SCATTER, MOVE, TRANSFER = range(4)
+DONE, GIVEN_UP, LATE, GONE, ELSEWHERE, OTHER_FIRING = range(6)
+MAX_RANKS = 256
+
+SOURCE = Path(__file__).with_name("meet.c")
+_libraries: dict[str, ctypes.CDLL] = {}
+_lock = forkable_lock()
+
+
+class CameTo(ctypes.Structure):
+    """What a rank arrives for."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("digest", "firing", "row")]
+
+
+class Line(ctypes.Structure):
+    """What a rank says of itself in a lane: two lines of 64 bytes."""
+
+    _fields_ = [
+        ("arrivals", ctypes.c_uint32),
+        ("_apart", ctypes.c_uint8 * 60),
+        ("arrived", ctypes.c_uint64),
+        ("came_to", CameTo * 2),
+        ("_end", ctypes.c_uint8 * 8),
+    ]
+
+
+class GroupState(ctypes.Structure):
+    """The ranks that meet in a lane, as one of them sees them."""
+
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in ("num_ranks", "own", "deadline_ns", "staging_bytes")],
+        *[(name, ctypes.c_uint64) for name in ("num_arrivals", "num_blind", "next_look")],
+        *[(name, ctypes.c_void_p) for name in ("lines", "staging", "processes")],
+    ]
+
+
+class ByteBlocks(ctypes.Structure):
+    """Blocks of bytes in two arrays, in steps: see `collective`."""
+
+    _fields_ = [
+        ("extents", ctypes.c_int64 * 3),
+        ("from_strides", ctypes.c_int64 * 3),
+        ("to_strides", ctypes.c_int64 * 3),
+        *[(name, ctypes.c_int64) for name in ("from_offset", "to_offset", "run_bytes")],
+    ]
+
+
+class MeetingState(ctypes.Structure):
+    """One bound launch of a collective."""
+
+    _fields_ = [
+        ("group", ctypes.c_void_p),
+        ("digest", ctypes.c_uint64),
+        ("firings", ctypes.c_void_p),
+        *[
+            (name, ctypes.c_int64)
+            for name in (
+                "op", "dtype", "by", "itemsize", "num_elements", "is_aside", "input_bytes", "row",
+            )
+        ],
+        *[
+            (name, ctypes.c_void_p)
+            for name in ("input", "output", "inputs_of", "outputs_of", "regions")
+        ],
+    ]  # fmt: skip
+
+
+def library(toolchain: Toolchain) -> ctypes.CDLL:
+    """Return the functions of meet.c. Raises CompilerError."""
+    with _lock:  # ranks may be threads of one process
+        found = _libraries.get(toolchain.fingerprint)
+        if found is None:
+            found = toolchain.library(text_of(SOURCE))
+            found.af_meet.argtypes = (ctypes.c_void_p,)
+            found.af_meet.restype = ctypes.c_int32
+            found.af_give_up.argtypes = (ctypes.c_void_p,)
+            found.af_give_up.restype = None
+            found.af_mark.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
+            found.af_mark.restype = ctypes.c_uint32
+            _libraries[toolchain.fingerprint] = found
+        return found
+
+
+def addresses(values: list[int]) -> ctypes.Array[ctypes.c_void_p]:
+    """Return an array of pointers, to be kept alive as long as C has its address."""
+    return (ctypes.c_void_p * max(1, len(values)))(*values)
+
+
+# A rank's board: what all others look at while they meet.
+#
+# First the word of who gave the run up, with the reason of the rank whose board it is; then, for
+# each lane, the two lines of the rank (`Line`); then two places aside for each lane.
+
+ASIDE_BYTES = 16 << 10
+"""Operands up to this size are copied aside: one arrival, which costs as much as copying them."""
+
+_AT_FAULT_AT, _REASON_AT, _LINES_AT = 32, 64, 4096
+_REASON_BYTES = _LINES_AT - _REASON_AT
+_LINE_BYTES = ctypes.sizeof(Line)
+
+
+class Board:
+    """A board in a segment of this process; `num_lanes` is that of the rank."""
+
+    __slots__ = ("_num_lanes", "_segment")
+
+    def __init__(self, segment: Segment, num_lanes: int) -> None:
+        self._segment, self._num_lanes = segment, num_lanes
+
+    @property
+    def num_lanes(self) -> int:
+        """How many lanes it has."""
+        return self._num_lanes
+
+    @staticmethod
+    def size_bytes(num_lanes: int) -> int:
+        """Return the bytes of a board."""
+        return _LINES_AT + num_lanes * (_LINE_BYTES + 2 * ASIDE_BYTES)
+
+    @property
+    def mark(self) -> int:
+        """The address of the word of who gave up first: 0, or one more than the rank."""
+        return self._segment.address
+
+    def marked_by(self) -> int | None:
+        """Return who gave up first."""
+        number = ctypes.c_uint32.from_address(self.mark).value
+        return number - 1 if number else None
+
+    def line(self, lane: int) -> int:
+        """Return the address of the rank's line of a lane."""
+        return self._segment.address + _LINES_AT + lane * _LINE_BYTES
+
+    def aside(self, lane: int) -> int:
+        """Return the address of the two places aside of a lane."""
+        lines = _LINES_AT + self._num_lanes * _LINE_BYTES
+        return self._segment.address + lines + lane * 2 * ASIDE_BYTES
+
+    def came_to(self, lane: int, turn: int) -> CameTo:
+        """Return what the rank said of an arrival; `turn` is the arrival's number, modulo 2."""
+        found: CameTo = Line.from_address(self.line(lane)).came_to[turn]
+        return found
+
+    def write_reason(self, text: str, at_fault: int) -> None:
+        """Say why this rank gives up, and whose fault that is, before it leaves its mark."""
+        ctypes.c_uint32.from_address(self._segment.address + _AT_FAULT_AT).value = at_fault
+        # Names of files may hold what is no text: a reason must not be lost for it.
+        data = text.encode("utf-8", "replace")[: _REASON_BYTES - 1]
+        ctypes.memmove(self._segment.address + _REASON_AT, data + b"\0", len(data) + 1)
+
+    def at_fault(self) -> int:
+        """Return the rank whose fault the rank's giving up is."""
+        return ctypes.c_uint32.from_address(self._segment.address + _AT_FAULT_AT).value
+
+    def reason(self) -> str:
+        """Return what the rank wrote."""
+        at = self._segment.address + _REASON_AT
+        return ctypes.string_at(at, _REASON_BYTES).partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def watched(pid: int) -> int:
+    """Return a descriptor that tells when a process has ended; -1 for this one.
+
+    A number of a process may be given to another one later; the descriptor stays with this one.
+    Raises OSError when it has ended.
+    """
+    if pid == os.getpid() or not hasattr(os, "pidfd_open"):
+        return -1
+    return os.pidfd_open(pid)

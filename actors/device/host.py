@@ -3,17 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from actors.device import host_memory
-from actors.device.host_kernels import HostKernels
-from actors.device.protocol import DeviceEvent, DeviceStream
-from actors.kernels.native.chain import join
-from actors.protocol import Chain
-from compiler.placement import HOST, Device
+from actors.kernels.common import host_memory
+from actors.kernels.library.launch import join
+from actors.machine.protocol import Array, Arrays, Chain, DeviceEvent, DeviceStream, Launch
+from compiler.contract.attrs import AttrValue
+from compiler.contract.errors import ActorflowError, DeviceError
+from compiler.contract.placement import HOST, Device
 
 if TYPE_CHECKING:
-    from actors.kernels.kernel import Kernel
+    from actors.kernels.common.kernel import Kernel
+
+
+# Kernels that work on memory of the host: numpy's and C's, bound to arrays.
+
+NO_KERNELS: Mapping[str, Kernel] = MappingProxyType({})
+
+
+class HostKernels:
+    """What a device has whose kernels bind numpy arrays: see `DeviceStore`.
+
+    Args:
+        kernels: By the name that launches use.
+    """
+
+    def __init__(self, kernels: Mapping[str, Kernel]) -> None:
+        self._kernels = kernels
+
+    def has_kernel(self, name: str) -> bool:
+        """Whether a launch of this kernel can be bound."""
+        return name in self._kernels
+
+    def bind(
+        self,
+        kernel: str,
+        attrs: Mapping[str, AttrValue],
+        inputs: Arrays,
+        outputs: Arrays,
+        workspace: Array | None,
+    ) -> Launch:
+        """Return the launch of a kernel; see `DeviceStore.bind`."""
+        try:
+            made = self._kernels[kernel].bind(attrs, inputs, outputs, workspace)
+        except ActorflowError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise DeviceError(f"{kernel} cannot be bound: {reason}") from error
+        if not callable(made):
+            raise DeviceError(f"{kernel} was bound to {made!r}, no launch")
+        return made
 
 
 class HostDevice(HostKernels):

@@ -14,12 +14,14 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
 from rows.row import Row  # noqa: E402
 
-import actorflow as af  # noqa: E402
-from actorflow.compile.native import ready_native  # noqa: E402
-from actorflow.settings import Settings  # noqa: E402
-from actors.kernels.native import runtime  # noqa: E402
-from actors.kernels.native.gemm import gemm_of, view_of_array  # noqa: E402
-from actors.kernels.native.gemm_launch import gemm_launch, workspace_bytes  # noqa: E402
+from actorflow.environment.native import ready_native  # noqa: E402
+from actorflow.environment.settings import (  # noqa: E402
+    Settings,
+    __version__,
+)
+from actors.kernels.common.gemm import gemm_of, view_of_array  # noqa: E402
+from actors.kernels.library import runtime  # noqa: E402
+from actors.kernels.library.gemm_launch import gemm_launch, workspace_bytes  # noqa: E402
 from actors.kernels.native.matmul import LIBRARIES  # noqa: E402
 from engines.actorflow_models import Running, start  # noqa: E402
 from engines.flops import model_flops  # noqa: E402
@@ -30,7 +32,7 @@ from engines.serve import gemm_operands, serve  # noqa: E402
 class Session(Running):
     def describe(self) -> dict[str, object]:
         graph = self.job.graph(self.model, self.data.spec())
-        return {"flops": model_flops(graph), "settings": f"actorflow {af.__version__}"}
+        return {"flops": model_flops(graph), "settings": f"actorflow {__version__}"}
 
     def launches(self) -> list[dict[str, object]]:
         plan = self.plan()

@@ -9,12 +9,12 @@ out of a causal softmax, count half. Nothing else counts, nor does work that an 
 
 from __future__ import annotations
 
-from compiler.graph import Graph, Node
-from compiler.ops.convolution import CONV
-from compiler.ops.matmul import MATMUL
-from compiler.ops.softmax import SOFTMAX
-from compiler.ops.sources import VARIABLE
-from compiler.registry import cost
+from compiler.graph.graph import Graph, Node
+from compiler.graph.registry import cost
+from compiler.ops.families.normalisation import SOFTMAX
+from compiler.ops.primitives.convolution import CONV
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.sources import VARIABLE
 
 
 def model_flops(graph: Graph) -> float:

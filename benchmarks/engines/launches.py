@@ -7,18 +7,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actorflow.initialise import initial_values
-from actors.bound import BoundPlan
+from actorflow.tensor.initial_values import initial_values
 from actors.device.host import HostDevice
-from actors.kernels import catalogue
+from actors.kernels.host import catalogue
 from actors.kernels.library import openblas
-from actors.kernels.native.chain import JoinedLaunches, join
-from actors.load import load
-from actors.protocol import Array, Launch, Token
-from compiler.attrs import Attrs
-from compiler.plan import PORTED, Plan
-from compiler.plan import Launch as PlannedLaunch
-from compiler.registry import CostOf, all_ops, cost
+from actors.kernels.library.launch import JoinedLaunches, join
+from actors.loop.bound import BoundPlan
+from actors.loop.load import load
+from actors.machine.protocol import Array, Launch, Token
+from compiler.contract.attrs import Attrs
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import PORTED
+from compiler.contract.plan_tables import Launch as PlannedLaunch
+from compiler.graph.registry import CostOf, all_ops, cost
 
 
 def launch_table(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from actorflow import functional
-from actorflow.functional.methods import METHODS
+from actorflow.functional import METHODS
 from fuzzing.calls import Call, Fed
 
 try:

@@ -27,7 +27,7 @@ import actorflow as af
 from actorflow import functional, nn
 from actorflow.data import spec_of
 from actorflow.trace.job_graph import trace_job
-from actors.errors import ActorFailed
+from actors.machine.errors import ActorFailed
 from fuzzing import call_oracle
 from fuzzing.calls import Call, Fed, drawn
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from actorflow import functional, nn
-from actorflow.functional.methods import METHODS
-from actorflow.tensor import Tensor
-from compiler.types import DType
+from actorflow.functional import METHODS
+from actorflow.tensor.tensor import Tensor
+from compiler.contract.types import DType
 
 DTYPES = tuple([d.value for d in DType if d is not DType.BFLOAT16])
 FLOATS = ("float32", "float64", "float16")

@@ -16,11 +16,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from actors.kernels import catalogue
-from compiler.accounting import account
-from compiler.errors import ActorflowError
-from compiler.plan import ActorKind, DType, Plan, RegisterKind
-from compiler.registry import all_ops
+from actors.kernels.host import catalogue
+from compiler.contract.accounting import account
+from compiler.contract.errors import ActorflowError
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.contract.types import DType
+from compiler.graph.registry import all_ops
 
 HOSTILE = (
     "*/ __attribute__((constructor)) static void f(void) { __builtin_trap(); } /*",
@@ -88,7 +90,7 @@ def sealed(body: bytes) -> bytes:
 
 
 def _format() -> int:
-    from compiler.plan import PLAN_FORMAT
+    from compiler.contract.plan import PLAN_FORMAT
 
     return PLAN_FORMAT
 

@@ -42,8 +42,8 @@ RAW = 0.25
 
 def main() -> None:
     """Serve until the input ends."""
-    from actorflow.settings import Settings
-    from compiler.plan import Plan
+    from actorflow.environment.settings import Settings
+    from compiler.contract.plan import Plan
     from fuzzing import subjects
 
     folder = Path(sys.argv[1])
@@ -70,16 +70,16 @@ def mutant(name: str, data: bytes, seed: int) -> tuple[bytes, str]:
 
 def tried(name: str, data: bytes, seed: int, expected: dict[str, bytes], settings) -> list[str]:
     """Return the outcome of one mutant, what was changed, and a word on the error."""
-    from actors.errors import ActorFailed
-    from compiler.errors import ActorflowError, InternalError
-    from compiler.plan import Plan
+    from actors.machine.errors import ActorFailed
+    from compiler.contract.errors import ActorflowError, InternalError
+    from compiler.contract.plan import Plan
     from fuzzing import subjects
 
     changed, what = mutant(name, data, seed)
     stage = "refused"
     try:
         plan = Plan.from_bytes(changed, "mutant.plan")
-        from actorflow.proof.prove import prove
+        from actorflow.compile.prove import prove
 
         prove(plan)
         stage = "failed"

@@ -18,15 +18,14 @@ from random import Random
 from statistics import median
 from types import MappingProxyType
 
-from actorflow.compile.native import toolchain_of
-from actorflow.settings import Settings
+from actorflow.environment.native import toolchain_of
+from actorflow.environment.settings import Settings
 from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaDriver
-from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
-from actors.device.schedule import LateSchedule
 from actors.kernels.cuda import catalogue
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.kernel import CudaKernel
+from actors.kernels.cuda.kernel import CudaKernel, gpu_named
+from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
+from actors.testing.simulated import LateSchedule
 from gpu.section import Place, Skipped
 
 GPU = "h200"

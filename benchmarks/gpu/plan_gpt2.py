@@ -23,10 +23,10 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 from engines.actorflow_models import FAMILIES, job_of  # noqa: E402
 from rows.gpt2 import SIZES, gpt2_row  # noqa: E402
 
-from actors.simulate import simulate  # noqa: E402
-from compiler.placement import Memory  # noqa: E402
-from compiler.plan import Plan  # noqa: E402
-from compiler.types import DType, TensorType  # noqa: E402
+from actors.simulation.simulate import simulate  # noqa: E402
+from compiler.contract.placement import Memory  # noqa: E402
+from compiler.contract.plan import Plan  # noqa: E402
+from compiler.contract.types import DType, TensorType  # noqa: E402
 from memory.report import format_bytes  # noqa: E402
 
 GIB = 1 << 30

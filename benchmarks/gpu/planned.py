@@ -10,10 +10,11 @@ from rows.row import Row
 
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.calls import LaunchCalls
-from actors.kernels.cuda.views import DeviceView
-from actors.simulate import simulate
-from compiler.placement import DeviceKind, Memory
-from compiler.plan import Launch, Plan
+from actors.kernels.cuda.kernel import DeviceView
+from actors.simulation.simulate import simulate
+from compiler.contract.placement import DeviceKind, Memory
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import Launch
 from gpu.opened import GPU
 
 SIMULATED_STEPS = 12

@@ -25,16 +25,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compiler.feeding import runs_beside_steps
-from compiler.graph import Graph, Node, new_value
-from compiler.lowering.buffers import LaunchDraft, may_share_bytes
-from compiler.lowering.order import place_views, sort_launches
-from compiler.lowering.storage import Storage, assign_storage, launch_of_values
-from compiler.ops.channels import is_collective
-from compiler.ops.comm import LATE
-from compiler.rates import needed_per_step
-from compiler.registry import is_comm, is_source, recompute, writes
-from compiler.types import Phase, TensorType, ValueId
+from compiler.contract.types import Phase, TensorType, ValueId
+from compiler.graph.graph import Graph, Node, new_value
+from compiler.graph.registry import is_comm, is_source, recompute, writes
+from compiler.ops.primitives.transfer import LATE, is_collective
+from compiler.storage.buffers import LaunchDraft, may_share_bytes
+from compiler.storage.order import needed_per_step, place_views, runs_beside_steps, sort_launches
+from compiler.storage.storage import Storage, assign_storage, launch_of_values
 from memory.recompute.problem import Problem, ProblemOp
 
 

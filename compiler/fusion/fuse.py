@@ -17,7 +17,7 @@ reads, so it stays after them.
 Two nodes of equal depth that read the same tensor also meet, as it is read once then.
 
 **Nodes that wait.** A node of the backward pass that reads nothing made there
-(`compiler.fusion.waiting`) is given no depth until something reads it, and joins that reader: what
+(`compiler.fusion.members`) is given no depth until something reads it, and joins that reader: what
 `recompute_cheap` computes again so costs neither a launch nor a tensor. If it must be in memory, as
 a matrix product reads it, it joins a cluster of any greater depth that reads the same tensor: what
 it reads comes from smaller depths still, and its readers come after.
@@ -32,26 +32,97 @@ is left that a cluster could compute; the order of nodes is topological.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from compiler.fusion.dense_operands import dense_operands
-from compiler.fusion.emit import emit_kernels
-from compiler.fusion.finished import FinishesOf, finished_values, no_finishes
-from compiler.fusion.members import Member, Members
-from compiler.fusion.narrow_broadcasts import narrow_broadcasts
-from compiler.fusion.program import Kind
+from compiler.contract.program import Kind
+from compiler.contract.spaces import FULL, Space, canonical
+from compiler.contract.types import Phase, ValueId
+from compiler.fusion.join_updates import update_programs
+from compiler.fusion.members import Member, Members, emit_kernels, waiting_nodes
+from compiler.fusion.prepare import dense_operands, narrow_broadcasts, stage_reductions
 from compiler.fusion.recompute_cheap import recompute_cheap
-from compiler.fusion.spaces import FULL, Space, canonical
-from compiler.fusion.stage_reductions import stage_reductions
-from compiler.fusion.update_programs import update_programs
-from compiler.fusion.waiting import waiting_nodes
-from compiler.graph import Graph
-from compiler.lowering.order import sort_launches
-from compiler.lowering.storage import launch_of_values, write_after_read
-from compiler.rates import needed_per_step
-from compiler.target import WIDE_IN_CACHE
-from compiler.turns import last_buckets_before
-from compiler.types import Phase, ValueId
+from compiler.graph.graph import Graph, Node, consumers
+from compiler.graph.target import WIDE_IN_CACHE
+from compiler.ops.families.arithmetic import ADD
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.sbp.collective_schedule import last_buckets_before
+from compiler.storage.order import needed_per_step, sort_launches
+from compiler.storage.storage import launch_of_values, write_after_read
+
+# Values that the kernel of a product keeps for the backward pass, and goes on from.
+#
+#     h = x @ w + bias; g = gelu(h); y = g @ v        h is kept, for the gradient of gelu
+#
+# A forward cluster ends at what is kept, so that what follows may run again from it alone. Where
+# the kernel of a product puts out both h and g, on the targets that say so (`product_finishes`),
+# one launch that makes both is worth more: then it runs again whole or not at all. Either way a
+# launch has the bits that it had, whatever runs again.
+#
+# It is so of a sum with a product in it that the forward pass reads by such an op alone, whose
+# result it reads by products alone.
+
+FinishesOf = Callable[[int], tuple[str, ...]]
+"""From a device's number to the ops that its products go on with."""
+
+
+def no_finishes(device: int) -> tuple[str, ...]:
+    """Return that a device's products end at what is kept."""
+    return ()
+
+
+def finished_values(members: Members, finishes: FinishesOf) -> frozenset[ValueId]:
+    """Return the values that a product's kernel keeps as it goes on from them. O(nodes)."""
+    nodes = members.graph.nodes
+    known = {device: finishes(device) for device in {node.device for node in nodes}}
+    if not any(known.values()):
+        return frozenset()
+    found: list[ValueId] = []
+    for node in nodes:
+        if node.phase is not Phase.FORWARD or node.op.name not in known[node.device]:
+            continue
+        value = members.storage.root[node.inputs[0]]
+        own, after = _readers(members, value), _readers(members, node.outputs[0])
+        if own == [node] and _has_product(members, value, node) and _are_products(after, node):
+            found.append(value)
+    return frozenset(found)
+
+
+def _readers(members: Members, value: ValueId) -> list[Node]:
+    """Return the forward launches that read a value, in person or as a view."""
+    graph, is_launch = members.graph, members.storage.is_launch
+    found: list[Node] = []
+    todo = [value]
+    while todo:
+        for index in consumers(graph)[todo.pop()]:
+            node = graph.nodes[index]
+            if not is_launch[index]:
+                todo += node.outputs
+            elif node.phase is Phase.FORWARD:
+                found.append(node)
+    return found
+
+
+def _are_products(readers: list[Node], node: Node) -> bool:
+    return bool(readers) and all([r.op is MATMUL and r.device == node.device for r in readers])
+
+
+def _has_product(members: Members, value: ValueId, reader: Node) -> bool:
+    """Whether a value is a sum, of any number of terms, one of which is a product."""
+    nodes, producers = members.graph.nodes, members.producers
+    todo = [value]
+    is_sum = False
+    while todo:
+        node = nodes[producers[members.storage.root[todo.pop()]]]
+        if node.phase is not Phase.FORWARD or node.device != reader.device:
+            continue
+        if node.op is MATMUL and is_sum:
+            return True
+        if node.op is ADD:
+            is_sum = True
+            todo += node.inputs
+    return False
+
 
 MAX_INSTRUCTIONS = 64
 """Values of a row block that generated code holds at once; more spill, and compile longer."""
@@ -63,7 +134,7 @@ MAX_FULL_INPUTS = 10
 Sort = tuple[Phase, int, bool, int]
 """What all members have in common: phase, device, whether they run once a step, and their era.
 
-That is the last bucket of collectives that they need: see `compiler.turns`.
+That is the last bucket of collectives that they need: see `compiler.sbp.collective_schedule`.
 """
 
 
@@ -129,7 +200,7 @@ _Found = tuple[list[int], list[Member]]
 def run(graph: Graph, *, ends_at_saved: bool = False) -> Graph:
     """Return the graph after all of fusion, for whoever has no pipeline. O(n log n).
 
-    The order is that of `compiler.pipeline.PASSES`, the device the host.
+    The order is that of `compiler.pipeline.pipeline.PASSES`, the device the host.
     """
     by_rows = narrow_broadcasts(stage_reductions(update_programs(graph)))
     cheap = recompute_cheap(by_rows, lambda device: WIDE_IN_CACHE)

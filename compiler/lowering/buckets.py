@@ -10,10 +10,10 @@ updates read slices. Other collectives of a bucket stay launches of their own in
 have parts of each tensor, which do not lie side by side in the whole of a row.
 
 **Which tensors make a bucket, and in which order buckets go, is said by attributes**
-(`compiler.turns`), and nothing here changes it. It runs when launches have their order, so that
-the chain of launches that ends with the last gradient of a bucket begins after the last one of the
-bucket before. What ranks gather ahead of its use waits until the bucket before it is used: memory
-holds two of these, and not all parameters.
+(`compiler.sbp.collective_schedule`), and nothing here changes it. It runs when launches have their
+order, so that the chain of launches that ends with the last gradient of a bucket begins after the
+last one of the bucket before. What ranks gather ahead of its use waits until the bucket before it
+is used: memory holds two of these, and not all parameters.
 
 Guarantees: what a collective or another stage reads is dense; no collective waits for another one
 but by its order, or for what that one's readers need; nodes stand in topological order, and what
@@ -26,23 +26,16 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from compiler.attrs import Attrs
-from compiler.errors import InternalError
-from compiler.graph import Graph, GraphBuilder, Node, new_value
-from compiler.lowering.pipelines import stage_edges
-from compiler.lowering.storage import (
-    assign_storage,
-    is_dense,
-    launch_of_values,
-    write_after_read,
-)
-from compiler.ops.channels import SEND, is_collective
-from compiler.ops.comm import AHEAD, ALL_REDUCE, LATE
-from compiler.ops.shape import COPY, RESHAPE
-from compiler.ops.slicing import CONCAT, SLICE
-from compiler.rates import needed_per_step
-from compiler.turns import sorted_by
-from compiler.types import DType, ValueId
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import InternalError
+from compiler.contract.types import DType, ValueId
+from compiler.graph.graph import Graph, GraphBuilder, Node, new_value
+from compiler.ops.primitives.shape import COPY, RESHAPE
+from compiler.ops.primitives.slicing import CONCAT, SLICE
+from compiler.ops.primitives.transfer import AHEAD, ALL_REDUCE, LATE, SEND, is_collective
+from compiler.sbp.collective_schedule import sorted_by
+from compiler.storage.order import needed_per_step, stage_edges
+from compiler.storage.storage import assign_storage, is_dense, launch_of_values, write_after_read
 
 ROW_BYTES = 64
 """What tensors of a bucket are aligned to as far as that goes: others stand behind all of these."""

@@ -10,22 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from compiler.errors import InternalError
-from compiler.graph import SourceLocation
-from compiler.labels import launch_label
-from compiler.lowering.actor_graph import ActorGraph, actor_of
-from compiler.lowering.buffers import LaunchDraft, assign_buffers, last_uses, may_share_bytes
-from compiler.lowering.plan_builder import ChainPlace, PlanBuilder
-from compiler.lowering.stage_fences import hold_batches
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import HOST_SIDE, RANK_SIDE
+from compiler.contract.plan_tables import ActorKind, Field, Join, Launch, RegisterKind, launch_label
+from compiler.contract.types import DType, PartOf, RegisterId, StreamId, TensorType, ValueId
+from compiler.graph.graph import SourceLocation
+from compiler.graph.registry import is_comm
+from compiler.lowering.actor_graph import ActorGraph, actor_of, hold_batches
+from compiler.lowering.plan_builder import ChainPlace, PlanBuilder, ValueVersions
 from compiler.lowering.step_program import StepProgram
-from compiler.lowering.storage import launch_of_values
-from compiler.lowering.value_versions import ValueVersions
-from compiler.ops.copies import is_copy
-from compiler.placement import HOST_SIDE, RANK_SIDE
-from compiler.plan import ActorKind, Field, Join, Launch, RegisterKind
-from compiler.registry import is_comm
-from compiler.types import DType, PartOf, RegisterId, StreamId, TensorType, ValueId
-from memory.slots import choose_slots
+from compiler.ops.primitives.transfer import is_copy
+from compiler.storage.buffers import LaunchDraft, assign_buffers, last_uses, may_share_bytes
+from compiler.storage.storage import launch_of_values
+from memory.registers import choose_slots
 
 BESIDE_BUDGET_BYTES = 1 << 30
 """Slots of one edge between a step and a copy beside it may take this much."""

@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from compiler.errors import InternalError
-from compiler.placement import StreamRole
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import StreamRole
 
 MessageNs = Callable[[int, int], float]
 """What a wait for a stream of one device costs a stream of another, or of the same."""
@@ -83,7 +83,7 @@ class LaunchWork:
 class ChainDraft:
     """A chain of a program, by the numbers of its launches; `span` is in ranks of time.
 
-    One that is `beside` runs while other steps do: see `compiler.feeding`.
+    One that is `beside` runs while other steps do: see `compiler.passes.batches`.
     """
 
     launches: tuple[int, ...]

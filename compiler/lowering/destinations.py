@@ -18,16 +18,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from compiler.attrs import NO_ATTRS
-from compiler.graph import Graph, Node, consumers, new_value
-from compiler.lowering.buffers import LaunchDraft, assign_buffers, last_uses
+from compiler.contract.attrs import NO_ATTRS
+from compiler.contract.types import ValueId
+from compiler.graph.graph import Graph, Node, consumers, new_value
+from compiler.graph.registry import Layout, inside, is_comm, is_source, view
+from compiler.graph.target import CallOperand, Hardware, KernelCall, KernelInfo
 from compiler.lowering.chains import ChainDraft
-from compiler.lowering.storage import Storage, call_of
-from compiler.ops.copies import is_copy
-from compiler.ops.shape import COPY
-from compiler.registry import Layout, inside, is_comm, is_source, view
-from compiler.target import CallOperand, Hardware, KernelCall, KernelInfo
-from compiler.types import ValueId
+from compiler.ops.primitives.shape import COPY
+from compiler.ops.primitives.transfer import is_copy
+from compiler.storage.buffers import LaunchDraft, assign_buffers, last_uses
+from compiler.storage.storage import Storage, call_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,23 +23,342 @@ done, and nobody reads a variable while it changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-from compiler.errors import InternalError
-from compiler.graph import Graph
-from compiler.labels import EVALUATE
+from compiler.contract.attrs import NO_ATTRS, Attrs
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import HOST_SIDE
+from compiler.contract.plan import Plan, SubPlan
+from compiler.contract.plan_tables import EVALUATE, ActorKind, RegisterKind
+from compiler.contract.types import RegisterId, TensorType, ValueId
+from compiler.graph.graph import Graph, GraphBuilder, Node, Output, Write, new_value
+from compiler.graph.registry import Types
+from compiler.graph.target import CompileOptions, Hardware, one_device
 from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.chain_actors import ChainActors, Span
 from compiler.lowering.plan_builder import PlanBuilder
-from compiler.lowering.ports import add_sink, add_source, place_outputs
-from compiler.lowering.snapshots import add_snapshots, copy_variables
-from compiler.lowering.state import StateRegisters
+from compiler.lowering.snapshots import StateRegisters, add_snapshots, copy_variables
 from compiler.lowering.step_program import StepProgram, make_program
-from compiler.ops.sources import INPUT
-from compiler.options import CompileOptions
-from compiler.plan import ActorKind, Plan, RegisterKind
-from compiler.target import Hardware
-from compiler.types import RegisterId
+from compiler.ops.families.arithmetic import ADD
+from compiler.ops.families.loops import CARRY, CARRY_SUM
+from compiler.ops.primitives.body import Body, bodies_in
+from compiler.ops.primitives.shape import COPY
+from compiler.ops.primitives.sources import (
+    CONSTANT,
+    INPUT,
+    SCRATCH,
+    VARIABLE,
+    declared_part,
+    declared_type,
+)
+from compiler.storage.storage import assign_storage, is_dense
+from memory.registers import choose_slots
+
+# Compile the bodies of nodes: each becomes a plan of its own, which its launch runs.
+#
+#     scan(..., body=graph)  ->  scan(copy(x), ..., body=plan)
+#
+# A body goes through the same passes and the same lowering as the job, for the device of its node
+# and in the job's precision. So nothing that looks into graphs, outside, looks into a body:
+# precision, fusion, simplification and order are done within. Carries become variables, which the
+# step writes over; constants become variables that it reads. Constants that the passes made within
+# are handed in from outside, for a frame holds nothing from one launch to the next.
+#
+# Operands are made dense: a launch finds the entry of a step by an offset.
+#
+# Guarantees: no node has a body that is a graph; a node with a body reads dense operands.
+
+Prepare = Callable[[Graph, Hardware, CompileOptions], Graph]
+"""From a body as a job of one device to what is lowered."""
+
+Lower = Callable[[Graph, Hardware, CompileOptions], Plan]
+
+_ZEROS = (("kind", "zeros"),)
+
+
+def run(
+    graph: Graph, hardware: Hardware, options: CompileOptions, prepare: Prepare, lower: Lower
+) -> Graph:
+    """Return the graph with plans for bodies. O(nodes), and what the bodies take."""
+    if not any([isinstance(v, Body) for node in graph.nodes for v in node.attrs.values()]):
+        return graph
+    layouts = assign_storage(graph).layout
+    nodes: list[Node] = []
+    types = list(graph.types)
+    known: dict[tuple[object, ...], tuple[SubPlan, tuple[Node, ...]]] = {}
+    for node in graph.nodes:
+        if not bodies_in(node):
+            nodes.append(node)
+            continue
+        inputs = list(node.inputs)
+        for position, value in enumerate(node.inputs):
+            if not is_dense(types[value], replace(layouts[value], offset_bytes=0)):
+                inputs[position] = copy = new_value(types, types[value])
+                nodes.append(
+                    replace(node, op=COPY, inputs=(value,), outputs=(copy,), attrs=NO_ATTRS)
+                )
+        attrs = dict(node.attrs)
+        for name, body in node.attrs.items():
+            if not isinstance(body, Body):
+                continue
+            before = tuple([types[v] for v in inputs[len(node.inputs) :]])
+            key = (body, node.device, node.attrs.get("carries"), before)
+            if key not in known:
+                alone = one_device(hardware.targets[node.device], hardware.devices[node.device])
+                for_it = alone, _options_on(alone, options)
+                known[key] = _compiled(body, node, before, for_it, prepare, lower)
+            attrs[name], constants = known[key]
+            for constant in constants:
+                made = new_value(types, _type(constant))
+                nodes.append(
+                    replace(constant, outputs=(made,), device=node.device, phase=node.phase)
+                )
+                inputs.append(made)
+        nodes.append(replace(node, inputs=tuple(inputs), attrs=Attrs(attrs)))
+    return replace(graph, nodes=tuple(nodes), types=tuple(types))
+
+
+def _options_on(hardware: Hardware, options: CompileOptions) -> CompileOptions:
+    """Return what bodies on a device are compiled for."""
+    return CompileOptions(
+        "body",
+        is_training=False,
+        precision=options.precision,
+        devices=(str(hardware.devices[0]),),
+        gpu=options.gpu,
+        deterministic=options.deterministic,
+        verify=options.verify,
+    )
+
+
+def _compiled(
+    body: Body,
+    node: Node,
+    before: Types,
+    for_it: tuple[Hardware, CompileOptions],
+    prepare: Prepare,
+    lower: Lower,
+) -> tuple[SubPlan, tuple[Node, ...]]:
+    """Return the plan of a body, and the constants that it wants after its other operands.
+
+    `before` are types of constants that another body of the node wants before those.
+    """
+    carries, xs = [node.attrs.int_(n) if n in node.attrs else 0 for n in ("carries", "xs")]
+    graph = prepare(_as_job(body, carries, xs), *for_it)
+    constants = tuple([n for n in graph.nodes if n.op is CONSTANT])
+    operands = body.operand_types + before
+    numbers = {n.outputs[0]: len(operands) + i for i, n in enumerate(constants)}
+    nodes = [
+        replace(n, op=VARIABLE, attrs=_variable(numbers[n.outputs[0]], _type(n)))
+        if n.op is CONSTANT
+        else n
+        for n in graph.nodes
+    ]
+    plan = lower(replace(graph, nodes=tuple(nodes)), *for_it)
+    operands += tuple([_type(n) for n in constants])
+    made = SubPlan(plan, operands, body.result_types, carries, xs)
+    made.check()
+    return made, constants
+
+
+def _as_job(body: Body, carries: int, xs: int) -> Graph:
+    """Return a body as the graph of a job whose steps are those of the loop."""
+    graph, b = body.graph, GraphBuilder()
+    numbers = {value: i for i, value in enumerate(body.operands)}
+    known: dict[ValueId, ValueId] = {}
+    for node in graph.nodes:
+        own = node.attrs
+        if node.op is INPUT:
+            number, type_ = numbers[node.outputs[0]], graph.types[node.outputs[0]]
+            is_x = carries <= number < carries + xs
+            own = Attrs({**own, "name": str(number)}) if is_x else _variable(number, type_)
+            node = replace(node, op=node.op if is_x else VARIABLE, attrs=own)
+        made = b.copy(
+            replace(node, device=0),
+            tuple([known[v] for v in node.inputs]),
+            [graph.types[v] for v in node.outputs],
+        )
+        known.update(zip(node.outputs, made, strict=True))
+    for old, new in zip(body.operands[:carries], body.results, strict=False):
+        if new != old:
+            with b.beside(b.producer_of(known[new])):
+                b.writes.append(Write(known[old], _carried(b, known[old], known[new])))
+    b.outputs = [Output(f"out{i}", known[v]) for i, v in enumerate(body.results) if i >= carries]
+    return b.freeze()
+
+
+def _carried(b: GraphBuilder, old: ValueId, new: ValueId) -> ValueId:
+    """Emit the write of a carry: of a sum, what is added."""
+    node = b.producer_of(new)
+    adds = node.op is ADD and node.inputs[0] == old and b.type_of(old).dtype.is_float
+    if adds and b.type_of(node.inputs[1]) == b.type_of(old):
+        return b.one(CARRY_SUM, old, node.inputs[1])
+    return b.one(CARRY, old, new)
+
+
+def _variable(number: int, type_: TensorType) -> Attrs:
+    return Attrs(
+        {
+            "name": str(number),
+            "dtype": type_.dtype.value,
+            "shape": type_.shape,
+            "role": SCRATCH,
+            "init": _ZEROS,
+        }
+    )
+
+
+def _type(constant: Node) -> TensorType:
+    return declared_type(constant.attrs)
+
+
+# The edges of a program to and from the threads of the host that feed it and read from it.
+#
+# A source fills a register of batches; sinks read registers of outputs, one for each chain that
+# makes some. How many slots these have follows from how long either end takes, and from the bytes.
+
+IO_NS = 50_000.0
+"""What a host thread is assumed to need per firing, besides its bytes; only slots depend on it."""
+
+IO_BYTES_PER_NS = 1.0
+"""Bytes that a host thread is assumed to read or write per nanosecond."""
+
+IO_LATENCY_NS = 1e6
+"""How late a source may be now and then: the batches of that time need slots.
+
+Outputs get none for it: every step under way there is one that a check of its loss comes too late.
+"""
+
+MAX_IO_SLOTS = 16
+"""Slots of an edge to or from a host thread, at most, and a power of two where more than 2.
+
+Every slot binds the launches that touch it once more; powers of two come round together.
+"""
+
+EDGE_BUDGET_BYTES = 64 << 20
+"""Slots of one edge to or from a host thread may take this much; a larger slot stays single."""
+
+
+def add_source(chains: ChainActors, source: str, name: str) -> tuple[int, RegisterId]:
+    """Add the source of a program's batches; return it and its register."""
+    program = chains.program
+    nodes = [n for n in program.graph.nodes if n.op is INPUT]
+    types = [program.graph.types[n.outputs[0]] for n in nodes]
+    place = chains.place_of([n.outputs[0] for n in nodes])
+    offsets, size = chains.plan.stack(types, place)
+    reader = "feed" if place == HOST_SIDE else "compute"
+    ends = (source, _io_ns(size)), (reader, program.batch_ns)
+    slots, reason = _slots(size, 1, *ends, place, latency_ns=IO_LATENCY_NS)
+    if program.is_pipelined and slots < program.in_flight + 1:
+        slots, reason = program.in_flight + 1, "batches under way read it until they are done"
+    register = chains.plan.register(
+        name,
+        RegisterKind.DATA,
+        size,
+        num_slots=slots,
+        reason=reason,
+        place=place,
+    )
+    for node, offset in zip(nodes, offsets, strict=True):
+        label = node.attrs.str_("name")
+        part = declared_part(node.attrs)
+        chains.add_field(label, node.outputs[0], (register, offset), node.source, part)
+    actor = chains.actors.add(source, ActorKind.SOURCE, chains.plan.port(source))
+    chains.actors.produce(actor, register)
+    return actor, register
+
+
+def place_outputs(chains: ChainActors, name: str, rate: int) -> dict[int, RegisterId]:
+    """Add a register of outputs for each chain that makes some; return them by chain.
+
+    A sink will consume those of `rate` batches per firing.
+    """
+    program = chains.program
+    producers = program.graph.producers()
+    by_chain: dict[int, list[tuple[str, ValueId]]] = {}
+    for output in program.graph.outputs:
+        chain = program.maker[output.value]
+        by_chain.setdefault(chain, []).append((output.name, output.value))
+    registers: dict[int, RegisterId] = {}
+    for chain, items in by_chain.items():
+        place = chains.place_of([value for _, value in items])
+        offsets, size = chains.plan.stack([program.graph.types[v] for _, v in items], place)
+        maker = "fetch" if place == HOST_SIDE else "compute"
+        taken = _taken(chains, chain, rate)
+        slots, reason = _slots(
+            size, taken, (maker, program.batch_ns), (name, taken * _io_ns(size)), place
+        )
+        register = chains.plan.register(
+            name if len(by_chain) == 1 else f"{name}.{len(registers)}",
+            RegisterKind.DATA,
+            size,
+            num_slots=slots,
+            reason=reason,
+            place=place,
+        )
+        registers[chain] = register
+        for (label, value), offset in zip(items, offsets, strict=True):
+            source = program.graph.nodes[producers[value]].source
+            chains.add_field(label, value, (register, offset), source)
+        chains.actors.produce(chains.numbers[chain], register)
+        for _, value in items:
+            for other in chains.readers(value):
+                if other != chain and not chains.actors.reads(chains.numbers[other], register):
+                    number = chains.numbers[other]
+                    chains.actors.consume(number, register, chains.numbers[chain])
+    return registers
+
+
+def add_sink(
+    chains: ChainActors,
+    name: str,
+    outputs: dict[int, RegisterId],
+    rate: int,
+    *,
+    is_flushed: bool,
+) -> int:
+    """Add an actor that reads outputs of `rate` batches per firing; return it."""
+    sink = chains.actors.add(name, ActorKind.SINK, chains.plan.port(name), is_flushed=is_flushed)
+    for chain, register in outputs.items():
+        number = chains.numbers[chain]
+        chains.actors.consume(sink, register, number, _taken(chains, chain, rate))
+    return sink
+
+
+def _taken(chains: ChainActors, chain: int, batches: int) -> int:
+    """Return how often a chain fires for some batches: once for all of a step, or for each."""
+    program = chains.program
+    return batches // (program.batches_per_step if program.chains[chain].is_per_step else 1)
+
+
+def _slots(
+    size: int,
+    consume: int,
+    producer: tuple[str, float],
+    consumer: tuple[str, float],
+    place: int,
+    latency_ns: float = 0.0,
+) -> tuple[int, str]:
+    """Return the slots of an edge to or from a host thread, and why so many.
+
+    Pinned memory always has two: a link would else stand still while a port works.
+    """
+    least = consume * (2 if place == HOST_SIDE else 1)
+    return choose_slots(
+        consume,
+        producer[1],
+        consumer[1],
+        size_bytes=size,
+        budget_bytes=max(EDGE_BUDGET_BYTES, least * size),
+        most=MAX_IO_SLOTS,
+        latency_ns=latency_ns,
+        names=(producer[0], consumer[0]),
+    )
+
+
+def _io_ns(size_bytes: int) -> float:
+    return IO_NS + size_bytes / IO_BYTES_PER_NS
 
 
 def lower(

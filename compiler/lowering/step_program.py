@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.errors import InternalError
-from compiler.feeding import runs_beside_steps
-from compiler.graph import Graph, Node
-from compiler.lowering.buffers import LaunchDraft, draft_launches
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import HOST_SIDE, RANK_SIDE, StreamRole
+from compiler.contract.types import ValueId
+from compiler.graph.graph import Graph, Node
+from compiler.graph.registry import is_comm
+from compiler.graph.target import Hardware
 from compiler.lowering.chains import (
     COMPUTE,
     ChainDraft,
@@ -24,23 +26,21 @@ from compiler.lowering.chains import (
     form_chains,
 )
 from compiler.lowering.destinations import Placed, place_parts
-from compiler.lowering.pipelines import (
+from compiler.ops.primitives.sources import CONSTANT, SCRATCH, VARIABLE
+from compiler.ops.primitives.transfer import ALL_REDUCE, LATE, is_copy, met_values, places
+from compiler.storage.buffers import LaunchDraft, draft_launches
+from compiler.storage.order import (
     CHANNELS,
     batches_in_flight,
+    batches_per_step,
     comm_stream,
     has_channels,
     is_returning,
+    needed_per_step,
+    runs_beside_steps,
     stage_edges,
 )
-from compiler.lowering.storage import Storage, assign_storage, launch_of_values, write_after_read
-from compiler.ops.comm import ALL_REDUCE, LATE, met_values
-from compiler.ops.copies import is_copy, places
-from compiler.ops.sources import CONSTANT, SCRATCH, VARIABLE
-from compiler.placement import HOST_SIDE, RANK_SIDE, StreamRole
-from compiler.rates import batches_per_step, needed_per_step
-from compiler.registry import is_comm
-from compiler.target import Hardware
-from compiler.types import ValueId
+from compiler.storage.storage import Storage, assign_storage, launch_of_values, write_after_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class StepProgram:
     chain that makes it, and those that read it, in order; so is `place`, where its register lies.
     `makespan_ns` is the estimated time of a whole step, with every chain on its stream.
     Of a stage of a pipeline, `in_flight` batches may be under way, and `late` are the chains that
-    wait for what comes back from later stages; see `compiler.lowering.pipelines`.
+    wait for what comes back from later stages; see `compiler.storage.order`.
     """
 
     graph: Graph

@@ -1,5 +1,5 @@
 """Rewrites of the logical graph, one file each.
 
 Each is a pure and deterministic `run(graph, facts) -> Graph`.
-`compiler.pipeline` lists them in the order they run.
+`compiler.pipeline.pipeline` lists them in the order they run.
 """

@@ -18,18 +18,24 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from compiler.attrs import Attrs, AttrValue
-from compiler.fusion.expansion import expand, frame, pointwise_frame
-from compiler.graph import Graph, Node, new_value
-from compiler.lowering.storage import call_of, dense_layout
-from compiler.ops.convolution import CONV, CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
-from compiler.ops.pooling import MAX_POOL, MAX_POOL_GRAD, MAX_POOL_PICK
-from compiler.ops.reduce import MAX, MEAN, SUM
-from compiler.ops.shape import BROADCAST_TO, COPY, RESHAPE, TRANSPOSE
-from compiler.prune import prune
-from compiler.registry import Layout, Op
-from compiler.target import Hardware
-from compiler.types import TensorType, ValueId, contiguous_strides
+from compiler.contract.attrs import Attrs, AttrValue
+from compiler.contract.types import TensorType, ValueId, contiguous_strides
+from compiler.graph.graph import Graph, Node, new_value, prune
+from compiler.graph.program_builder import expand, frame, pointwise_frame
+from compiler.graph.registry import Layout, Op
+from compiler.graph.target import CompileOptions, Hardware
+from compiler.ops.primitives.convolution import (
+    CONV,
+    CONV_INPUT_GRAD,
+    CONV_WEIGHT_GRAD,
+    MAX_POOL,
+    MAX_POOL_GRAD,
+    MAX_POOL_PICK,
+)
+from compiler.ops.primitives.reduce import MAX, MEAN, SUM
+from compiler.ops.primitives.shape import BROADCAST_TO, COPY, RESHAPE, TRANSPOSE
+from compiler.ops.primitives.sources import OF_MODEL, VARIABLE
+from compiler.storage.storage import call_of, dense_layout
 
 _CONVOLUTIONS = (CONV, CONV_INPUT_GRAD, CONV_WEIGHT_GRAD)
 _POOLS = (MAX_POOL, MAX_POOL_GRAD, MAX_POOL_PICK)
@@ -38,7 +44,7 @@ _REDUCTIONS = (SUM, MEAN, MAX)
 Shape = tuple[int, ...]
 
 
-def run(graph: Graph, hardware: Hardware) -> Graph:
+def put_channels_last(graph: Graph, hardware: Hardware) -> Graph:
     """Return the graph with images channels last, or as it is. O(nodes)."""
     if not any([node.op in _CONVOLUTIONS for node in graph.nodes]) or not _pays(graph, hardware):
         return graph
@@ -206,3 +212,50 @@ class _Twins:
 
 def _is_pointwise(node: Node) -> bool:
     return expand.has(node.op) and frame.get(node.op) is pointwise_frame and bool(node.inputs)
+
+
+# Let convolutions of jobs that only read their weights keep these as their kernels like them.
+#
+#     y = conv(x, w)  ->  y = conv(x, w, held=True)
+#
+# A library brings weights to a layout of its own before it convolves, which for one picture takes a
+# fifth of the time. Where w is a variable that no step writes, a kernel may do so once: its launch
+# has scratch of its own for the whole run, which is zeros again when w is given other values (see
+# `compiler.graph.target.KernelInfo`). So a plan has such weights twice, and says so.
+#
+# Not for jobs that train, whose evaluations read what their steps write, nor where bytes are
+# counted.
+#
+# Guarantees: the same values; no other node changes.
+
+
+def hold_weights(graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
+    """Return the graph with weights held where the kernels of a device hold them. O(nodes)."""
+    if options.is_training or options.asks_for_less or options.mesh:
+        return graph
+    changed = {write.variable for write in graph.writes}
+    read_only = {
+        node.outputs[0]
+        for node in graph.nodes
+        if node.op is VARIABLE and node.attrs["role"] in OF_MODEL
+    } - changed
+    nodes = [
+        _held(graph, node, hardware) if _reads(node, read_only) else node for node in graph.nodes
+    ]
+    is_same = all([new is old for new, old in zip(nodes, graph.nodes, strict=True)])
+    return graph if is_same else replace(graph, nodes=tuple(nodes))
+
+
+def _reads(node: Node, read_only: set[ValueId]) -> bool:
+    return node.op is CONV and node.inputs[1] in read_only
+
+
+def _held(graph: Graph, node: Node, hardware: Hardware) -> Node:
+    """Return a convolution that holds its weights; itself where its device has no kernel for it."""
+    held = replace(node, attrs=Attrs({**node.attrs, "held": True}))
+    call = call_of(held, graph.types, lambda value: dense_layout(graph.types[value]))
+    try:
+        needs = hardware.targets[node.device].query(call)
+    except LookupError:  # lowering says so, with the user's line
+        return node
+    return node if needs.keeps is None else held

@@ -25,27 +25,362 @@ Guarantees: every node has a device, and it is the same one whenever graph and c
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
-from compiler.attrs import NO_ATTRS
-from compiler.errors import CompileError
-from compiler.fusion.expansion import expand
-from compiler.graph import UNPLACED, Graph, Node
-from compiler.lowering.storage import Storage, assign_storage, call_of, dense_layout
-from compiler.ops.shape import COPY
-from compiler.ops.sources import VARIABLE
-from compiler.passes.placement_trial import PlacementTrial, PlacementWork
-from compiler.registry import is_comm, runs_as, view
-from compiler.target import CallOperand, Hardware, KernelCall, Target
-from compiler.types import DType, TensorType
+from compiler.contract.attrs import NO_ATTRS
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, Phase, TensorType, ValueId
+from compiler.graph.graph import UNPLACED, Graph, GraphBuilder, Node, consumers
+from compiler.graph.program_builder import expand
+from compiler.graph.registry import is_comm, is_source, runs_as, view
+from compiler.graph.target import CallOperand, Hardware, KernelCall, Target
+from compiler.ops.primitives.shape import COPY
+from compiler.ops.primitives.sources import CONSTANT, INPUT, VARIABLE
+from compiler.ops.primitives.transfer import COPY_TO, is_copy
+from compiler.storage.storage import Storage, assign_storage, call_of, dense_layout
+
+# Let every node read what lies on its own device: copy whatever comes from another one.
+#
+# A value that nodes of another device read gets one `copy_to` for that device, which they share; so
+# does one that the user copies, and a copy to where a value lies already is none. Constants are
+# made once on each device, and a broadcast, whose result is larger than what it shows, is repeated
+# there: neither costs bytes on a link.
+#
+# A parameter is copied only where the user says so: to read one on two devices moves all of it in
+# every step, which is seldom meant. What the engine itself reads, counters and learning rates, is
+# copied like any other value. Gradients need no rule of their own: one that was made on a device
+# where the parameter does not lie is read where it does, and copied for that.
+#
+# Each copy has a bucket of its own: it can be awaited alone.
+#
+# Guarantees: what a node reads lies on its device, or in a source with a place of its own; a copy
+# leads to another place than its input's, and a value has one for each.
+
+
+def insert_copies(graph: Graph, hardware: Hardware) -> Graph:
+    """Return the graph with a copy for each value and device that it goes to. O(nodes).
+
+    Raises CompileError, with the lines of both, for a parameter that nodes of two devices read.
+    """
+    if len({node.device for node in graph.nodes}) == 1 and not any(map(is_copy, graph.nodes)):
+        return graph
+    return _CrossingCopies(graph, hardware).run()
+
+
+class _CrossingCopies:
+    """One copy of a graph; a value of the old one has up to one per device in the new one."""
+
+    def __init__(self, graph: Graph, hardware: Hardware) -> None:
+        self._graph = graph
+        self._hardware = hardware
+        self._b = GraphBuilder()
+        self._new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
+        self._place: dict[ValueId, int] = {}
+        """Where a value of the new graph lies."""
+        self._brought: dict[tuple[ValueId, int], ValueId] = {}
+        self._num_copies = 0
+
+    def run(self) -> Graph:
+        for node in self._graph.nodes:
+            outputs = self._take(node)
+            for old, new in zip(node.outputs, outputs, strict=True):
+                self._new_id[old] = new
+        return self._b.freeze_as(self._graph, self._new_id)
+
+    def _take(self, node: Node) -> tuple[ValueId, ...]:
+        """Append a node with the copies that it needs; return its values."""
+        read = [self._new_id[v] for v in node.inputs]
+        if is_copy(node):
+            return (self._copied(read[0], node.attrs.int_("to"), node),)
+        inputs = tuple([self._on_device(v, node.device, node) for v in read])
+        types = [self._graph.types[v] for v in node.outputs]
+        outputs = self._b.copy(node, inputs, types)
+        is_elsewhere = is_source.get(node.op) and "place" in node.attrs
+        place = node.attrs.int_("place") if is_elsewhere else node.device
+        self._place.update(dict.fromkeys(outputs, place))
+        return outputs
+
+    def _on_device(self, value: ValueId, device: int, reader: Node) -> ValueId:
+        """Return a value as a node reads it that runs on a device."""
+        if self._place[value] == device:
+            return value
+        maker = self._b.producer_of(value)
+        if self._shown(value).op is CONSTANT or (view.has(maker.op) and self._is_wider(maker)):
+            return self._repeated(value, maker, device, reader)
+        if self._is_parameter(value):
+            self._refuse(value, device, reader)
+        return self._copied(value, device, reader)
+
+    def _is_wider(self, node: Node) -> bool:
+        """Whether a view has more elements than what it shows."""
+        (x,), (y,) = node.inputs, node.outputs
+        return self._b.type_of(x).num_elements < self._b.type_of(y).num_elements
+
+    def _repeated(self, value: ValueId, maker: Node, device: int, reader: Node) -> ValueId:
+        """Return a value that is made once more, on another device."""
+        key = (value, device)
+        if key not in self._brought:
+            inputs = [self._on_device(v, device, reader) for v in maker.inputs]
+            with self._b.beside(maker), self._b.on(device):
+                (made,) = self._b.emit(maker.op, inputs, maker.attrs)
+            self._place[made] = device
+            self._brought[key] = made
+        return self._brought[key]
+
+    def _copied(self, value: ValueId, to: int, reader: Node) -> ValueId:
+        """Return a value where its copy lies, or itself where it is there."""
+        if self._place[value] == to:
+            return value
+        key = (value, to)
+        if key not in self._brought:
+            with self._b.beside(reader), self._b.on(self._b.producer_of(value).device):
+                made = self._b.one(COPY_TO, value, to=to, bucket=self._num_copies)
+            self._num_copies += 1
+            self._place[made] = to
+            self._brought[key] = made
+        return self._brought[key]
+
+    def _is_parameter(self, value: ValueId) -> bool:
+        """Whether a value is a parameter, or shows one."""
+        maker = self._shown(value)
+        return maker.op is VARIABLE and maker.attrs.str_("role") == "parameter"
+
+    def _shown(self, value: ValueId) -> Node:
+        maker = self._b.producer_of(value)
+        while view.has(maker.op):
+            maker = self._b.producer_of(maker.inputs[0])
+        return maker
+
+    def _refuse(self, value: ValueId, device: int, reader: Node) -> None:
+        variable, names = self._shown(value), self._hardware.devices
+        home = self._place[variable.outputs[0]]
+        raise CompileError(
+            f"{reader.source}: {reader.op} on {names[device]} reads parameter"
+            f" {variable.attrs['name']!r}, which lies on {names[home]}, where"
+            f" {self._first_use(variable)} uses it; a parameter is not copied unasked: read"
+            f' parameter.to("{names[device]}") here, which copies it in every step, or run both on'
+            " one device"
+        )
+
+    def _first_use(self, variable: Node) -> str:
+        """Return the line that made a parameter lie where it does."""
+        graph = self._graph
+        readers = consumers(graph)
+        shown = [
+            n.outputs[0]
+            for n in graph.nodes
+            if n.op is VARIABLE and n.attrs["name"] == variable.attrs["name"]
+        ]
+        for value in shown:  # grows by the views of what is in it
+            for index in readers[value]:
+                node = graph.nodes[index]
+                if view.has(node.op):
+                    shown.append(node.outputs[0])
+                elif node.device == variable.device and node.phase is not Phase.UPDATE:
+                    return str(node.source)
+        return str(variable.source)
+
+
+# One schedule of a graph on a simulated machine of several devices; `compiler.passes.place`.
+
+_WORTH = 1.1
+"""How much sooner a step must end on several devices than on one, by durations before fusion."""
+
+_FLOATING = (CONSTANT, INPUT)
+"""What lies wherever it is read: a constant is made there, a batch comes from the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementWork:
+    """What trials have in common; views and sources take no time and are part of no schedule.
+
+    `maker` has, per value, the node whose bytes it shows; `group`, per node, the first node of
+    those that are placed with it. Of groups: `able` are the devices with kernels for all of it,
+    `pinned` the device of those that are placed, `counters` those of the engine's own, `lasting`
+    the bytes of their variables. Of launches: `reads` are the values, `times` the duration on each
+    device, None where that has no kernel, `rank` the time from the begin to the end of all.
+    """
+
+    graph: Graph
+    hardware: Hardware
+    maker: tuple[int, ...]
+    group: tuple[int, ...]
+    able: dict[int, tuple[int, ...]]
+    pinned: dict[int, int]
+    counters: tuple[int, ...]
+    lasting: dict[int, int]
+    reads: dict[int, tuple[ValueId, ...]]
+    times: dict[int, tuple[float | None, ...]]
+    rank: dict[int, float]
+
+    def before(self, launch: int) -> list[int]:
+        """Return the launches that make what one reads."""
+        makers = [self.maker[value] for value in self.reads[launch]]
+        return list(dict.fromkeys([maker for maker in makers if maker in self.reads]))
+
+    def move_ns(self, start: int, end: int, size_bytes: int) -> float:
+        """Return what it takes until a device has the bytes of another one."""
+        link = self.hardware.link(end, start)
+        time = self.hardware.message_ns(start, end)
+        return time if link is None else time + link.in_ns(size_bytes)
+
+    def made_bytes(self, launch: int) -> int:
+        """Return the bytes of what a launch makes, and not over a variable."""
+        node = self.graph.nodes[launch]
+        over = [output for output, _ in node.writes]
+        made = [v for position, v in enumerate(node.outputs) if position not in over]
+        return sum([self.graph.types[v].size_bytes for v in made])
+
+
+class PlacementTrial:
+    """One schedule on a simulated machine, which fills a share of each device's memory.
+
+    With `only` all goes to one device, as far as that has kernels. `chosen` has the device of each
+    group; `excess_bytes` what the fullest device has too much.
+    """
+
+    def __init__(self, work: PlacementWork, share: float, only: int | None = None) -> None:
+        self._work = work
+        self._only = only
+        count = len(work.hardware.devices)
+        self._cap_bytes = [work.hardware.room_bytes(device) for device in range(count)]
+        self._room_bytes = [share * cap for cap in self._cap_bytes]
+        self.chosen: dict[int, int] = {}
+        self._free_ns = [0.0] * count
+        self._link_ns: dict[tuple[int, int], float] = {}
+        self._end_ns: dict[int, float] = {}
+        self._there_ns: dict[tuple[ValueId, int], float] = {}
+        self._lives, self._peak = [0] * count, [0] * count
+        self._held: dict[int, dict[int, int]] = {}
+        """By a launch and a device, the bytes there of what it made."""
+
+    @property
+    def cost_ns(self) -> float:
+        """When the last launch ends; over several devices, so much later that they are worth it."""
+        end_ns = max(self._end_ns.values(), default=0.0)
+        return end_ns if self._only is not None else end_ns * _WORTH
+
+    @property
+    def excess_bytes(self) -> float:
+        """Bytes that the fullest device would hold beyond its memory."""
+        pairs = zip(self._peak, self._cap_bytes, strict=True)
+        return max([0.0, *[peak - cap for peak, cap in pairs]])
+
+    def run(self) -> None:
+        """Place launch after launch, those with the most before them first."""
+        work = self._work
+        readers: dict[int, list[int]] = {launch: [] for launch in work.reads}
+        for launch in work.reads:
+            for maker in work.before(launch):
+                readers[maker].append(launch)
+        waits = {launch: len(work.before(launch)) for launch in work.reads}
+        left = {launch: len(own) for launch, own in readers.items()}
+        for value in work.graph.roots():
+            if work.maker[value] in left:
+                left[work.maker[value]] += 1
+        for root, device in work.pinned.items():
+            self._choose(root, device)
+        for root in work.counters:  # all devices read them: none is better
+            if root not in self.chosen:
+                self._choose(root, self._only or 0)
+        # An update frees its gradient: where memory is short it does not wait for the end.
+        is_short = min(self._cap_bytes) < inf
+        is_early = [bool(is_short and node.writes) for node in work.graph.nodes]
+        key = {i: -inf if is_early[i] else -rank for i, rank in work.rank.items()}
+        ready = [(key[launch], launch) for launch, count in waits.items() if not count]
+        heapq.heapify(ready)
+        while ready:
+            _, launch = heapq.heappop(ready)
+            self._place(launch)
+            for maker in work.before(launch):
+                left[maker] -= 1
+                if not left[maker]:
+                    self._release(maker)
+            for reader in readers[launch]:
+                waits[reader] -= 1
+                if not waits[reader]:
+                    heapq.heappush(ready, (key[reader], reader))
+
+    def _place(self, launch: int) -> None:
+        """Let a launch run, on the device of its group, or on the one where it ends first."""
+        work = self._work
+        root = work.group[launch]
+        if root not in self.chosen:
+            able: Sequence[int] = work.able[root]
+            if self._only is not None and self._only in able:
+                able = (self._only,)
+            fits = [d for d in able if not self._excess_at(launch, d)]
+            cost = self._end_at if fits else self._excess_at
+            self._choose(root, min(fits or able, key=lambda d: (cost(launch, d), d)))
+        device = self.chosen[root]
+        arrivals = self._arrivals(launch, device, self._link_ns)
+        for value, at in arrivals.items():
+            self._there_ns[value, device] = at
+            held = self._held.get(work.maker[value])
+            if held is not None and device not in held:
+                held[device] = work.graph.types[value].size_bytes
+                self._add(device, held[device])
+        begin = max([self._free_ns[device], *arrivals.values()])
+        self._free_ns[device] = self._end_ns[launch] = begin + (work.times[launch][device] or 0.0)
+        self._held[launch] = {device: work.made_bytes(launch)}
+        self._add(device, work.made_bytes(launch))
+
+    def _choose(self, root: int, device: int) -> None:
+        self.chosen[root] = device
+        self._add(device, self._work.lasting.get(root, 0))
+
+    def _add(self, device: int, size_bytes: int) -> None:
+        self._lives[device] += size_bytes
+        self._peak[device] = max(self._peak[device], self._lives[device])
+
+    def _release(self, launch: int) -> None:
+        for device, size_bytes in self._held.pop(launch).items():
+            self._lives[device] -= size_bytes
+
+    def _excess_at(self, launch: int, device: int) -> float:
+        """Return by how much a device would be fuller than it may be with a launch there."""
+        if self._room_bytes[device] == inf:
+            return 0.0
+        work = self._work
+        new = work.lasting.get(work.group[launch], 0) + work.made_bytes(launch)
+        for value in work.reads[launch]:
+            if device not in self._held.get(work.maker[value], (device,)):
+                new += work.graph.types[value].size_bytes
+        return max(0.0, self._lives[device] + new - self._room_bytes[device])
+
+    def _end_at(self, launch: int, device: int) -> float:
+        """Return when a launch would end on a device."""
+        arrivals = self._arrivals(launch, device, dict(self._link_ns))
+        begin = max([self._free_ns[device], *arrivals.values()])
+        return begin + (self._work.times[launch][device] or 0.0)
+
+    def _arrivals(
+        self, launch: int, device: int, link_ns: dict[tuple[int, int], float]
+    ) -> dict[ValueId, float]:
+        """Return when a device has what a launch reads; links are busy with it until then."""
+        work, found = self._work, dict[ValueId, float]()
+        for value in work.reads[launch]:
+            maker = work.maker[value]
+            home = self.chosen.get(work.group[maker], device)
+            if work.graph.nodes[maker].op in _FLOATING:
+                home = device
+            at = self._there_ns.get((value, device), self._end_ns.get(maker, 0.0))
+            if home != device and (value, device) not in self._there_ns:
+                begin = max(at, link_ns.get((home, device), 0.0))
+                size = work.graph.types[value].size_bytes
+                at = link_ns[home, device] = begin + work.move_ns(home, device, size)
+            found[value] = at
+        return found
+
 
 _ROOM = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375)
 """Shares of a device's memory that trials fill before they go on elsewhere, one after the other."""
 
 
-def run(graph: Graph, hardware: Hardware) -> Graph:
+def place_nodes(graph: Graph, hardware: Hardware) -> Graph:
     """Return the graph with a device for every node. O(n log n) per trial, times the devices.
 
     Raises CompileError where no device has a kernel for a node.

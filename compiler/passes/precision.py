@@ -2,7 +2,7 @@
 
     y = matmul(x, w)  ->  y = matmul(cast(x), cast(w)), or with out_dtype float32
 
-What each op does is a column (`compiler.ops.precision`). Low is bfloat16 or float16, one for the
+What each op does is a column (`compiler.passes.precision`). Low is bfloat16 or float16, one for the
 job. Which values become low is decided in two walks. Forward: products make low values, and so does
 an op that follows, when its inputs of full size are so; narrower ones, a bias, come along, as a
 weight does, but a constant only when the low type has its number. Backward: a value that nobody
@@ -20,24 +20,106 @@ result, and no value is cast twice to one type; phases are kept, and scopes and 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
 
 import numpy as np
 
-from compiler.attrs import Attrs
-from compiler.bfloat16 import decoded, encoded
-from compiler.graph import Graph, GraphBuilder, Node
-from compiler.ops.elementwise import cast_to
-from compiler.ops.precision import Precision, Width, precision
-from compiler.ops.sources import CONSTANT, constant_array
-from compiler.prune import prune
-from compiler.registry import infer_type, view
-from compiler.types import DType, TensorType, ValueId
+from compiler.contract.attrs import Attrs, AttrValue
+from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
+from compiler.contract.types import DType, TensorType, ValueId, decoded, encoded
+from compiler.fusion.join_updates import LoneUpdate, joined, lone_update
+from compiler.graph.graph import Graph, GraphBuilder, Node, Write, consumers, new_value, prune
+from compiler.graph.registry import OpAttr, infer_type, view
+from compiler.graph.target import Hardware
+from compiler.ops.families import activation, arithmetic, attention
+from compiler.ops.language.vjp import grad_op
+from compiler.ops.primitives import convolution, matmul, shape, slicing
+from compiler.ops.primitives.shape import CAST, cast_to
+from compiler.ops.primitives.sources import CONSTANT, DROPOUT, ROUNDED, VARIABLE, constant_array
+from compiler.ops.primitives.transfer import COPY_TO, TO_SBP
+
+# How wide each op computes when a job asks for 16-bit floats: the lists, in one place.
+#
+# After torch's autocast on the CPU (Micikevicius et al., Mixed Precision Training, 2018, section
+# 3): products read low values, what only moves or bends single elements takes what comes, and all
+# else (sums, means, exponentials, softmax, norms, losses, updates) stays in float32. An op of
+# another file says so itself, where it is registered; one that says nothing stays in float32.
+
+
+class Width(Enum):
+    """What an op does with float32 inputs in a job that computes in bfloat16."""
+
+    LOW = "low"
+    """Reads low values; its outputs are what its types say."""
+    FOLLOW = "follow"
+    """Computes in the low type where its inputs are, and somebody reads the result so."""
+    HIGH = "high"
+    """Reads and makes float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The width of an op.
+
+    `kept` are positions of inputs that a LOW op reads in float32 all the same. With
+    `chooses_output` the op has an attribute out_dtype: "float32" where nobody reads a low value.
+    `needs_range`: it makes numbers so much larger that float16, which ends at 65,504, will not do.
+    """
+
+    width: Width
+    kept: tuple[int, ...] = ()
+    chooses_output: bool = False
+    needs_range: bool = False
+
+
+precision = OpAttr[Precision](
+    "precision",
+    "how wide the op computes where a job asks for 16-bit floats; read by the precision pass",
+    default=Precision(Width.HIGH),
+)
+
+precision.register(matmul.MATMUL, Precision(Width.LOW, chooses_output=True))
+precision.register(attention.ATTENTION, Precision(Width.LOW))
+precision.register(attention.ATTENTION_GRAD, Precision(Width.LOW, kept=(5,)))
+for _op in (convolution.CONV, convolution.CONV_INPUT_GRAD, convolution.CONV_WEIGHT_GRAD):
+    precision.register(_op, Precision(Width.LOW))
+
+FOLLOWING = (
+    *(shape.RESHAPE, shape.TRANSPOSE, shape.BROADCAST_TO, shape.STOP_GRADIENT, shape.COPY),
+    *(slicing.SLICE, slicing.PAD, slicing.CONCAT),
+    *(
+        arithmetic.ADD,
+        arithmetic.SUB,
+        arithmetic.MUL,
+        arithmetic.DIV,
+        arithmetic.MAXIMUM,
+        arithmetic.MINIMUM,
+    ),
+    arithmetic.WHERE,
+    *(arithmetic.NEG, arithmetic.ABS),
+    *(activation.TANH, activation.SIGMOID, activation.RELU, activation.GELU, activation.SILU),
+    *(activation.GELU_EXACT, activation.LEAKY_RELU, activation.HARDTANH, activation.HARDSWISH),
+    *(grad_op(activation.GELU_EXACT), grad_op(activation.HARDTANH)),
+    *(grad_op(activation.SIGMOID), grad_op(activation.RELU)),
+    *(grad_op(activation.GELU), grad_op(activation.SILU)),
+    *(convolution.MAX_POOL, convolution.MAX_POOL_GRAD, convolution.MAX_POOL_PICK),
+    DROPOUT,
+    COPY_TO,
+    TO_SBP,
+)
+"""The ops that take what comes. Comparisons do not: low or not, the answer is the same."""
+
+for _op in FOLLOWING:
+    precision.register(_op, Precision(Width.FOLLOW))
+precision.register(arithmetic.SQUARE, Precision(Width.FOLLOW, needs_range=True))
+
 
 _UNKNOWN = ValueId(-1)
 
 
-def run(graph: Graph, low: DType = DType.BFLOAT16) -> Graph:
+def narrow_products(graph: Graph, low: DType = DType.BFLOAT16) -> Graph:
     """Return the graph with its products in a type of 16 bits. O(nodes)."""
     widths = tuple([_width_of(graph, node, low) for node in graph.nodes])
     if not any([width.width is Width.LOW for width in widths]):
@@ -213,3 +295,91 @@ class _PrecisionCopy:
             return cast_to(self.b, value, dtype)
         data = encoded(constant_array(node), dtype)
         return self.b.one(CONSTANT, **{**node.attrs, "dtype": dtype.value, "data": data})
+
+
+# Let the update of a parameter write the rounded form that products read, too.
+#
+#     y = matmul(x, cast(w)); adamw_update(w, dw, m, v, ...)
+#       ->  y = matmul(x, r);  joined_updates(w, m, v, r, dw, ...)
+#
+# where r is a variable of its own, with the bits of cast(w): the update has the new numbers at
+# hand, and a cast would read them all again in the next step. It is made of its parameter wherever
+# that is given a value (`actors.loop.bound`), so nothing saves it, and nobody sees it.
+#
+# Only on devices that join updates, and not where a budget is to be met: the rounded form lives as
+# long as the parameter, where a cast may be made twice instead.
+#
+# Guarantees: all values have the bits that they had; every r is written with its parameter.
+
+
+def round_in_updates(graph: Graph, hardware: Hardware) -> Graph:
+    """Return the graph with casts of parameters written by their updates. O(nodes)."""
+    if all([target.joined_updates(1) <= 1 for target in hardware.targets]):
+        return graph
+    nodes, types, writes = list(graph.nodes), list(graph.types), list(graph.writes)
+    readers, makers = consumers(graph), graph.producers()
+    for index, node in enumerate(graph.nodes):
+        alone = lone_update(graph, node)
+        if alone is None or not _is_taken(graph, node, alone, hardware):
+            continue
+        variable = alone.operands[0]
+        casts = [i for i in readers[variable] if _is_rounding(graph, graph.nodes[i])]
+        maker = graph.nodes[makers[variable]]
+        if maker.op is not VARIABLE or [graph.nodes[i].device for i in casts] != [node.device]:
+            continue
+        (value,) = graph.nodes[casts[0]].outputs
+        after = new_value(types, graph.types[value])
+        nodes[casts[0]] = _variable(maker, value, graph.types[value])
+        update = replace(
+            alone,
+            program=with_rounded(alone.program),
+            over=(*alone.over, len(alone.operands)),
+            operands=(*alone.operands, value),
+        )
+        nodes[index] = joined(graph, node, [update], (*node.outputs, after))
+        writes.append(Write(value, after))
+    return replace(graph, nodes=tuple(nodes), types=tuple(types), writes=tuple(writes))
+
+
+def _is_taken(graph: Graph, node: Node, alone: LoneUpdate, hardware: Hardware) -> bool:
+    """Whether an update writes over a float32 variable first, on a device that joins it."""
+    is_single = graph.types[alone.operands[0]].dtype is DType.FLOAT32
+    most = hardware.targets[node.device].joined_updates(len(alone.full) + 1)
+    return alone.over[0] == 0 and is_single and most > 1
+
+
+def _is_rounding(graph: Graph, node: Node) -> bool:
+    """Whether a node is a cast to bfloat16 that nobody but other nodes reads."""
+    (value,) = node.outputs[:1]
+    is_cast = node.op is CAST and graph.types[value].dtype is DType.BFLOAT16
+    return is_cast and value not in graph.roots()
+
+
+def _variable(maker: Node, value: ValueId, type_: TensorType) -> Node:
+    """Return the rounded form of a variable, as a variable."""
+    name = maker.attrs.str_("name")
+    attrs: dict[str, AttrValue] = {
+        "name": f"{type_.dtype.value}/{name}",
+        "dtype": type_.dtype.value,
+        "shape": type_.shape,
+        "role": ROUNDED,
+        "init": (("kind", ROUNDED), ("of", name)),
+    }
+    return replace(maker, outputs=(value,), attrs=Attrs(attrs))
+
+
+@lru_cache(maxsize=256)  # layers repeat, and share it
+def with_rounded(program: FusedProgram) -> FusedProgram:
+    """Return a program with one operand and one output more: output 0 in bfloat16, to lie there."""
+    count = len(program.inputs)
+
+    def moved(value: int) -> int:
+        return value + (value >= count)
+
+    low = DType.BFLOAT16
+    steps = [replace(i, operands=tuple(map(moved, i.operands))) for i in program.instructions]
+    cast = Instruction("cast", (moved(program.outputs[0]),), low, Kind.FULL)
+    outputs = (*map(moved, program.outputs), count + 1 + len(steps))
+    return FusedProgram(
+        (*program.inputs, ProgramInput(low, Kind.FULL)), (*steps, cast), tuple(outputs)
+    )

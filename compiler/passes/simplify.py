@@ -16,17 +16,31 @@ FOLD_LIMIT_BYTES.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 
-from compiler.attrs import Attrs
-from compiler.bfloat16 import encoded
-from compiler.errors import InternalError
-from compiler.graph import Graph, GraphBuilder, Node
-from compiler.ops.sources import CONSTANT, constant_array
-from compiler.prune import needed_nodes, prune
-from compiler.registry import Op, infer_type, is_exact, reference, view, writes
-from compiler.rules import simplify
-from compiler.types import TensorType, ValueId
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import InternalError
+from compiler.contract.types import TensorType, ValueId, encoded
+from compiler.graph.graph import (
+    Graph,
+    GraphBuilder,
+    Node,
+    needed_nodes,
+    prune,
+    simplify,
+    sole_readers,
+)
+from compiler.graph.registry import Op, infer_type, is_exact, reference, view, writes
+from compiler.ops.families.arithmetic import DIV, MUL
+from compiler.ops.families.attention import ATTENTION
+from compiler.ops.families.loops import SCAN, ScanParts
+from compiler.ops.families.normalisation import SOFTMAX
+from compiler.ops.primitives.body import narrowed, needed_operands
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.shape import swap_last_axes
+from compiler.ops.primitives.sources import CONSTANT, constant_array
 
 FOLD_LIMIT_BYTES = 1 << 16
 """Larger constants cost more to store and load than to compute."""
@@ -38,7 +52,7 @@ MAX_ROUNDS = 8
 """A rewrite may uncover another; real graphs settle in two or three rounds."""
 
 
-def run(graph: Graph) -> Graph:
+def simplify_graph(graph: Graph) -> Graph:
     """Return an equivalent graph with fewer nodes. O(nodes) per round."""
     for _ in range(MAX_ROUNDS):
         settled, graph = graph, _walk(graph)
@@ -118,4 +132,204 @@ def _fold(b: GraphBuilder, node: Node, inputs: tuple[ValueId, ...]) -> tuple[Val
     return tuple(
         b.one(CONSTANT, dtype=t.dtype.value, shape=t.shape, data=encoded(r, t.dtype))
         for r, t in zip(results, types, strict=True)
+    )
+
+
+# Let a softmax between two products compute its scores block by block.
+#
+#     softmax(q @ kT, scale, causal) @ v  ->  attention(q, k, v, scale, causal)
+#
+# with a product with a positive constant, or a quotient by one, before the softmax taken into the
+# scale. Only scores and probabilities that nothing else reads are replaced: where a job returns
+# them, or drops some of them out, they have to exist. Operands with other leading axes than each
+# other's are left alone, too: one key for all heads is one large product as it is.
+#
+# Runs before autodiff, so that the gradient is of the new op, and in every job: what a plan may
+# spend on memory never changes its results.
+#
+# Guarantees: no softmax is left that only a product reads, as its left operand, and that reads only
+# a product of equal leading axes; scope and source of the new node are those of the softmax.
+
+
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """Where attention gets its scores from: operands, scale, and the nodes that go with them."""
+
+    q: ValueId
+    k_swapped: ValueId
+    scale: float
+    softmax: Node
+    nodes: tuple[int, ...]
+
+
+def fuse_attention(graph: Graph) -> Graph:
+    """Return the graph with attention in place of products around a softmax. O(nodes)."""
+    found = _find(graph)
+    if not found:
+        return graph
+    dropped = {index for scores in found.values() for index in scores.nodes}
+    b = GraphBuilder()
+    new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
+    for index, node in enumerate(graph.nodes):
+        if index in dropped:
+            continue
+        scores = found.get(index)
+        if scores is None:
+            with b.beside(node):
+                outputs = b.emit(node.op, [new_id[v] for v in node.inputs], node.attrs)
+        else:
+            outputs = _emit(b, scores, new_id, new_id[node.inputs[1]])
+        for old, new in zip(node.outputs, outputs, strict=True):
+            new_id[old] = new
+    return b.freeze_as(graph, new_id)
+
+
+def _find(graph: Graph) -> dict[int, _Scores]:
+    """Return, by the index of the product with v, the scores whose probabilities it alone reads."""
+    if not any([node.op is SOFTMAX for node in graph.nodes]):
+        return {}
+    producers = graph.producers()
+    is_kept = [reader < 0 for reader in sole_readers(graph)]
+    found: dict[int, _Scores] = {}
+    for index, node in enumerate(graph.nodes):
+        if node.op is not MATMUL or is_kept[node.inputs[0]]:
+            continue
+        p, v = node.inputs
+        made_by = producers[p]
+        if graph.nodes[made_by].op is SOFTMAX and p != v and _is_same_batch(graph, p, v):
+            scores = _trace_back(graph, made_by, producers, is_kept)
+            # One launch runs on one device and stage, and each of these where the user put it.
+            if scores is not None and _is_in_one_place(graph, (index, *scores.nodes)):
+                found[index] = scores
+    return found
+
+
+def _trace_back(
+    graph: Graph, softmax: int, producers: tuple[int, ...], is_kept: list[bool]
+) -> _Scores | None:
+    """Walk from the softmax back to the product of q and kT, past a constant factor."""
+    node = graph.nodes[softmax]
+    value, scale = node.inputs[0], node.attrs.float_("scale")
+    passed = [softmax]
+    while not is_kept[value]:
+        passed.append(producers[value])
+        producer = graph.nodes[passed[-1]]
+        if producer.op is MATMUL:
+            q, k_swapped = producer.inputs
+            if not _is_same_batch(graph, q, k_swapped) or graph.types[value].shape[-1] == 0:
+                return None
+            return _Scores(q, k_swapped, scale, node, tuple(passed))
+        factored = _without_factor(graph, producer, producers)
+        if factored is None:
+            return None
+        value, scale = factored[0], scale * factored[1]
+        if not 0.0 < scale < np.inf:
+            return None
+    return None
+
+
+def _without_factor(
+    graph: Graph, node: Node, producers: tuple[int, ...]
+) -> tuple[ValueId, float] | None:
+    """Return x and c of a node x * c, c * x or x / (1/c) with a constant c of one element."""
+    if node.op not in (MUL, DIV):
+        return None
+    pairs = ((node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0]))
+    for x, factor in pairs if node.op is MUL else pairs[:1]:
+        source = graph.nodes[producers[factor]]
+        is_one = graph.types[factor].num_elements == 1
+        if source.op is CONSTANT and is_one and graph.types[x] == graph.types[node.outputs[0]]:
+            number = float(constant_array(source).reshape(()))
+            if number > 0:
+                return x, number if node.op is MUL else 1.0 / number
+    return None
+
+
+def _is_in_one_place(graph: Graph, nodes: tuple[int, ...]) -> bool:
+    return len({(graph.nodes[index].device, graph.nodes[index].stage) for index in nodes}) == 1
+
+
+def _is_same_batch(graph: Graph, a: ValueId, b: ValueId) -> bool:
+    return graph.types[a].shape[:-2] == graph.types[b].shape[:-2]
+
+
+def _emit(
+    b: GraphBuilder, scores: _Scores, new_id: list[ValueId], v: ValueId
+) -> tuple[ValueId, ...]:
+    """Emit attention and return y, the one output that the product had."""
+    node = scores.softmax
+    attrs = {"scale": scores.scale, "causal": node.attrs.bool_("causal")}
+    with b.beside(node):
+        k = swap_last_axes(b, new_id[scores.k_swapped])
+        y, _ = b.emit(ATTENTION, (new_id[scores.q], k, v), attrs)
+    return (y,)
+
+
+# Leave out of scans what nobody reads: ys, carries, and operands that served those only.
+#
+# A gradient computes what might be asked for, and a user stacks what she may not use. A carry stays
+# where it is read after the last step, or where another result that stays depends on it. Of equal
+# ys one is read for all: the gradient of a sum is that of each of its parts.
+#
+# Guarantees: every y of a scan is read, and every operand but carries by its body.
+
+
+def narrow_bodies(graph: Graph) -> Graph:
+    """Return the graph with narrower scans. O(nodes), and those of the bodies per carry."""
+    if not any([node.op is SCAN for node in graph.nodes]):
+        return graph
+    graph = _reading_one(graph)
+    needed: set[ValueId] = set(graph.roots())
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if not any([v in needed for v in node.outputs]):
+            continue
+        if node.op is SCAN:
+            node = _narrowed(node, needed)
+        nodes.append(node)
+        needed.update(node.inputs)
+    return prune(replace(graph, nodes=tuple(nodes[::-1])))
+
+
+def _reading_one(graph: Graph) -> Graph:
+    """Return the graph with the first of several equal ys read in place of the others."""
+    firsts: dict[ValueId, ValueId] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if any([v in firsts for v in node.inputs]):
+            node = replace(node, inputs=tuple([firsts.get(v, v) for v in node.inputs]))
+        nodes.append(node)
+        if node.op is SCAN:
+            cut, known = ScanParts.of(node.attrs), dict[ValueId, ValueId]()
+            made = simplify_graph(cut.body.graph).outputs  # equal expressions are one value there
+            for output, value in list(zip(made, node.outputs, strict=True))[cut.carries :]:
+                if known.setdefault(output.value, value) != value:
+                    firsts[value] = known[output.value]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _narrowed(node: Node, needed: set[ValueId]) -> Node:
+    """Return a scan without the results that are not needed, and what these alone read."""
+    cut = ScanParts.of(node.attrs)
+    results = [i for i, value in enumerate(node.outputs) if value in needed]
+    while True:
+        read = needed_operands(cut.body, results)
+        more = [i for i in read if i < cut.carries and i not in results]
+        if not more:
+            break
+        results = sorted([*results, *more])
+    operands = sorted(read | {i for i in results if i < cut.carries})
+    if len(operands) == len(node.inputs) and len(results) == len(node.outputs):
+        return node
+    attrs = {
+        **node.attrs,
+        "body": narrowed(cut.body, operands, results),
+        "carries": sum([i < cut.carries for i in operands]),
+        "xs": sum([cut.carries <= i < cut.first_constant for i in operands]),
+    }
+    return replace(
+        node,
+        inputs=tuple([node.inputs[i] for i in operands]),
+        outputs=tuple([node.outputs[i] for i in results]),
+        attrs=Attrs(attrs),
     )

@@ -22,17 +22,24 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import combinations
 
-from compiler.attrs import Attrs
-from compiler.fusion import expansion
-from compiler.fusion.builder import ProgramBuilder
-from compiler.fusion.expansion import Frame
-from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.fusion.updates import Update, update
-from compiler.ops.fused import FUSED
-from compiler.ops.signature import SIGNED
-from compiler.registry import Op, Types, runs_as
-from compiler.sbp.signatures import SbpSignature
-from compiler.sbp.words import BROADCAST, PARTIAL, PARTIAL_MAX, PARTIAL_MIN, By, Sbp, Shape, Split
+from compiler.contract.attrs import Attrs
+from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
+from compiler.contract.sbp import (
+    BROADCAST,
+    PARTIAL,
+    PARTIAL_MAX,
+    PARTIAL_MIN,
+    By,
+    Sbp,
+    Shape,
+    Split,
+)
+from compiler.graph import program_builder
+from compiler.graph.columns import SbpSignature
+from compiler.graph.program_builder import Frame, ProgramBuilder
+from compiler.graph.registry import SIGNED, Op, Types, runs_as
+from compiler.ops.language.define import Update, update
+from compiler.ops.language.program_ops import FUSED
 
 _MOST_SUBSETS = 4
 """Of so many operands every choice of partial ones is tried; of more, one and all of them."""
@@ -91,9 +98,9 @@ def call_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> ProgramCall 
         if runs_as.get(op) != FUSED.name:
             return None
         return _call_of_update(update.get(op), inputs, outputs, attrs)
-    if not expansion.expand.has(op):
+    if not program_builder.expand.has(op):
         return None
-    frame = expansion.frame.get(op)(inputs, outputs, attrs)
+    frame = program_builder.frame.get(op)(inputs, outputs, attrs)
     if frame is None:
         return None
     cut = len(frame.shape) - (frame.num_trailing or 0)
@@ -111,7 +118,7 @@ def call_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> ProgramCall 
             for t, aligned in zip(inputs, frame.inputs, strict=True)
         ]
     )
-    made = expansion.expand.get(op)(p, attrs, inputs, values)
+    made = program_builder.expand.get(op)(p, attrs, inputs, values)
     return ProgramCall(frame, p.whole(made), cut)
 
 

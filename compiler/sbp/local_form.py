@@ -10,21 +10,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from compiler.fusion.products import GraphEmitter
-from compiler.fusion.program import Instruction
-from compiler.graph import GraphBuilder
-from compiler.ops.embedding import CHECKED_INDEX
-from compiler.ops.random_parts import bits_of_part, kept_by
-from compiler.ops.reduce import MAX, SUM
-from compiler.ops.shape import broadcast_value, reshape_to
-from compiler.ops.sources import scalar
-from compiler.registry import infer_type
-from compiler.sbp.derive import Found, ProgramCall, call_of
-from compiler.sbp.positions import PartPlace, row_major_numbers
-from compiler.sbp.project import LocalCall, Part, local_attrs, shape_of
-from compiler.sbp.words import By, Shape
-from compiler.types import DType, ValueId
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import Mesh
+from compiler.contract.program import Instruction
+from compiler.contract.sbp import (
+    BROADCAST,
+    By,
+    NdSbp,
+    Partial,
+    Sbp,
+    Shape,
+    Split,
+    local_shape,
+    local_slices,
+)
+from compiler.contract.types import DType, TensorType, ValueId
+from compiler.graph.columns import (
+    LocalCall,
+    Part,
+    SbpSignature,
+    local_attrs,
+    project,
+    sbp_signatures,
+    shape_of,
+    whole,
+)
+from compiler.graph.graph import GraphBuilder, Node
+from compiler.graph.registry import SIGNED, Op, Types, infer_type
+from compiler.ops.families.embedding import CHECKED_INDEX
+from compiler.ops.families.loops import SCAN, ScanParts
+from compiler.ops.language.vjp import GraphEmitter
+from compiler.ops.primitives.body import Body, closed, operand
+from compiler.ops.primitives.reduce import MAX, SUM
+from compiler.ops.primitives.shape import broadcast_value, reshape_to
+from compiler.ops.primitives.sources import CONSTANT, INPUT, scalar
+from compiler.sbp.derive import Found, ProgramCall, call_of, derived
+from compiler.sbp.positions import PartPlace, bits_of_part, kept_by, row_major_numbers
 
 MakeWhole = Callable[[GraphBuilder, ValueId, By, int], ValueId]
 """Emits what makes a value whole that is a share on the ranks along an axis of the mesh."""
@@ -205,3 +230,290 @@ def _walked(call: LocalCall, whole: ProgramCall) -> Part:
                 if extent == frame.shape[axis]:
                     found[axis] = rows
     return tuple(found)
+
+
+# All that an op makes of parts, and what a rank does of it: primitives and programs alike.
+
+
+@lru_cache(maxsize=4096)
+def ways_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> tuple[Found, ...]:
+    """Return the signatures of a call along one axis of a mesh with so many parts.
+
+    The first is that of whole operands. Of tensors that are split each rank has a row at least.
+    """
+    found = {whole(inputs, outputs): Found(whole(inputs, outputs), -1)}
+    if sbp_signatures.has(op):
+        for signature in sbp_signatures.get(op)(inputs, outputs, attrs, parts):
+            found.setdefault(signature, Found(signature, -1))
+    for way in derived(op, inputs, outputs, attrs):
+        completed = _completed(way, inputs)
+        found.setdefault(completed.signature, completed)
+    types = (*inputs, *outputs)
+    return tuple([way for signature, way in found.items() if is_possible(signature, types, parts)])
+
+
+def _completed(way: Found, inputs: Types) -> Found:
+    """Return a way with words for operands that are none of the program: all have them."""
+    given = way.signature.inputs
+    more = (BROADCAST,) * (len(inputs) - len(given))
+    return replace(way, signature=replace(way.signature, inputs=given + more)) if more else way
+
+
+def is_possible(signature: SbpSignature, types: Types, parts: int) -> bool:
+    """Whether all parts of what is split have rows, and what is partial can be summed.
+
+    `types` are those of inputs and outputs; of parts that are not alike, of the least.
+    """
+    for word, type_ in zip((*signature.inputs, *signature.outputs), types, strict=True):
+        if isinstance(word, Split) and type_.shape[word.axis] < parts:
+            return False
+        if isinstance(word, Partial) and not (type_.dtype.is_float or type_.dtype in SIGNED):
+            return False
+    return True
+
+
+def emit_part(
+    b: GraphBuilder, call: LocalCall, ways: Sequence[tuple[int, Found]], make_whole: MakeWhole
+) -> tuple[ValueId, ...]:
+    """Emit what a rank does of a node, by the way chosen along each axis of the mesh.
+
+    Raises InternalError where that makes other types than those of the rank's parts.
+    """
+    node = call.node
+    call = replace(call, signatures=tuple([found.signature for _, found in ways]))
+    if project.has(node.op):
+        made = project.get(node.op)(b, call)
+    else:
+        whole_call = call_of(node.op, call.whole_inputs, call.whole_outputs, node.attrs)
+        if whole_call is None:
+            made = b.emit(node.op, call.inputs, node.attrs)
+        else:
+            made = emit_local(b, call, whole_call, ways, make_whole)
+    came = [b.type_of(value) for value in made]
+    wanted = [
+        TensorType(t.dtype, shape_of(part))
+        for t, part in zip(call.whole_outputs, call.output_parts, strict=True)
+    ]
+    if came != wanted:
+        raise InternalError(
+            f"{node.op} at {node.source} makes {came} of a rank's parts, where {wanted} was said"
+        )
+    return made
+
+
+# Bodies of loops on many ranks: each has the rows of a batch, and its share of sums over them.
+#
+# A body runs once per step on every rank, so nothing may meet inside: of each node those ways count
+# that need no collective, and what one node makes the next one reads as it lies. From the layout of
+# one operand the others follow: a node that is left with one way says how all that it reads and
+# makes lies. A carry lies at the end of a step as at its beginning; what is added up from step to
+# step may be a share of a sum, as all steps together are linear in it.
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLayout:
+    """How the values of a body lie along one axis of the mesh, and the way of every node."""
+
+    words: tuple[Sbp, ...]
+    ways: tuple[Found | None, ...]
+
+
+def body_layout(
+    body: Body, parts: int, given: Sequence[tuple[int, Sbp]], carries: int
+) -> BodyLayout | None:
+    """Return the layouts that follow from those of some operands; None where none do.
+
+    Args:
+        body: The body.
+        parts: Ranks along the axis of the mesh.
+        given: Pairs (operand, word).
+        carries: How many operands are the first results of the step before.
+    """
+    links = tuple(zip(body.operands[:carries], body.results[:carries], strict=True))
+    found = _Following(body, _ways_inside(body, parts), links)
+    for number, word in given:
+        found.words[body.operands[number]] = word
+    if not found.settle():
+        return None
+    words = [found.words.get(ValueId(v), BROADCAST) for v in range(len(body.graph.types))]
+    return BodyLayout(tuple(words), tuple([own[0] if own else None for own in found.ways]))
+
+
+def _ways_inside(body: Body, parts: int) -> list[tuple[Found, ...]]:
+    """Return, per node, the ways that meet nobody and know of no place; none of an operand."""
+    types, found = body.graph.types, list[tuple[Found, ...]]()
+    for node in body.graph.nodes:
+        if node.op is INPUT:
+            found.append(())
+            continue
+        read, made = [tuple([types[v] for v in side]) for side in (node.inputs, node.outputs)]
+        ways = ways_of(node.op, read, made, node.attrs, parts)
+        is_placed = node.op is CONSTANT or "key" in node.attrs or node.op.name in _BY_ROWS
+        usable = [w for w in ways[1:] if not (w.whole or w.reads_position or is_placed)]
+        found.append((ways[0], *usable))
+    return found
+
+
+_BY_ROWS = ("embedding", "embedding_grad")
+"""Ops whose parts know of which rows they are."""
+
+
+@dataclass(slots=True)
+class _Following:
+    """Words that follow from each other; `links` are pairs of values that lie alike."""
+
+    body: Body
+    ways: list[tuple[Found, ...]]
+    links: Sequence[tuple[ValueId, ValueId]]
+    words: dict[ValueId, Sbp] = field(default_factory=dict)
+
+    def settle(self) -> bool:
+        """Leave every node one way. Return whether there is one."""
+        nodes = self.body.graph.nodes
+        while True:
+            known = len(self.words)
+            if not self._linked() or not all([self._narrowed(i) for i in range(len(nodes))]):
+                return False
+            if len(self.words) != known:
+                continue
+            open_ = [i for i, own in enumerate(self.ways) if len(own) > 1]
+            if not open_:
+                return self._linked()
+            # Who reads nothing that is known may do what all can.
+            touched = [i for i in open_ if any([v in self.words for v in nodes[i].inputs])]
+            index = (touched or open_)[0]
+            self.ways[index] = self.ways[index][:1]
+
+    def _linked(self) -> bool:
+        for one, other in self.links:
+            word = self.words.get(one, self.words.get(other))
+            if word is not None and not (self._bind(one, word) and self._bind(other, word)):
+                return False
+        return True
+
+    def _narrowed(self, index: int) -> bool:
+        """Keep the ways of a node that agree with what is known, and note what all of them say."""
+        node, own = self.body.graph.nodes[index], self.ways[index]
+        if not own:
+            return True
+        own = self.ways[index] = tuple([way for way in own if self._agrees(node, way)])
+        if not own:
+            return False
+        sides = [(*way.signature.inputs, *way.signature.outputs) for way in own]
+        for place, value in enumerate((*node.inputs, *node.outputs)):
+            said = {side[place] for side in sides}
+            if len(said) == 1 and not self._bind(value, *said):
+                return False
+        return True
+
+    def _agrees(self, node: Node, way: Found) -> bool:
+        known = dict(self.words)
+        words = (*way.signature.inputs, *way.signature.outputs)
+        pairs = zip((*node.inputs, *node.outputs), words, strict=True)
+        return all([known.setdefault(value, word) == word for value, word in pairs])
+
+    def _bind(self, value: ValueId, word: Sbp) -> bool:
+        return self.words.setdefault(value, word) == word
+
+
+def local_body(
+    body: Body, layouts: Sequence[BodyLayout], mesh: Mesh, coordinates: Sequence[int]
+) -> Body:
+    """Return what one rank does at each step; `layouts` are those along each axis of the mesh."""
+    graph, b = body.graph, GraphBuilder()
+    known: dict[ValueId, ValueId] = {}
+
+    def words_of(value: ValueId) -> NdSbp:
+        return tuple([layout.words[value] for layout in layouts])
+
+    def part_of_value(value: ValueId) -> tuple[slice, ...]:
+        shape = graph.types[value].shape
+        return local_slices(shape, words_of(value), mesh.shape, coordinates)
+
+    for index, node in enumerate(graph.nodes):
+        with b.beside(node):
+            if node.op is INPUT:
+                (value,) = node.outputs
+                type_ = graph.types[value]
+                shape = local_shape(type_.shape, words_of(value), mesh.shape, coordinates)
+                known[value] = operand(b, TensorType(type_.dtype, shape))
+                continue
+            ways = [(axis, way) for axis, x in enumerate(layouts) if (way := x.ways[index])]
+            call = LocalCall(
+                node,
+                tuple([known[v] for v in node.inputs]),
+                tuple([graph.types[v] for v in node.inputs]),
+                tuple([graph.types[v] for v in node.outputs]),
+                tuple([part_of_value(v) for v in node.inputs]),
+                tuple([part_of_value(v) for v in node.outputs]),
+                mesh=mesh,
+                coordinates=tuple(coordinates),
+            )
+            known.update(zip(node.outputs, emit_part(b, call, ways, _meets_nobody), strict=True))
+    return closed(b, [known[v] for v in body.results])
+
+
+def _meets_nobody(b: GraphBuilder, value: ValueId, by: By, axis: int) -> ValueId:
+    raise InternalError("a step of a loop meets other ranks")
+
+
+def stacked(word: Sbp) -> Sbp:
+    """Return the word of the entries of all steps, from that of one."""
+    return Split(word.axis + 1) if isinstance(word, Split) else word
+
+
+def unstacked(word: Sbp) -> Sbp:
+    """Return the word of an entry, from that of the entries of all steps."""
+    return Split(word.axis - 1) if isinstance(word, Split) else word
+
+
+# Loops over steps on many ranks: each runs all steps on its rows of the batch.
+#
+# Steps follow each other, so the axis of steps stays whole. Weights are whole, their gradients
+# shares of a sum that meets once, after the loop.
+
+
+@sbp_signatures.of(SCAN)
+def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
+    """Split an axis of a carry or of an entry, and whatever follows from that."""
+    cut, found = ScanParts.of(attrs), dict[SbpSignature, None]()
+    for number, type_ in enumerate(cut.body.operand_types[: cut.first_constant]):
+        for axis, extent in enumerate(type_.shape):
+            layout = None
+            if extent >= parts:
+                layout = body_layout(cut.body, parts, [(number, Split(axis))], cut.carries)
+            if layout is not None:
+                found[_outside(cut, layout)] = None
+    return list(found)
+
+
+def _outside(cut: ScanParts, layout: BodyLayout) -> SbpSignature:
+    given = [layout.words[v] for v in cut.body.operands]
+    made = [layout.words[v] for v in cut.body.results]
+    entries = range(cut.carries, cut.first_constant)
+    return SbpSignature(
+        tuple([stacked(word) if i in entries else word for i, word in enumerate(given)]),
+        tuple([stacked(word) if i >= cut.carries else word for i, word in enumerate(made)]),
+    )
+
+
+@project.of(SCAN)
+def _own_steps(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    """Emit all steps on the rank's rows."""
+    cut, attrs = ScanParts.of(call.node.attrs), call.node.attrs
+    if all([signature.is_whole for signature in call.signatures]):
+        return b.emit(SCAN, call.inputs, attrs)
+    pairs = zip(call.signatures, call.mesh.shape, strict=True)
+    layouts = [_layout_of(cut, signature, parts) for signature, parts in pairs]
+    own = local_body(cut.body, layouts, call.mesh, call.coordinates)
+    return b.emit(SCAN, call.inputs, {**attrs, "body": own})
+
+
+def _layout_of(cut: ScanParts, signature: SbpSignature, parts: int) -> BodyLayout:
+    """Return the layout of the body that a signature was made of."""
+    entries = range(cut.carries, cut.first_constant)
+    words = [unstacked(w) if i in entries else w for i, w in enumerate(signature.inputs)]
+    layout = body_layout(cut.body, parts, list(enumerate(words)), cut.carries)
+    if layout is None:
+        raise InternalError(f"no layout of a loop's body follows from {signature}")
+    return layout

@@ -13,17 +13,36 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from compiler.fusion.products import GraphEmitter
-from compiler.graph import GraphBuilder
-from compiler.ops.binary import EQUAL, WHERE
-from compiler.ops.embedding import EMBEDDING, EMBEDDING_GRAD
-from compiler.ops.shape import broadcast_value, reshape_to
-from compiler.ops.slicing import PAD, SLICE
-from compiler.ops.sources import NUMBERS, VARIABLE, constant, scalar
-from compiler.sbp.parts import Splits
-from compiler.sbp.project import LocalCall, Part, shape_of
-from compiler.sbp.words import Shape
-from compiler.types import DType, ValueId
+from compiler.contract.attrs import Attrs
+from compiler.contract.sbp import BROADCAST, PARTIAL, Shape, Split, Splits
+from compiler.contract.types import DType, ValueId
+from compiler.graph.columns import (
+    LocalCall,
+    Part,
+    SbpSignature,
+    by_axes,
+    linear_in,
+    project,
+    sbp_signatures,
+    shape_of,
+)
+from compiler.graph.graph import GraphBuilder
+from compiler.graph.registry import Types
+from compiler.ops.families.arithmetic import EQUAL, LESS, LESS_EQUAL, MUL, SUB, WHERE
+from compiler.ops.families.attention import ATTENTION, ATTENTION_GRAD
+from compiler.ops.families.embedding import CHECKED_INDEX, EMBEDDING, EMBEDDING_GRAD
+from compiler.ops.language.vjp import GraphEmitter
+from compiler.ops.primitives.shape import broadcast_value, cast_to, reshape_to
+from compiler.ops.primitives.slicing import PAD, SLICE
+from compiler.ops.primitives.sources import (
+    DROPOUT,
+    NUMBERS,
+    RANDOM_BITS,
+    VARIABLE,
+    constant,
+    least_kept,
+    scalar,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +222,143 @@ def only_first(b: GraphBuilder, value: ValueId, place: PartPlace) -> ValueId:
     is_first = b.one(EQUAL, number, scalar(b, 0, DType.INT64))
     one = reshape_to(b, is_first, (1,) * type_.rank)
     return b.one(WHERE, one, value, scalar(b, 0, type_.dtype))
+
+
+# Embeddings on many ranks, of which each may have some of the ids, of the columns or of the rows.
+#
+# Of rows that other ranks have, a rank makes zeros, and its gradient gets none: so the results are
+# shares of a sum, in which one rank alone has each row.
+
+
+@sbp_signatures.of(EMBEDDING)
+def _embedding_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    """Split ids, columns, or rows: whoever has no row of an id has zeros there."""
+    names = list(map(str, range(inputs[1].rank)))
+    by_rows = SbpSignature((Split(0), BROADCAST), (PARTIAL,))
+    found = by_axes([["", "d"], names], [[*names, "d"]])
+    return [*found, linear_in(0, 2), *[by_rows] * inputs[0].dtype.is_float]
+
+
+@sbp_signatures.of(EMBEDDING_GRAD)
+def _embedding_grad_signatures(
+    inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> list[SbpSignature]:
+    names = list(map(str, range(inputs[1].rank)))
+    by_rows = SbpSignature((BROADCAST, BROADCAST), (Split(0),))
+    found = by_axes([[*names, "d"], names], [["", "d"]], sums=True)
+    return [*found, linear_in(0, 2), by_rows]
+
+
+@project.of(EMBEDDING)
+def _rows_of_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    """Take zeros for the ids of rows that other ranks have."""
+    weight, ids = call.inputs
+    if b.type_of(weight).shape[0] == call.whole_inputs[0].shape[0]:
+        return b.emit(EMBEDDING, call.inputs, call.node.attrs)
+    own, is_own = _own_ids(b, ids, PartPlace.of_input(call))
+    (rows,) = b.emit(EMBEDDING, (weight, own))
+    return (b.one(WHERE, _as_column(b, is_own), rows, scalar(b, 0, b.type_of(rows).dtype)),)
+
+
+@project.of(EMBEDDING_GRAD)
+def _rows_of_part_grad(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    """Leave out the ids of rows that other ranks have."""
+    dy, ids = call.inputs
+    rows, whole = call.output_shape()[0], call.whole_outputs[0].shape[0]
+    if rows != whole:
+        ids, is_own = _own_ids(b, ids, PartPlace.of_output(call))
+        dy = b.one(WHERE, _as_column(b, is_own), dy, scalar(b, 0, b.type_of(dy).dtype))
+    return b.emit(EMBEDDING_GRAD, (dy, ids), {**call.node.attrs, "rows": rows})
+
+
+def _own_ids(b: GraphBuilder, ids: ValueId, place: PartPlace) -> tuple[ValueId, ValueId]:
+    """Emit ids among the rows of a part, 0 for those of others; and whether each is of the part."""
+    dtype = b.type_of(ids).dtype
+    column = reshape_to(b, ids, (*b.type_of(ids).shape, 1))
+    ids = b.one(CHECKED_INDEX, column, extent=place.shape[0])
+    local = b.one(SUB, ids, cast_to(b, first_along(b, place, 0), dtype))
+    low = b.one(LESS_EQUAL, scalar(b, 0, dtype), local)
+    is_own = b.one(LESS, local, scalar(b, place.own[0], dtype))
+    is_own = b.one(WHERE, low, is_own, low)
+    return b.one(WHERE, is_own, local, scalar(b, 0, dtype)), is_own
+
+
+def _as_column(b: GraphBuilder, value: ValueId) -> ValueId:
+    return reshape_to(b, value, (*b.type_of(value).shape, 1))
+
+
+# Random numbers on many ranks: a part of a tensor has those that its elements have in the whole.
+#
+# Ranks that have different rows of a batch drop different elements of it, and all of them together
+# those that one rank would.
+
+
+@sbp_signatures.of(RANDOM_BITS)
+def _bits_signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
+    """Draw any slice of the numbers."""
+    state = (BROADCAST,) * len(inputs)
+    return [SbpSignature(state, (Split(axis),)) for axis in range(outputs[0].rank)]
+
+
+def bits_of_part(
+    b: GraphBuilder, state: tuple[ValueId, ...], key: int, place: PartPlace
+) -> ValueId:
+    """Emit the bits of a part of a tensor, as they are there; `state` is seed and step."""
+    own = place.own
+    if place.is_whole or 0 in own:
+        return b.one(RANDOM_BITS, *state, shape=own, key=key)
+    if place.is_contiguous or own[-1] > 1:
+        first = first_numbers(b, place)
+        return b.one(RANDOM_BITS, *state, first, shape=own, key=key)
+    if place.shape[-1] == 1:
+        return reshape_to(b, bits_of_part(b, state, key, place.without_last()), own)
+    # A kernel counts along rows, which have one element here: so whole rows are drawn.
+    last = len(own) - 1
+    wide = bits_of_part(b, state, key, place.widened(last))
+    rows, steps = place.part[last], (1,) * len(own)
+    starts, stops = (*[0] * last, rows.start), (*own[:last], rows.stop)
+    return b.one(SLICE, wide, starts=starts, stops=stops, steps=steps)
+
+
+def kept_by(b: GraphBuilder, bits: ValueId, p: float) -> ValueId:
+    """Emit whether elements with these bits are kept."""
+    return GraphEmitter(b).op("ge", bits, scalar(b, least_kept(p), DType.INT32))
+
+
+@project.of(RANDOM_BITS)
+def _own_bits(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    key = call.node.attrs.int_("key")
+    return (bits_of_part(b, call.inputs, key, PartPlace.of_output(call)),)
+
+
+@project.of(ATTENTION, ATTENTION_GRAD)
+def _own_heads(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    """Emit attention of the rank's heads, of whose weights are dropped those of the whole."""
+    attrs, op = call.node.attrs, call.node.op
+    heads = PartPlace.of_output(call)
+    axes = range(len(heads.shape) - 2)
+    is_whole = all([heads.own[axis] == heads.shape[axis] for axis in axes])
+    if "p" not in attrs or is_whole:
+        return b.emit(op, call.inputs, attrs)
+    q, k = [type_.shape for type_ in call.whole_inputs[1 if op is ATTENTION_GRAD else 0 :][:2]]
+    step = scalar(b, q[-2] * k[-2], DType.INT64)
+    first = b.one(MUL, row_major_numbers(b, heads, axes), step)
+    return b.emit(op, (*call.inputs, first), {**attrs, "numbered": True})
+
+
+@project.of(DROPOUT)
+def _own_dropout(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    """Emit dropout of the rank's part, with the mask that it has in the whole."""
+    attrs, place = call.node.attrs, PartPlace.of_output(call)
+    x, *state = call.inputs
+    if place.is_whole:
+        return b.emit(DROPOUT, call.inputs, attrs)
+    if place.is_contiguous or place.own[-1] > 1:
+        return b.emit(DROPOUT, (*call.inputs, first_numbers(b, place)), attrs)
+    p, dtype = attrs.float_("p"), b.type_of(x).dtype
+    bits = bits_of_part(b, tuple(state), attrs.int_("key"), place)
+    kept = kept_by(b, bits, p)
+    factor = b.one(WHERE, kept, scalar(b, 1 / (1 - p), dtype), scalar(b, 0.0, dtype))
+    return (b.one(MUL, x, factor),)

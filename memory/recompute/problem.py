@@ -11,6 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from memory.liveness import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +116,170 @@ def without_idle_runs(problem: Problem, sequence: Sequence[int]) -> tuple[int, .
         for b in op.reads:
             is_wanted[b] = True
     return tuple(reversed(kept))
+
+
+# The floor: the op whose working set no plan goes below.
+
+
+class Floor(NamedTuple):
+    """The op that needs most bytes at once, whatever runs again, and those bytes."""
+
+    op: int
+    size_bytes: int
+
+
+def floor_op(problem: Problem) -> Floor:
+    """Return the op with the largest working set; the first of them on ties. O(E).
+
+    A working set is what the op reads and writes and its scratch, less what its outputs may take
+    over in place. The ops that are not forward run in one fixed order, so their buffers live in
+    every plan from the first of them that writes to the last that uses: what crosses such an op
+    counts too. Forward ops may run anywhere, and nothing is known to cross them.
+
+    Raises:
+        ValueError: the problem has no ops.
+    """
+    if not problem.ops:
+        raise ValueError("expected a problem with ops: none of them has a floor")
+    first, last = _fixed_lives(problem)
+    crossing = _crossing_bytes(problem, first, last)
+    bytes_of_op = [_own_bytes(problem, i, last) + crossing[i] for i in range(len(problem.ops))]
+    op = max(range(len(bytes_of_op)), key=bytes_of_op.__getitem__)
+    return Floor(op, bytes_of_op[op])
+
+
+def _fixed_lives(problem: Problem) -> tuple[list[int], list[int]]:
+    """Return per buffer the first and last op of its fixed life; -1 where a forward op may make it.
+
+    Of what a forward op makes once, the part after the forward pass is known.
+    """
+    first = [-1] * len(problem.size_bytes)
+    last = [-1] * len(problem.size_bytes)
+    maker = problem.makers
+    for i in range(problem.num_forward, len(problem.ops)):
+        for b in (*problem.ops[i].reads, *problem.ops[i].writes):
+            if maker[b] < 0:
+                first[b] = i if first[b] < 0 else first[b]
+                last[b] = i
+    return first, last
+
+
+def _crossing_bytes(problem: Problem, first: list[int], last: list[int]) -> list[int]:
+    """Return per op the bytes of fixed buffers that live through it and that it does not use."""
+    change = [0] * (len(problem.ops) + 1)
+    for b, size in enumerate(problem.size_bytes):
+        if first[b] >= 0:
+            change[first[b]] += size
+            change[last[b] + 1] -= size
+    crossing, live = [], 0
+    for i, op in enumerate(problem.ops):
+        live += change[i]
+        used = dict.fromkeys((*op.reads, *op.writes))
+        crossing.append(live - sum([problem.size_bytes[b] for b in used if 0 <= first[b] <= i]))
+    return crossing
+
+
+def _own_bytes(problem: Problem, i: int, last: list[int]) -> int:
+    op = problem.ops[i]
+    used = dict.fromkeys((*op.reads, *op.writes))
+    shared = {
+        out: problem.size_bytes[out]
+        for out, given in op.in_place
+        if last[given] <= i and problem.size_bytes[out] == problem.size_bytes[given]
+    }
+    return sum([problem.size_bytes[b] for b in used]) + op.temp_bytes - sum(shared.values())
+
+
+# The exact bytes of a sequence: who lives from when to when, before anything is placed.
+#
+# A forward op that runs makes a new *version* of its buffers, live from that step until its last
+# read; a read means the latest version. Buffers of other ops have one version, from the first write
+# to the last access. An output takes over the bytes of an input that dies in the same step where
+# the op allows it, so the two count once in that step.
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The versions of a sequence, in order of creation: buffer and half-open interval of steps.
+
+    donor[v] is the version whose bytes v takes over, -1 where it has bytes of its own.
+    """
+
+    buffer: tuple[int, ...]
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    donor: tuple[int, ...]
+
+
+def make_versions(problem: Problem, sequence: Sequence[int]) -> Versions:
+    """Return the versions of a sequence that writes each buffer before it reads it. O(E)."""
+    latest = [-1] * len(problem.size_bytes)
+    buffer: list[int] = []
+    lower: list[int] = []
+    upper: list[int] = []
+    offers: list[tuple[int, int, int]] = []  # (step, new version, version that may give its bytes)
+    for step, i in enumerate(sequence):
+        op = problem.ops[i]
+        before = [latest[b] for b in op.reads]
+        for version in before:
+            upper[version] = step + 1
+        read = dict(zip(op.reads, before, strict=True)) if op.in_place else {}
+        for b in op.writes:
+            if i >= problem.num_forward and latest[b] >= 0:
+                upper[latest[b]] = step + 1
+                continue
+            latest[b] = len(buffer)
+            buffer.append(b)
+            lower.append(step)
+            upper.append(step + 1)
+        offers += [(step, latest[out], read[given]) for out, given in op.in_place if given in read]
+    donor = _donors(problem, buffer, lower, upper, offers)
+    return Versions(tuple(buffer), tuple(lower), tuple(upper), tuple(donor))
+
+
+def _donors(
+    problem: Problem,
+    buffer: list[int],
+    lower: list[int],
+    upper: list[int],
+    offers: list[tuple[int, int, int]],
+) -> list[int]:
+    donor = [-1] * len(buffer)
+    has_given = [False] * len(buffer)
+    for step, new, given in offers:
+        if (
+            new != given
+            and lower[new] == step
+            and upper[given] == step + 1
+            and donor[new] < 0
+            and not has_given[given]
+            and problem.size_bytes[buffer[new]] == problem.size_bytes[buffer[given]]
+        ):
+            donor[new] = given
+            has_given[given] = True
+    return donor
+
+
+def buffer_intervals(
+    problem: Problem, sequence: Sequence[int]
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return (lower, upper, size) of what needs an address: versions in place are one. O(E).
+
+    Scratch comes last, one entry per step that has some.
+    """
+    versions = make_versions(problem, sequence)
+    owner = list(range(len(versions.buffer)))
+    upper = list(versions.upper)
+    for v, donor in enumerate(versions.donor):
+        if donor >= 0:
+            owner[v] = owner[donor]
+            upper[owner[v]] = max(upper[owner[v]], versions.upper[v])
+    own = [v for v in range(len(owner)) if owner[v] == v]
+    temps = [(s, problem.ops[i].temp_bytes) for s, i in enumerate(sequence)]
+    scratch = [(s, size) for s, size in temps if size]
+    sizes = [problem.size_bytes[versions.buffer[v]] for v in own] + [size for _, size in scratch]
+    return (
+        np.array([versions.lower[v] for v in own] + [s for s, _ in scratch], np.int64),
+        np.array([upper[v] for v in own] + [s + 1 for s, _ in scratch], np.int64),
+        np.array(sizes, np.int64),
+    )

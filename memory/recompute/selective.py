@@ -22,9 +22,8 @@ from math import isqrt
 import numpy as np
 
 from memory.liveness import IntArray
-from memory.recompute.gaps import DroppableGaps, FloatArray
 from memory.recompute.problem import Problem, without_idle_runs
-from memory.recompute.schedule import Groups, RecomputeSchedule
+from memory.recompute.schedule import DroppableGaps, FloatArray, Groups, RecomputeSchedule
 
 _AIMS = (1.0, 0.97)
 """Fractions of the limit to drop to before runs are taken back below the limit itself: reaching a

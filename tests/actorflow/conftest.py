@@ -2,11 +2,11 @@ import pytest
 from graph_oracles import walked
 
 from actorflow.nn.module import Module
-from actorflow.tensor import Tensor
-from actorflow.trace.tracer import Trace, recording
-from compiler.graph import Output
-from compiler.ops.sources import INPUT, VARIABLE
-from compiler.types import DType, TensorType
+from actorflow.tensor.tensor import Tensor
+from actorflow.tensor.tracer import Trace, recording
+from compiler.contract.types import DType, TensorType
+from compiler.graph.graph import Output
+from compiler.ops.primitives.sources import INPUT, VARIABLE
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import threading
 import numpy as np
 import pytest
 
+from actorflow.options.fit_options import StopTraining
 from actorflow.run.ports import DataPort, FedSteps
-from actorflow.run.stopping import StopTraining
-from actors.errors import SourceExhausted
-from compiler.types import DType, TensorType
+from actors.machine.errors import SourceExhausted
+from compiler.contract.types import DType, TensorType
 
 TYPES = {"x": TensorType(DType.FLOAT32, (2,))}
 

@@ -5,8 +5,8 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.doors import checked
-from compiler.types import MOST_ELEMENTS, DType, TensorType
+from actorflow.tensor.tensor import checked
+from compiler.contract.types import MOST_ELEMENTS, DType, TensorType
 
 REFUSED = {
     "hstack of a number": (lambda x: af.hstack(3), "hstack expected a list or tuple as tensors"),

@@ -5,8 +5,8 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from compiler.errors import CompileError
-from compiler.types import DType, TensorType
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType
 
 X = np.random.default_rng(0).normal(size=(3, 4))
 

@@ -7,9 +7,9 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.initialise import initial_value
-from compiler.errors import CompileError
-from compiler.types import DType
+from actorflow.tensor.initial_values import initial_value
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType
 
 init = nn.init
 SHAPE = (300, 40, 3, 2)

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from actorflow.initialise import initial_value
-from compiler.errors import CompileError
-from compiler.types import DType, TensorType
+from actorflow.tensor.initial_values import initial_value
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType
 
 LARGE = TensorType(DType.FLOAT32, (400, 300))
 NORMAL = (("kind", "normal"), ("std", 0.02))

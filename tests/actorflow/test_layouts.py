@@ -8,10 +8,10 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.layouts import MOST_RANKS
-from compiler.graph_hash import hash_graph
-from compiler.mesh import Mesh
-from compiler.ops.sources import VARIABLE
+from actorflow.tensor.layouts import MOST_RANKS
+from compiler.contract.placement import Mesh
+from compiler.ops.primitives.body import hash_graph
+from compiler.ops.primitives.sources import VARIABLE
 
 BATCH = {"x": af.TensorType(af.DType.FLOAT32, (8, 4))}
 MESH = af.Mesh(data=2, model=2)

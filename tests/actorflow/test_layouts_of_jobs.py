@@ -5,9 +5,9 @@ from rank_jobs import check_step, laid_out, step_graph
 
 import actorflow as af
 from actorflow import nn
-from compiler.ops.comm import LATE
-from compiler.plan import ActorKind
-from compiler.sbp.words import BROADCAST, PARTIAL, Split
+from compiler.contract.plan_tables import ActorKind
+from compiler.contract.sbp import BROADCAST, PARTIAL, Split
+from compiler.ops.primitives.transfer import LATE
 
 MODEL = {"model": af.split(0)}
 

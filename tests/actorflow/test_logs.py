@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from actorflow.logs import logger
+from actorflow.environment.settings import logger
 
 
 class Broken(logging.Handler):
@@ -54,7 +54,7 @@ class Own(logging.Logger):
         raise OSError("own handlers fail")
 logging.setLoggerClass(Own)
 logging.raiseExceptions = False
-from actorflow.logs import logger
+from actorflow.environment.settings import logger
 logger.warning("text")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

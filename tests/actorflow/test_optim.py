@@ -5,8 +5,8 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from compiler.errors import CompileError
-from compiler.types import DType, TensorType
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType
 
 NUMBERS = (0.5, 1, np.float32(0.5), np.float64(0.5), np.int64(1))
 

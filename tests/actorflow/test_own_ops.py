@@ -9,7 +9,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 ROOT = Path(__file__).resolve().parents[2]
 X = np.random.default_rng(0).normal(size=(4, 6)).astype("f4")

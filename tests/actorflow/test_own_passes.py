@@ -3,14 +3,14 @@
 import pytest
 
 import actorflow as af
-from compiler import added_passes
+from compiler.pipeline import rewrites
 
 
 @pytest.fixture(autouse=True)
 def without_passes():
     yield
-    for added in added_passes.registered():
-        added_passes.unregister(added.step.name)
+    for added in rewrites.registered():
+        rewrites.unregister(added.step.name)
 
 
 def test_the_decorator_stands_with_brackets_and_without():
@@ -22,14 +22,14 @@ def test_the_decorator_stands_with_brackets_and_without():
     def other(graph):
         return graph
 
-    steps = [added.step for added in added_passes.registered()]
+    steps = [added.step for added in rewrites.registered()]
     assert [(step.name, step.needs, step.provides) for step in steps] == [
         ("plain", (), ()),
         ("named", ("rates",), ("tea",)),
     ]
     assert steps[0].run is plain
     assert steps[1].run is other
-    assert added_passes.registered_files() == (__file__,)
+    assert rewrites.registered_files() == (__file__,)
 
 
 def test_names_of_passes_and_facts_are_texts():
@@ -42,8 +42,8 @@ def test_a_pass_of_another_cell_takes_the_place_of_the_old_one():
     cell, identities = "@af.graph_pass\ndef mine(graph):\n    return graph\n", set()
     for number in range(2):
         exec(compile(cell, f"<cell {number}>", "exec"), {"af": af, "__name__": "__main__"})
-        identities.add(added_passes.identity())
-    assert [added.step.name for added in added_passes.registered()] == ["mine"]
+        identities.add(rewrites.identity())
+    assert [added.step.name for added in rewrites.registered()] == ["mine"]
     assert len(identities) == 2
 
 

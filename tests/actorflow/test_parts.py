@@ -7,15 +7,15 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.initialise import INITIALISERS, initial_value, initial_values
-from actorflow.proof.prove import prove
+from actorflow.compile.prove import prove
 from actorflow.run.saving import expected_of
-from compiler.errors import CompileError, InternalError, PlanFormatError
-from compiler.mesh import Mesh
-from compiler.plan import Plan
-from compiler.sbp.parts import own_part
-from compiler.types import DType, PartOf, TensorType
-from compiler.verify import verify_plan
+from actorflow.tensor.initial_values import INITIALISERS, initial_value, initial_values
+from compiler.contract.errors import CompileError, InternalError, PlanFormatError
+from compiler.contract.placement import Mesh
+from compiler.contract.plan import Plan
+from compiler.contract.sbp import own_part
+from compiler.contract.types import DType, PartOf, TensorType
+from compiler.verify.verify import verify_plan
 
 MESH = Mesh(("data", "model"), (2, 3))
 BY_MODEL = PartOf((12, 6), (("model", 0),))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from actorflow.patterns import chosen, wrong_patterns
-from compiler.errors import CompileError
+from actorflow.environment.option_values import chosen, wrong_patterns
+from compiler.contract.errors import CompileError
 
 PATHS = ("body.0.weight", "body.0.bias", "head.weight", "head.bias", "scale")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.settings import ENVIRONMENT, Settings, SettingsError, environment_table
-from compiler.placement import Device, DeviceKind
+from actorflow.environment.settings import ENVIRONMENT, Settings, SettingsError, environment_table
+from compiler.contract.placement import Device, DeviceKind
 
 HOME = {"HOME": "/home/ann"}
 

@@ -1,6 +1,6 @@
 import pytest
 
-from actorflow.sizes import parse_bytes
+from actorflow.environment.option_values import parse_bytes
 
 
 @pytest.mark.parametrize(

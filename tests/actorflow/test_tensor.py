@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from compiler.errors import CompileError
-from compiler.types import DType, TensorType
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType
 
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 Y = np.random.default_rng(1).uniform(0.5, 2, size=(3, 4)).astype(np.float32)
@@ -259,8 +259,8 @@ def test_a_tensor_that_escaped_its_trace_names_both_places(traced):
 
 
 def test_an_unknown_batch_entry_lists_the_ones_there_are(traced):
+    from actorflow.tensor.tracer import current_trace
     from actorflow.trace.job_graph import Batch
-    from actorflow.trace.tracer import current_trace
 
     def function(x):
         return Batch(current_trace()).z

@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import pytest
 
 from actors.device.host import HostDevice
-from actors.errors import SourceExhausted
-from actors.load import load
-from actors.machine import Machine
-from actors.proof.scenario import random_table
-from actors.table import Edge, MachineTable
-from compiler.placement import HOST, Memory, StreamRole
-from compiler.plan import (
+from actors.loop.load import load
+from actors.machine.errors import SourceExhausted
+from actors.machine.machine import Machine
+from actors.machine.table import Edge, MachineTable
+from actors.testing.oracle import random_table
+from compiler.contract.placement import HOST, Memory, StreamRole
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import (
     Actor,
     ActorKind,
     Arena,
     Field,
     Launch,
-    Plan,
     Port,
     Register,
     RegisterKind,
@@ -29,7 +29,7 @@ from compiler.plan import (
     Stream,
     View,
 )
-from compiler.types import (
+from compiler.contract.types import (
     ActorId,
     DType,
     RegisterId,

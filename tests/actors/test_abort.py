@@ -5,15 +5,13 @@ from random import Random
 
 import pytest
 
-from actors.dispatch import Dispatcher
-from actors.errors import ActorFailed, ForkedRun
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
-from actors.machine import Machine
-from actors.proof.oracle import play
-from actors.proof.scenario import Command, EventOrder, make_scenario
-from actors.transitions import Message, message
-from actors.visit import Rest, Visit
+from actors.loop.admission import Rest, Visit
+from actors.loop.dispatch import Dispatcher, LoopOptions
+from actors.loop.loop import Loop
+from actors.machine.errors import ActorFailed, ForkedRun
+from actors.machine.machine import Machine
+from actors.machine.transitions import Message, message
+from actors.testing.oracle import Command, EventOrder, make_scenario, play
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

@@ -7,15 +7,15 @@ from queue import SimpleQueue
 import pytest
 from machines import settle
 
-from actors.admission import Admission
 from actors.device.host import HostDevice
-from actors.load import load
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
-from actors.machine import Machine
-from actors.table import Edge, MachineTable
-from actors.transitions import Message, message
-from compiler.plan import ActorKind, RegisterKind
+from actors.loop.admission import Admission
+from actors.loop.dispatch import LoopOptions
+from actors.loop.load import load
+from actors.loop.loop import Loop
+from actors.machine.machine import Machine
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import Message, message
+from compiler.contract.plan_tables import ActorKind, RegisterKind
 
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""

@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from actors.clocks import downstream, lags_behind, unroll
-from actors.explore import explore
-from actors.machine import Machine
-from actors.table import Edge, MachineTable
-from actors.transitions import Message
+from actors.machine.machine import Machine
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import Message
+from actors.race.happens_before import downstream, lags_behind, unroll
+from actors.testing.oracle import explore
 
 PERIODS = 6
 

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.contention import RunningFirings, SharedHost, fair_shares
-from actors.simulate import simulate
-from actors.table import Edge, MachineTable
+from actors.machine.table import Edge, MachineTable
+from actors.simulation.costs import RunningFirings, SharedHost, fair_shares
+from actors.simulation.simulate import simulate
 
 demands = st.lists(st.floats(0.01, 8.0), max_size=6)
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.critical_path import Bubble, bubbles, critical_path, time_per_actor
-from actors.history import Blocker
-from actors.simulate import simulate
-from actors.table import Edge, MachineTable
+from actors.machine.history import Blocker
+from actors.machine.table import Edge, MachineTable
+from actors.simulation.simulate import Bubble, bubbles, critical_path, simulate, time_per_actor
 
 seeds = st.integers(0, 10_000)
 

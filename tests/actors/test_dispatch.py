@@ -10,17 +10,16 @@ from types import SimpleNamespace
 import pytest
 
 from actors.device.host import HostDevice
-from actors.device.protocol import DeviceFailure
-from actors.dispatch import Dispatcher
-from actors.errors import ActorFailed, SourceExhausted
-from actors.failure import Failure
-from actors.load import load
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
-from actors.machine import Machine
-from actors.transitions import Message, State, message
-from compiler.errors import InternalError
-from compiler.plan import ActorKind
+from actors.loop.dispatch import Dispatcher, LoopOptions
+from actors.loop.load import load
+from actors.loop.loop import Loop
+from actors.loop.worker import Failure
+from actors.machine.errors import ActorFailed, SourceExhausted
+from actors.machine.machine import Machine
+from actors.machine.protocol import DeviceFailure
+from actors.machine.transitions import Message, State, message
+from compiler.contract.errors import InternalError
+from compiler.contract.plan_tables import ActorKind
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

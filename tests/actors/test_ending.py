@@ -7,8 +7,8 @@ in `test_machine`.
 import pytest
 from mutants import Loose, is_killed
 
-from actors.ending import Ending
-from actors.transitions import Message, State, message, subject_of
+from actors.machine.machine import Ending
+from actors.machine.transitions import Message, State, message, subject_of
 
 MUTANTS = []
 

@@ -5,13 +5,11 @@ from random import Random
 
 import pytest
 
-from actors.explore import channel_of, explore
-from actors.machine import Machine
-from actors.proof.oracle import play
-from actors.proof.scenario import make_scenario
-from actors.table import Edge, MachineTable
-from actors.transitions import Message, kind_of, message
-from compiler.errors import InternalError
+from actors.machine.machine import Machine
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import Message, kind_of, message
+from actors.testing.oracle import channel_of, explore, make_scenario, play
+from compiler.contract.errors import InternalError
 
 
 class Recorder(Machine):

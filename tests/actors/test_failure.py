@@ -2,8 +2,8 @@
 
 import pytest
 
-from actors.failure import Failure, explain, is_told, place_of
-from compiler.plan import ActorKind
+from actors.loop.worker import Failure, explain, is_told, place_of
+from compiler.contract.plan_tables import ActorKind
 
 
 @pytest.fixture

@@ -14,13 +14,12 @@ from rank_plans import (
     sent,
 )
 
-from actors.fleet import Fleet, FleetOptions
-from actors.network import Network, Wire
-from actors.ranks import simulate_ranks
-from compiler.errors import InternalError
-from compiler.joint import verify_ranks
-from compiler.mesh import Mesh
-from compiler.rank_plans import RankPlans
+from actors.simulation.costs import Network, Wire
+from actors.simulation.ranks import Fleet, FleetOptions, simulate_ranks
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import Mesh
+from compiler.contract.rank_plans import RankPlans
+from compiler.verify.cross_rank import verify_ranks
 
 NETWORK = Network(Wire(gb_s=0.01, latency_ns=100.0))
 FAST = Network(Wire(gb_s=1e9, latency_ns=0.0))

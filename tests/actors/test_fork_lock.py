@@ -1,6 +1,6 @@
 import threading
 
-from actors.fork_lock import forkable_lock
+from actors.machine.errors import forkable_lock
 
 
 def test_a_child_finds_a_lock_open_that_another_thread_of_its_parent_held(child_says):

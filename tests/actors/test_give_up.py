@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
+from actors.loop.dispatch import LoopOptions
+from actors.loop.loop import Loop
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from actors import in_flight
-from actors.in_flight import FiringNote, InFlight, launch_number
+from actors.loop import worker
+from actors.loop.worker import FiringNote, InFlight, launch_number
 
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""
@@ -166,7 +166,7 @@ def test_what_runs_is_told_without_the_number_of_its_launch_where_none_is_known(
 
 
 def test_no_local_of_another_thread_is_read():
-    assert "f_locals" not in Path(in_flight.__file__).read_text()
+    assert "f_locals" not in Path(worker.__file__).read_text()
 
 
 def test_a_chain_without_launches_has_none_that_runs():

@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from actors.launch_trace import LaunchTrace
+from actors.loop.timeline import LaunchTrace
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from actors.device.host import HostDevice
-from actors.load import load as load_on
-from actors.load import num_phases
-from compiler.errors import DeviceError, InternalError, OutOfMemory
-from compiler.placement import HOST, Memory
-from compiler.plan import ActorKind, Arena, Constant, RegisterKind, Variable
-from compiler.types import DType, TensorType, contiguous_strides
+from actors.loop.load import load as load_on
+from actors.loop.load import num_phases
+from compiler.contract.errors import DeviceError, InternalError, OutOfMemory
+from compiler.contract.placement import HOST, Memory
+from compiler.contract.plan_tables import ActorKind, Arena, Constant, RegisterKind, Variable
+from compiler.contract.types import DType, TensorType, contiguous_strides
 
 
 def load(plan, ports, kernels):

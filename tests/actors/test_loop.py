@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from actors.device.host import HostDevice
-from actors.errors import ActorFailed, SourceExhausted
-from actors.load import load
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
-from actors.timeline import Timeline
-from compiler.errors import ActorflowError, InternalError
-from compiler.plan import ActorKind
+from actors.loop.dispatch import LoopOptions
+from actors.loop.load import load
+from actors.loop.loop import Loop
+from actors.loop.timeline import Timeline
+from actors.machine.errors import ActorFailed, SourceExhausted
+from compiler.contract.errors import ActorflowError, InternalError
+from compiler.contract.plan_tables import ActorKind
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

@@ -5,11 +5,11 @@ from random import Random
 import pytest
 from machines import done, flushed, settle
 
-from actors.errors import ProtocolError
-from actors.machine import Machine
-from actors.table import Edge, MachineTable
-from actors.transitions import Message, State, message
-from compiler.errors import InternalError
+from actors.machine.errors import ProtocolError
+from actors.machine.machine import Machine
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import Message, State, message
+from compiler.contract.errors import InternalError
 
 
 def state_of(machine):

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.errors import ProtocolError
-from actors.machine import Machine
-from actors.proof.spin import FAMILY
-from actors.table import OUTSIDE
-from actors.transitions import KIND_BITS, Message, message
+from actors.machine.errors import ProtocolError
+from actors.machine.machine import Machine
+from actors.machine.table import OUTSIDE
+from actors.machine.transitions import KIND_BITS, Message, message
+from actors.testing.spin import FAMILY
 
 PLANS = {name: study.table for name, study in FAMILY.items()}
 LIMIT = 3

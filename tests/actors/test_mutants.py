@@ -10,13 +10,11 @@ from random import Random
 import pytest
 from mutants import NUM_SEEDS, Loose, LooseColumns, is_killed, killer
 
-from actors.columns import Columns
-from actors.ending import Ending
-from actors.machine import Machine
-from actors.proof.oracle import OracleError, play
-from actors.proof.scenario import Command, EventOrder, Scenario, make_scenario
-from actors.table import OUTSIDE
-from actors.transitions import Message, State, kind_of, message, subject_of
+from actors.machine.columns import Columns
+from actors.machine.machine import Ending, Machine
+from actors.machine.table import OUTSIDE
+from actors.machine.transitions import Message, State, kind_of, message, subject_of
+from actors.testing.oracle import Command, EventOrder, OracleError, Scenario, make_scenario, play
 
 MUTANTS = []
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.network import ALGORITHMS, Network, Wire, fair_rates, transfers
+from actors.simulation.costs import ALGORITHMS, Network, Wire, fair_rates, transfers
 
 FLAT = Network(Wire(2.0, 50.0))
 HOSTS = Network(Wire(2.0, 500.0), per_host=4, inside=Wire(10.0, 10.0))

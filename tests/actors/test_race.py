@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from plans import actor_of, register_of, trained_plan, with_actor, with_register
 
-from actors.race import RaceError, check_races
-from compiler.errors import InternalError
-from compiler.plan import ActorKind, Field, Port, Register, RegisterKind
-from compiler.types import RegisterId
+from actors.race.race import RaceError, check_races
+from compiler.contract.errors import InternalError
+from compiler.contract.plan_tables import ActorKind, Field, Port, Register, RegisterKind
+from compiler.contract.types import RegisterId
 
 EVERY = 4
 
@@ -282,8 +282,8 @@ def test_a_credit_to_start_with_can_leave_a_write_and_a_read_without_an_order(pl
 
 
 def test_a_plan_of_enormous_rates_is_checked_in_part_and_says_so(plan_maker, monkeypatch):
-    monkeypatch.setattr("actors.race.MAX_FIRINGS", 100)
-    monkeypatch.setattr("actors.rounds.LONG_PERIOD", 1 << 62)
+    monkeypatch.setattr("actors.race.race.MAX_FIRINGS", 100)
+    monkeypatch.setattr("actors.race.happens_before.LONG_PERIOD", 1 << 62)
     make = plan_maker()
     credit = make.register("credit", RegisterKind.CONTROL, 1)
     make.actor("data", ActorKind.SOURCE, outputs=[(credit, 1)])

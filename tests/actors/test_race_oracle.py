@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors import rounds
-from actors.race import RaceError, check_races
-from compiler.errors import InternalError
-from compiler.plan import ActorKind, RegisterKind
-from compiler.types import StreamId
+from actors.race import happens_before
+from actors.race.race import RaceError, check_races
+from compiler.contract.errors import InternalError
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.contract.types import StreamId
 
 ORACLE_PERIODS = 14
 
@@ -188,9 +188,9 @@ def test_random_plans_race_exactly_where_reachability_says_so(plan_maker, data):
             check_races(plan, initial=initial)
         return
     races = oracle.races()
-    for long_period, periods in ((rounds.LONG_PERIOD, 3), (0, 40)):
+    for long_period, periods in ((happens_before.LONG_PERIOD, 3), (0, 40)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rounds, "LONG_PERIOD", long_period)
+            patch.setattr(happens_before, "LONG_PERIOD", long_period)
             try:
                 check_races(plan, periods, initial)
                 found = set()

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from actors.race import RaceError, check_races
-from compiler.plan import ActorKind, RegisterKind
-from compiler.shared_bytes import check_shared_bytes
-from compiler.types import StreamId
+from actors.race.race import RaceError, check_races
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.contract.types import StreamId
+from compiler.verify.verify import check_shared_bytes
 
 
 def towers(make, height, *, is_cut=False):
@@ -56,16 +56,16 @@ def test_a_race_among_many_is_still_found_with_all_who_take_part(plan_maker):
 
 def test_bytes_that_many_actors_share_are_compared_between_neighbours_only(plan_maker, monkeypatch):
     compared = []
-    from compiler import shared_bytes
+    from compiler.verify import verify
 
-    ordered = shared_bytes._neighbours
+    ordered = verify._neighbours
 
     def counted(*arguments):
         for pair in ordered(*arguments):
             compared.append(pair)
             yield pair
 
-    monkeypatch.setattr(shared_bytes, "_neighbours", counted)
+    monkeypatch.setattr(verify, "_neighbours", counted)
     make = plan_maker()
     plan = towers(make, 40)
     scratch = plan.registers[0]

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.network import Network, Wire
-from actors.ranks import Spread, simulate_ranks
-from actors.simulate import simulate
-from compiler.errors import InternalError
-from compiler.mesh import Mesh
-from compiler.plan import ActorKind
-from compiler.rank_plans import RankPlans
+from actors.simulation.costs import Network, Wire
+from actors.simulation.ranks import Spread, simulate_ranks
+from actors.simulation.simulate import simulate
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import Mesh
+from compiler.contract.plan_tables import ActorKind
+from compiler.contract.rank_plans import RankPlans
 
 ATTRS = (("by", "sum"), ("group", "data"), ("num_ranks", 2), ("order", 0))
 SIZE = 8  # bytes of the plan maker's field

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from actors import rounds
-from actors.clocks import unroll, watch
-from actors.table import Edge, MachineTable
+from actors.machine.table import Edge, MachineTable
+from actors.race import happens_before
+from actors.race.happens_before import unroll, watch
 
 PERIODS = 40
 
@@ -51,7 +51,7 @@ def compared(table, periods, turns=None):
 @pytest.fixture
 def always(monkeypatch):
     """Look for rounds however short the period is."""
-    monkeypatch.setattr(rounds, "LONG_PERIOD", 0)
+    monkeypatch.setattr(happens_before, "LONG_PERIOD", 0)
 
 
 def test_what_is_left_out_changes_no_order_of_what_is_visited(always, make_random):

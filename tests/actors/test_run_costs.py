@@ -1,8 +1,8 @@
 import pytest
 
-from actors.kernels.c_rates import Price
-from actors.run_costs import RunCosts, on_host
-from compiler.plan import ActorKind
+from actors.kernels.common.cost import Price
+from actors.simulation.costs import RunCosts, on_host
+from compiler.contract.plan_tables import ActorKind
 
 COSTS = RunCosts(turn_ns=10.0, hop_ns=5.0, source_ns=100.0, sink_ns=50.0, port_byte_ns=2.0)
 

@@ -5,12 +5,12 @@ import threading
 import pytest
 from ranks_in_process import at_once, joined
 
-from actorflow.ranks.agreement import WINDOW_STEPS
-from actorflow.ranks.member import RunCallbacks
-from actors.errors import ActorFailed
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
-from compiler.errors import PeerFailed
+from actorflow.distributed.agreement import WINDOW_STEPS
+from actorflow.distributed.shared_run import RunCallbacks
+from actors.loop.dispatch import LoopOptions
+from actors.loop.loop import Loop
+from actors.machine.errors import ActorFailed
+from compiler.contract.errors import PeerFailed
 
 PATIENCE = 60
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.simulate import simulate
-from actors.table import Edge, MachineTable
-from compiler.errors import InternalError
-from compiler.plan import ActorKind
+from actors.machine.table import Edge, MachineTable
+from actors.simulation.simulate import simulate
+from compiler.contract.errors import InternalError
+from compiler.contract.plan_tables import ActorKind
 
 
 def pipeline(durations, num_slots, streams=None):

@@ -6,14 +6,15 @@ from random import Random
 
 import pytest
 
-from actors.in_flight import InFlight
-from actors.machine import Machine
-from actors.stall import Lack, LackKind, Situation, diagnose
-from actors.table import OUTSIDE, Edge, MachineTable
-from actors.transitions import Message, State, message
-from compiler.placement import HOST, StreamRole
-from compiler.plan import Actor, ActorKind, Launch, Plan, SourceLine, Stream
-from compiler.types import ActorId, StreamId
+from actors.loop.watchdog import Lack, LackKind, Situation, diagnose
+from actors.loop.worker import InFlight
+from actors.machine.machine import Machine
+from actors.machine.table import OUTSIDE, Edge, MachineTable
+from actors.machine.transitions import Message, State, message
+from compiler.contract.placement import HOST, StreamRole
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import Actor, ActorKind, Launch, SourceLine, Stream
+from compiler.contract.types import ActorId, StreamId
 
 MINUTE = 60_000_000_000
 

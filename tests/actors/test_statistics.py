@@ -5,16 +5,11 @@ from itertools import count
 import pytest
 
 from actors.device.host import HostDevice
-from actors.load import load
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
-from actors.statistics import (
-    ActorStatistics,
-    Statistics,
-    StreamStatistics,
-    Waits,
-)
-from compiler.plan import ActorKind
+from actors.loop.dispatch import LoopOptions
+from actors.loop.load import load
+from actors.loop.loop import Loop
+from actors.machine.history import ActorStatistics, Statistics, StreamStatistics, Waits
+from compiler.contract.plan_tables import ActorKind
 
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""

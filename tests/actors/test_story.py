@@ -1,11 +1,11 @@
 import pytest
 from machines import done, flushed, settle
 
-from actors.errors import ProtocolError
-from actors.machine import Machine
-from actors.story import addressee, describe, tell
-from actors.table import Edge, MachineTable
-from actors.transitions import Message, State, message
+from actors.machine.columns import addressee, describe, tell
+from actors.machine.errors import ProtocolError
+from actors.machine.machine import Machine
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import Message, State, message
 
 
 @pytest.fixture(scope="module")

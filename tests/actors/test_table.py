@@ -1,8 +1,8 @@
 import pytest
 
-from actors.table import OUTSIDE, Edge, MachineTable
-from compiler.errors import InternalError
-from compiler.plan import ActorKind, RegisterKind
+from actors.machine.table import OUTSIDE, Edge, MachineTable
+from compiler.contract.errors import InternalError
+from compiler.contract.plan_tables import ActorKind, RegisterKind
 
 
 def table_of(num_actors, edges, sources=(0,), **options):

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from actors.simulate import simulate
-from actors.table import Edge, MachineTable
-from actors.timeline import Timeline, write_chrome_trace
+from actors.loop.timeline import Timeline, write_chrome_trace
+from actors.machine.table import Edge, MachineTable
+from actors.simulation.simulate import simulate
 
 
 def test_rows_come_back_in_order_of_start():

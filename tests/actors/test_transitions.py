@@ -1,4 +1,4 @@
-from actors.transitions import (
+from actors.machine.transitions import (
     NOBODY,
     REACTION_CODES,
     REACTIONS,

@@ -5,11 +5,11 @@ import threading
 import pytest
 
 from actors.device.host import HostDevice
-from actors.errors import ActorFailed
-from actors.load import load
-from actors.loop import Loop
-from actors.visit import Rest, Visit
-from compiler.plan import ActorKind, RegisterKind
+from actors.loop.admission import Rest, Visit
+from actors.loop.load import load
+from actors.loop.loop import Loop
+from actors.machine.errors import ActorFailed
+from compiler.contract.plan_tables import ActorKind, RegisterKind
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

@@ -10,14 +10,13 @@ from functools import partial
 import pytest
 
 from actors.device.host import HostDevice
-from actors.errors import ActorFailed
-from actors.kernels.native.launch import NativeLaunch
-from actors.load import load
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
-from actors.stall import diagnose
-from actors.watchdog import Watch, Watchdog
-from compiler.plan import ActorKind
+from actors.kernels.library.launch import NativeLaunch
+from actors.loop.dispatch import LoopOptions
+from actors.loop.load import load
+from actors.loop.loop import Loop
+from actors.loop.watchdog import Watch, Watchdog, diagnose
+from actors.machine.errors import ActorFailed
+from compiler.contract.plan_tables import ActorKind
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -318,7 +317,7 @@ def test_a_look_at_a_stalled_run_does_not_keep_its_arena(pipeline, arenas, bodie
 def test_a_watched_run_reports_through_its_thread_and_may_be_closed_by_the_listener(
     pipeline, bodies, monkeypatch, caplog
 ):
-    monkeypatch.setattr("actors.watchdog._LEAST_INTERVAL_S", 1e-3)
+    monkeypatch.setattr("actors.loop.watchdog._LEAST_INTERVAL_S", 1e-3)
     gate, closed = bodies.Gate(), threading.Event()
 
     def close(stall):

@@ -13,16 +13,15 @@ from types import SimpleNamespace
 import pytest
 
 from actors.device.host import HostDevice
-from actors.errors import ActorFailed
-from actors.in_flight import FiringNote
-from actors.load import load
-from actors.loop import Loop
-from actors.loop_options import LoopOptions
-from actors.timeline import Timeline
-from actors.transitions import Message, State, message
-from actors.worker import FiringTimes, Worker
-from compiler.errors import ActorflowError
-from compiler.plan import ActorKind
+from actors.loop.dispatch import LoopOptions
+from actors.loop.load import load
+from actors.loop.loop import Loop
+from actors.loop.timeline import Timeline
+from actors.loop.worker import FiringNote, FiringTimes, Worker
+from actors.machine.errors import ActorFailed
+from actors.machine.transitions import Message, State, message
+from compiler.contract.errors import ActorflowError
+from compiler.contract.plan_tables import ActorKind
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

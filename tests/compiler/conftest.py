@@ -5,12 +5,12 @@ import pytest
 from graph_oracles import walked
 from graphs import HostCosts
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler import pipeline
-from compiler.graph import Graph, GraphBuilder
-from compiler.ops.sources import CONSTANT, INPUT, VARIABLE
-from compiler.target import KernelInfo, one_device
-from compiler.verify import edges_of
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.graph.graph import Graph, GraphBuilder
+from compiler.graph.target import KernelInfo, one_device
+from compiler.ops.primitives.sources import CONSTANT, INPUT, VARIABLE
+from compiler.pipeline import pipeline
+from compiler.verify.verify import edges_of
 
 
 class FakeTarget(HostCosts):

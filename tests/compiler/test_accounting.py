@@ -6,22 +6,14 @@ from graphs import descend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.accounting import Share, account, chain_launches, shares
-from compiler.graph import SourceLocation
-from compiler.ops.elementwise import EXP
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.softmax import SOFTMAX
-from compiler.ops.sources import SCRATCH
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
-from compiler.placement import HOST, Memory, StreamRole
-from compiler.plan import (
+from compiler.contract.accounting import Share, account, chain_launches, shares
+from compiler.contract.placement import HOST, Memory, StreamRole
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import (
     Actor,
     ActorKind,
     Arena,
     Launch,
-    Plan,
     Port,
     Register,
     RegisterKind,
@@ -30,7 +22,15 @@ from compiler.plan import (
     Variable,
     View,
 )
-from compiler.types import ActorId, DType, RegisterId, StreamId, TensorType
+from compiler.contract.types import ActorId, DType, RegisterId, StreamId, TensorType
+from compiler.graph.graph import SourceLocation
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.arithmetic import EXP
+from compiler.ops.families.normalisation import SOFTMAX
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.sources import SCRATCH
+from compiler.pipeline.pipeline import compile_graph
 
 ALIGNMENT = 8
 ROLES = ("parameter", "optimizer", SCRATCH, "counter")

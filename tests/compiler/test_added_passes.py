@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from compiler import added_passes
-from compiler.attrs import Attrs
-from compiler.errors import CompileError
-from compiler.graph import Output, UpdateRule
-from compiler.ops.elementwise import ABS, NEG
-from compiler.options import CompileOptions
-from compiler.pipeline import PASSES, compile_graph
-from compiler.printer import summarise
-from compiler.rewrites import Pass
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.graph.graph import Output, UpdateRule
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.arithmetic import ABS, NEG
+from compiler.pipeline import rewrites
+from compiler.pipeline.pipeline import PASSES, compile_graph
+from compiler.pipeline.printer import summarise
+from compiler.pipeline.rewrites import Pass
 
 NAMES = [step.name for step in PASSES]
 
@@ -23,12 +23,12 @@ def add():
     names = []
 
     def register(name="mine", run=lambda graph: graph, needs=(), provides=(), **place):
-        added_passes.register(Pass(name, run, needs, provides), **place)
+        rewrites.register(Pass(name, run, needs, provides), **place)
         names.append(name)
 
     yield register
     for name in dict.fromkeys(names):
-        added_passes.unregister(name)
+        rewrites.unregister(name)
 
 
 @pytest.fixture
@@ -43,12 +43,12 @@ def compiled(graph, fake_target):
 
 
 def order_of(*names):
-    placed = [step.name for step in added_passes.with_added(PASSES)]
+    placed = [step.name for step in rewrites.with_added(PASSES)]
     return [name for name in placed if name in names]
 
 
 def test_without_passes_from_elsewhere_the_list_is_ours():
-    assert added_passes.with_added(PASSES) is PASSES
+    assert rewrites.with_added(PASSES) is PASSES
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,15 @@ def test_a_plan_says_which_passes_from_elsewhere_made_it(add, graph, fake_target
 def test_a_name_is_taken_by_one_file(add):
     add("mine")
     add("mine", needs=("rates",))  # the same file, run again
-    assert [added.step.needs for added in added_passes.registered()] == [("rates",)]
+    assert [added.step.needs for added in rewrites.registered()] == [("rates",)]
     with pytest.raises(ValueError, match=r"'mine' .*exists already; give that of other.py"):
         add("mine", where="other.py")
 
 
 def test_files_and_places_are_part_of_what_a_plan_depends_on(add):
-    assert added_passes.identity() == ""
+    assert rewrites.identity() == ""
     add("mine", after="simplify")
-    here = added_passes.identity()
-    assert added_passes.registered_files() == (__file__,)
+    here = rewrites.identity()
+    assert rewrites.registered_files() == (__file__,)
     add("mine", after="rates")
-    assert added_passes.identity() not in ("", here)
+    assert rewrites.identity() not in ("", here)

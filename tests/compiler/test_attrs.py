@@ -1,6 +1,6 @@
 import pytest
 
-from compiler.attrs import Attrs
+from compiler.contract.attrs import Attrs
 
 
 @pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, 1.0), (1, True)])

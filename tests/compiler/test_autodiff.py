@@ -2,16 +2,15 @@ import numpy as np
 import pytest
 from graphs import descend
 
-from compiler.errors import CompileError
-from compiler.graph import Output, SourceLocation
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import EXP, SQUARE
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import ARGMAX, SUM
-from compiler.ops.shape import STOP_GRADIENT
+from compiler.contract.errors import CompileError
+from compiler.graph.graph import Output, SourceLocation
+from compiler.graph.registry import define, infer_type
+from compiler.ops.families.arithmetic import ADD, EXP, MUL, SQUARE
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import ARGMAX, SUM
+from compiler.ops.primitives.shape import STOP_GRADIENT
 from compiler.passes import autodiff
-from compiler.passes.check import check
-from compiler.registry import define, infer_type
+from compiler.pipeline.rewrites import check
 
 
 def with_sgd(s, loss, variables, lr=0.5):
@@ -21,7 +20,7 @@ def with_sgd(s, loss, variables, lr=0.5):
 
 
 def gradients_of(graph, evaluate, feeds, names, lr=0.5):
-    _, written = evaluate(autodiff.run(graph), feeds)
+    _, written = evaluate(autodiff.differentiate(graph), feeds)
     return {n: (feeds[n] - written[n]) / lr for n in names}
 
 
@@ -70,7 +69,7 @@ def test_a_value_used_twice_by_one_node_gets_both_contributions(sketch, evaluate
 
 def test_the_result_is_a_valid_graph_with_one_write_per_variable(sketch):
     w = sketch.variable("w", (3,))
-    graph = autodiff.run(with_sgd(sketch, sum_all(sketch, w), [w]))
+    graph = autodiff.differentiate(with_sgd(sketch, sum_all(sketch, w), [w]))
     check(graph, "autodiff")
     assert graph.updates == ()
     assert graph.updates == ()
@@ -81,7 +80,7 @@ def test_gradient_nodes_carry_scope_and_line_of_their_forward_node(sketch):
     w = sketch.variable("w", (3,))
     with sketch.b.at("blocks.0", SourceLocation("train.py", 41)):
         y = sketch.b.one(SQUARE, w)
-    graph = autodiff.run(with_sgd(sketch, sum_all(sketch, y), [w]))
+    graph = autodiff.differentiate(with_sgd(sketch, sum_all(sketch, y), [w]))
     new = [n for n in graph.nodes if n.scope == "blocks.0"]
     assert len(new) > 1
     assert {str(n.source) for n in new} == {"train.py:41"}
@@ -93,14 +92,14 @@ def test_a_parameter_without_a_path_to_the_loss_is_named(sketch):
         lonely = sketch.variable("head.bias", (3,))
     graph = with_sgd(sketch, sum_all(sketch, w), [w, lonely])
     with pytest.raises(CompileError, match=r"model\.py:7: parameter 'head\.bias' has no path"):
-        autodiff.run(graph)
+        autodiff.differentiate(graph)
 
 
 def test_a_detached_path_gives_no_gradient(sketch):
     w = sketch.variable("w", (3,))
     loss = sum_all(sketch, sketch.b.one(STOP_GRADIENT, w))
     with pytest.raises(CompileError, match="has no path to the loss"):
-        autodiff.run(with_sgd(sketch, loss, [w]))
+        autodiff.differentiate(with_sgd(sketch, loss, [w]))
 
 
 def test_integers_stop_the_flow_without_an_error(sketch, evaluate):
@@ -118,11 +117,11 @@ def test_an_op_without_a_gradient_is_named_with_its_line(sketch):
     with sketch.b.at("", SourceLocation("user.py", 3)):
         y = sketch.b.one(opaque, w)
     with pytest.raises(CompileError, match=r"user\.py:3: opaque_for_autodiff_test has no gradient"):
-        autodiff.run(with_sgd(sketch, sum_all(sketch, y), [w]))
+        autodiff.differentiate(with_sgd(sketch, sum_all(sketch, y), [w]))
 
 
 def test_a_graph_without_an_objective_is_returned_as_it_is(sketch):
     x = sketch.input("x", (2,))
     sketch.b.outputs = [Output("y", sketch.b.one(EXP, x))]
     graph = sketch.b.freeze()
-    assert autodiff.run(graph) is graph
+    assert autodiff.differentiate(graph) is graph

@@ -5,19 +5,32 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from compiler.attrs import Attrs
-from compiler.bfloat16 import decoded, encoded, from_bits, rounded, to_bits
-from compiler.errors import CompileError
-from compiler.graph import GraphBuilder, Output
-from compiler.ops.attention import ATTENTION, ATTENTION_GRAD
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import CAST, cast_to
-from compiler.ops.matmul import MATMUL
-from compiler.ops.shape import BROADCAST_TO
-from compiler.ops.sources import CONSTANT, INPUT, constant_array, is_scalar_constant, scalar
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.contract.types import (
+    DType,
+    TensorType,
+    decoded,
+    encoded,
+    from_bits,
+    numpy_dtype,
+    rounded,
+    to_bits,
+)
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.registry import reference
+from compiler.ops.families.arithmetic import ADD, MUL
+from compiler.ops.families.attention import ATTENTION, ATTENTION_GRAD
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.shape import BROADCAST_TO, CAST, cast_to
+from compiler.ops.primitives.sources import (
+    CONSTANT,
+    INPUT,
+    constant_array,
+    is_scalar_constant,
+    scalar,
+)
 from compiler.passes import simplify
-from compiler.registry import reference
-from compiler.types import DType, TensorType, numpy_dtype
 
 EVERY = np.arange(1 << 16, dtype=np.uint16)
 IS_NAN = (EVERY & 0x7F80 == 0x7F80) & (EVERY & 0x7F != 0)
@@ -112,7 +125,7 @@ def values(b, shape, dtype):
 
 def simplified(b, value):
     b.outputs = [Output("y", value)]
-    return simplify.run(b.freeze())
+    return simplify.simplify_graph(b.freeze())
 
 
 def test_folding_rounds_what_becomes_bfloat16():

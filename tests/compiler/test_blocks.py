@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 from graphs import Target, made_up, weighted_sum
 
-from compiler.errors import InternalError
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
-from compiler.placement import Device, DeviceKind
-from compiler.plan import View
-from compiler.target import Link, one_device
-from compiler.types import DType, TensorType
-from compiler.verify import verify_plan
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import Device, DeviceKind
+from compiler.contract.plan_tables import View
+from compiler.contract.types import DType, TensorType
+from compiler.graph.target import CompileOptions, Link, one_device
+from compiler.pipeline.pipeline import compile_graph
+from compiler.verify.verify import verify_plan
 
 SHAPES = [(3, 5), (3, 5), (33,)]
 

@@ -4,19 +4,24 @@ import numpy as np
 import pytest
 
 import actorflow as af
-import compiler.ops.standard  # noqa: F401  # registers the ops
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from actorflow import nn
 from actors.kernels.library import onednn
-from compiler.graph import GraphBuilder, Output
-from compiler.ops.binary import ADD, MUL, SUB
-from compiler.ops.convolution import CONV, CONV_INPUT_GRAD, CONV_WEIGHT_GRAD
-from compiler.ops.pooling import MAX_POOL, MAX_POOL_GRAD
-from compiler.ops.reduce import MEAN, SUM
-from compiler.ops.shape import BROADCAST_TO, COPY, RESHAPE
-from compiler.ops.sources import INPUT
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.target import one_device
+from compiler.ops.families.arithmetic import ADD, MUL, SUB
+from compiler.ops.primitives.convolution import (
+    CONV,
+    CONV_INPUT_GRAD,
+    CONV_WEIGHT_GRAD,
+    MAX_POOL,
+    MAX_POOL_GRAD,
+)
+from compiler.ops.primitives.reduce import MEAN, SUM
+from compiler.ops.primitives.shape import BROADCAST_TO, COPY, RESHAPE
+from compiler.ops.primitives.sources import INPUT
 from compiler.passes import channels_last
-from compiler.passes.check import check
-from compiler.target import one_device
+from compiler.pipeline.rewrites import check
 
 WAYS = {"strides": (1, 1), "low": (1, 1), "high": (1, 1), "dilation": (1, 1)}
 POOL = {"kernel": (2, 2), "strides": (2, 2), "low": (0, 0), "high": (0, 0), "dilation": (1, 1)}
@@ -72,7 +77,7 @@ def residual_block(b):
 def test_a_graph_with_channels_last_has_the_same_values(fake_target, evaluate):
     graph, feeds = residual_block(GraphBuilder())
     likes = target_that_likes(fake_target, channels_last=True)
-    after = check(channels_last.run(graph, likes), "channels_last")
+    after = check(channels_last.put_channels_last(graph, likes), "channels_last")
     got, expected = evaluate(after, feeds)[0], evaluate(graph, feeds)[0]
     for name, array in expected.items():
         np.testing.assert_allclose(got[name], array, 1e-9, 1e-9)
@@ -87,7 +92,10 @@ def test_a_graph_with_channels_last_has_the_same_values(fake_target, evaluate):
 
 def test_a_graph_stays_as_it_is_where_kernels_like_it_so(fake_target):
     graph, _ = residual_block(GraphBuilder())
-    assert channels_last.run(graph, target_that_likes(fake_target, channels_last=False)) is graph
+    assert (
+        channels_last.put_channels_last(graph, target_that_likes(fake_target, channels_last=False))
+        is graph
+    )
 
 
 class Block(nn.Module):

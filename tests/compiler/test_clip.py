@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from graphs import adam, descend, variable, weighted_sum
 
-from compiler.fusion.update_programs import update_programs
-from compiler.graph import GraphBuilder
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.fused import program_of
-from compiler.ops.reduce import SUM
-from compiler.ops.shape import TRANSPOSE
-from compiler.ops.square_sum import SQUARE_SUM
-from compiler.ops.update import ADAMW_UPDATE, is_update
-from compiler.options import CompileOptions
-from compiler.passes import autodiff, clip, outputs, rates, simplify, skip_updates
-from compiler.passes.check import check
+from compiler.fusion.join_updates import update_programs
+from compiler.graph.graph import GraphBuilder
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.along import SQUARE_SUM
+from compiler.ops.families.arithmetic import ADD, MUL
+from compiler.ops.families.updates import ADAMW_UPDATE, is_update
+from compiler.ops.language.program_ops import program_of
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.shape import TRANSPOSE
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.rewrites import check
 
 NORM = CompileOptions("job", clip_norm=0.5)
 VALUE = CompileOptions("job", clip_value=0.25)
@@ -22,12 +22,14 @@ BOTH = CompileOptions("job", clip_norm=0.5, clip_value=0.25)
 
 
 def clipped(graph, options=NORM):
-    graph = simplify.run(autodiff.run(graph))
-    return check(clip.run(graph, options), "clip")
+    graph = simplify.simplify_graph(autodiff.differentiate(graph))
+    return check(autodiff.clip_gradients(graph, options), "clip")
 
 
 def lowered(graph):
-    return check(update_programs(outputs.run(rates.run(graph))), "update_programs")
+    return check(
+        update_programs(batches.copy_outputs(batches.split_rates(graph))), "update_programs"
+    )
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_updates_read_what_the_formula_says(job, evaluate, options, rewrite, sca
 def test_the_share_is_a_number_that_the_updates_own_programs_read():
     plain, graph = (
         lowered(made) for made in (
-            simplify.run(autodiff.run(weighted_sum([(3, 4), (5,)]))),
+            simplify.simplify_graph(autodiff.differentiate(weighted_sum([(3, 4), (5,)]))),
             clipped(weighted_sum([(3, 4), (5,)])),
         )
     )  # fmt: skip
@@ -86,8 +88,10 @@ def test_the_share_is_a_number_that_the_updates_own_programs_read():
 
 
 def test_a_flag_to_skip_stays_behind_the_share(evaluate):
-    graph = skip_updates.run(simplify.run(autodiff.run(weighted_sum([(3,)]))))
-    graph = lowered(clip.run(graph, BOTH))
+    graph = autodiff.skip_updates(
+        simplify.simplify_graph(autodiff.differentiate(weighted_sum([(3,)])))
+    )
+    graph = lowered(autodiff.clip_gradients(graph, BOTH))
     (node,) = [n for n in graph.nodes if n.op is ADAMW_UPDATE]
     assert len(node.inputs) == len(program_of(node.attrs).inputs) + 1
     given = {"x": np.array(2.0, np.float32), "w0": np.ones(3, np.float32), "step": np.array(0)}
@@ -117,5 +121,5 @@ def test_an_empty_parameter_has_no_part_in_the_norm():
 
 def test_a_graph_without_updates_stays_as_it_is(sketch):
     graph = sketch.b.freeze()
-    assert clip.run(graph, BOTH) is graph
+    assert autodiff.clip_gradients(graph, BOTH) is graph
     assert not [n for n in graph.nodes if is_update(n)]

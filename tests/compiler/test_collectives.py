@@ -11,26 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_graphs import run_ranks
 
-from actors.race import RaceError, check_races
-from compiler.graph import GraphBuilder
-from compiler.lowering import buckets, order
-from compiler.mesh import ALONE, Mesh, MeshLink, joined
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.comm import ALL_REDUCE
-from compiler.ops.elementwise import EXP, NEG
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.slicing import CONCAT
-from compiler.ops.sources import INPUT, VARIABLE
-from compiler.options import CompileOptions
-from compiler.passes import autodiff, distribute, simplify
-from compiler.passes.check import check
-from compiler.pipeline import compile_graph
-from compiler.plan import ActorKind
+from actors.race.race import RaceError, check_races
+from compiler.contract.placement import ALONE, Mesh, MeshLink, joined
+from compiler.contract.plan_tables import ActorKind
+from compiler.contract.sbp import part_of
+from compiler.graph.graph import GraphBuilder
+from compiler.graph.target import CompileOptions
+from compiler.lowering import buckets
+from compiler.ops.families.arithmetic import ADD, EXP, MUL, NEG
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.slicing import CONCAT
+from compiler.ops.primitives.sources import INPUT, VARIABLE
+from compiler.ops.primitives.transfer import ALL_REDUCE
+from compiler.passes import autodiff, simplify
+from compiler.pipeline.pipeline import compile_graph
+from compiler.pipeline.rewrites import check
+from compiler.sbp import distribute
+from compiler.sbp.collective_schedule import MAX_LATE
 from compiler.sbp.distribute import distribute as sbp_distribute
-from compiler.sbp.words import part_of
-from compiler.turns import MAX_LATE
-from compiler.verify import verify_plan
+from compiler.storage import order
+from compiler.verify.verify import verify_plan
 
 RANKS, ROWS = 4, 256
 
@@ -63,7 +64,7 @@ def layers(shapes, rng=None):
 
 def met(graph, ranks, apart=None):
     """Return the graph of one of some ranks, whose buckets are perhaps cut for other links."""
-    graph = simplify.run(autodiff.run(graph))
+    graph = simplify.simplify_graph(autodiff.differentiate(graph))
     layouts = distribute.layouts_of(graph, ranks)
     if apart is not None:
         layouts = replace(layouts, wires=apart.links)
@@ -82,7 +83,7 @@ SHAPES = [(16, 16), (3,), (64, 16), (5, 5), (16,), (32, 32)]
 
 
 def test_one_rank_alone_meets_no_one():
-    graph = simplify.run(autodiff.run(layers(SHAPES)))
+    graph = simplify.simplify_graph(autodiff.differentiate(layers(SHAPES)))
     assert distribute.run(graph, ALONE) is graph
 
 
@@ -134,7 +135,7 @@ def test_what_would_leave_others_unaligned_stands_last_in_its_bucket():
 @given(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=9), st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
 def test_ranks_train_as_one_does(shapes, seed):
-    graph = simplify.run(autodiff.run(layers(shapes)))
+    graph = simplify.simplify_graph(autodiff.differentiate(layers(shapes)))
     rng = np.random.default_rng(seed)
     whole = {
         node.attrs["name"]: rng.normal(size=node.attrs["shape"]).astype(np.float32)

@@ -5,24 +5,23 @@ import sys
 import pytest
 from graphs import HostCosts, adam, variable
 
-from compiler.graph import GraphBuilder
-from compiler.graph_hash import hash_graph
-from compiler.lowering import packing
-from compiler.lowering.buffers import draft_launches
+from compiler.contract.plan import Plan
+from compiler.graph.graph import GraphBuilder
+from compiler.graph.target import CompileOptions, one_device
+from compiler.lowering import plan_builder
 from compiler.lowering.lower import lower
-from compiler.lowering.packing import SEARCH_WORK, Item, pack
-from compiler.lowering.storage import assign_storage
-from compiler.ops.activation import TANH
-from compiler.ops.binary import ADD
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import MEAN
-from compiler.ops.sources import INPUT
-from compiler.options import CompileOptions
+from compiler.lowering.plan_builder import SEARCH_WORK, Item, pack
+from compiler.ops.families.activation import TANH
+from compiler.ops.families.arithmetic import ADD
+from compiler.ops.primitives.body import hash_graph
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import MEAN
+from compiler.ops.primitives.sources import INPUT
 from compiler.passes import simplify
-from compiler.pipeline import PASSES
-from compiler.plan import Plan
-from compiler.target import one_device
-from compiler.verify import verify_plan
+from compiler.pipeline.pipeline import PASSES
+from compiler.storage.buffers import draft_launches
+from compiler.storage.storage import assign_storage
+from compiler.verify.verify import verify_plan
 
 OPTIONS = CompileOptions("job")
 
@@ -120,7 +119,7 @@ def test_simplifying_what_is_simple_keeps_the_nodes_themselves():
         graph = step.apply(graph, one_device(HostCosts()), OPTIONS)
         if step.name == "simplify":
             break
-    again = simplify.run(graph)
+    again = simplify.simplify_graph(graph)
     assert all([a is b for a, b in zip(again.nodes, graph.nodes, strict=True)])
 
 
@@ -132,8 +131,8 @@ def test_the_searches_of_all_chains_share_one_allowance(monkeypatch, num_chains)
         allowed.append(max_work)
         return real(*columns, max_work=max_work, **options)
 
-    real = packing.plan_offsets
-    monkeypatch.setattr(packing, "plan_offsets", recording)
+    real = plan_builder.plan_offsets
+    monkeypatch.setattr(plan_builder, "plan_offsets", recording)
     items = [Item(64, 1, (c,), (i, i + 2)) for c in range(num_chains) for i in range(c + 2)]
     pack(items, [(c, c + 1) for c in range(num_chains)], 64)
     *inner, outer = allowed

@@ -6,12 +6,12 @@ from graphs import launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.fusion import fuse as fuse
-from compiler.graph import GraphBuilder, Output
-from compiler.ops.sources import INPUT
-from compiler.passes.check import check
-from compiler.registry import find_op
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.fusion import fuse
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.registry import find_op
+from compiler.ops.primitives.sources import INPUT
+from compiler.pipeline.rewrites import check
 
 ROWS = {"axes": (1,), "keepdims": False}
 SEED, STEP = np.array(5), np.array(3)

@@ -1,9 +1,7 @@
 from dataclasses import replace
 
-from compiler.facts import fact
-from compiler.graph import Output, sole_readers
-from compiler.ops.binary import ADD
-from compiler.ops.elementwise import ABS, NEG
+from compiler.graph.graph import Output, fact, sole_readers
+from compiler.ops.families.arithmetic import ABS, ADD, NEG
 
 
 def test_a_fact_is_worked_out_once_for_a_version_of_a_graph(sketch):

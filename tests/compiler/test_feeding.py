@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 from graphs import Target, adam, variable
 
-from actors.race import check_races
-from actors.simulate import simulate
-from compiler import feeding, pipeline
-from compiler.feeding import runs_beside_steps
-from compiler.graph import UNKNOWN_SOURCE, GraphBuilder, Output
-from compiler.ops.activation import TANH
-from compiler.ops.binary import MUL
-from compiler.ops.copies import COPY_TO, is_copy, places
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import MEAN
-from compiler.ops.sources import INPUT
-from compiler.options import CompileOptions
-from compiler.passes.check import check
-from compiler.placement import HOST, HOST_SIDE, PINNED, Device, DeviceKind, StreamRole
-from compiler.plan import ActorKind, RegisterKind
-from compiler.target import Link, one_device
+from actors.race.race import check_races
+from actors.simulation.simulate import simulate
+from compiler.contract.placement import HOST, HOST_SIDE, PINNED, Device, DeviceKind, StreamRole
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.graph.graph import UNKNOWN_SOURCE, GraphBuilder, Output
+from compiler.graph.target import CompileOptions, Link, one_device
+from compiler.ops.families.activation import TANH
+from compiler.ops.families.arithmetic import MUL
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import MEAN
+from compiler.ops.primitives.sources import INPUT
+from compiler.ops.primitives.transfer import COPY_TO, is_copy, places
+from compiler.passes import batches
+from compiler.pipeline import pipeline
+from compiler.pipeline.rewrites import check
+from compiler.storage.order import runs_beside_steps
 
 SIM, OTHER = Device(DeviceKind.SIM), Device(DeviceKind.SIM, 1)
 WIDTH = 8
@@ -51,13 +51,13 @@ def copies(graph):
 
 def test_on_the_host_nothing_is_copied():
     graph = crossing((0, 0))
-    assert feeding.run(graph, (HOST,)) is graph
+    assert batches.feed_devices(graph, (HOST,)) is graph
     assert not any(runs_beside_steps(graph))
 
 
 def test_a_device_reads_copies_of_batches_and_outputs_end_on_the_hosts_side(evaluate_graphs):
     graph = crossing((0, 0))
-    fed = check(feeding.run(graph, (SIM,)), "feed")
+    fed = check(batches.feed_devices(graph, (SIM,)), "feed")
     assert copies(fed) == [(HOST_SIDE, 0)] * 2 + [(0, HOST_SIDE)] * 2
     place = places(fed)
     assert [place[n.outputs[0]] for n in fed.nodes if n.op is INPUT] == [HOST_SIDE] * 2
@@ -77,7 +77,7 @@ def test_a_device_reads_copies_of_batches_and_outputs_end_on_the_hosts_side(eval
 
 
 def test_a_batch_goes_straight_to_each_device_that_reads_it():
-    fed = feeding.run(crossing(), (SIM, OTHER))
+    fed = batches.feed_devices(crossing(), (SIM, OTHER))
     assert copies(fed) == [(HOST_SIDE, 0), (HOST_SIDE, 1), (HOST_SIDE, 1), (0, 1), (0, -1), (1, -1)]
     beside = [n for n, one in zip(fed.nodes, runs_beside_steps(fed), strict=True) if one]
     buckets = {(places(fed)[n.inputs[0]], n.attrs["to"], n.attrs["bucket"]) for n in beside}
@@ -85,19 +85,19 @@ def test_a_batch_goes_straight_to_each_device_that_reads_it():
 
 
 def test_what_only_the_host_reads_or_makes_stays_where_it_is():
-    fed = feeding.run(crossing((0, 1)), (HOST, SIM))
+    fed = batches.feed_devices(crossing((0, 1)), (HOST, SIM))
     x, y = [n for n in fed.nodes if n.op is INPUT]
     assert places(fed)[x.outputs[0]] == places(fed)[y.outputs[0]] == HOST_SIDE
     assert places(fed)[fed.outputs[0].value] == 0
-    only = feeding.run(crossing((0, 0)), (HOST, SIM))
+    only = batches.feed_devices(crossing((0, 0)), (HOST, SIM))
     assert copies(only) == []
 
 
 def test_a_batch_that_nobody_reads_lies_where_its_device_would_have_it_brought_from():
     graph = crossing((0, 0))
     unread = replace(graph, nodes=graph.nodes[:2], outputs=())
-    assert places(feeding.run(unread, (SIM,)))[:2] == (HOST_SIDE, HOST_SIDE)
-    assert places(feeding.run(unread, (HOST, SIM)))[:2] == (0, 0)
+    assert places(batches.feed_devices(unread, (SIM,)))[:2] == (HOST_SIDE, HOST_SIDE)
+    assert places(batches.feed_devices(unread, (HOST, SIM)))[:2] == (0, 0)
 
 
 # -- plans ---------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_copies_beside_steps_have_two_slots_at_both_ends_and_no_fence_around_the
 def test_a_batch_that_is_too_large_for_slots_of_a_host_has_two_in_pinned_memory(monkeypatch):
     (batch,) = [r for r in fed_plan().registers if r.name == "batch"]
     assert "data overlaps feed" in batch.reason
-    monkeypatch.setattr("compiler.lowering.ports.EDGE_BUDGET_BYTES", 1)
+    monkeypatch.setattr("compiler.lowering.lower.EDGE_BUDGET_BYTES", 1)
     slots = {r.name: r.num_slots for r in fed_plan().registers}
     assert slots["batch"] == slots["metrics"] == 2
     hardware = one_device(Target("fake", (), lambda call: 1e6))

@@ -3,19 +3,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.gradients import emit_gradients
-from compiler.graph import GraphBuilder, Output, SourceLocation
-from compiler.ops.attention import ATTENTION
-from compiler.ops.binary import ADD, DIV, MUL
-from compiler.ops.matmul import MATMUL
-from compiler.ops.random import DROPOUT
-from compiler.ops.reduce import SUM
-from compiler.ops.shape import TRANSPOSE
-from compiler.ops.softmax import SOFTMAX
-from compiler.ops.sources import INPUT, scalar
-from compiler.passes import fuse_attention, simplify
-from compiler.passes.check import check
-from compiler.types import DType
+from compiler.contract.types import DType
+from compiler.graph.graph import GraphBuilder, Output, SourceLocation
+from compiler.ops.families.arithmetic import ADD, DIV, MUL
+from compiler.ops.families.attention import ATTENTION
+from compiler.ops.families.gradients import emit_gradients
+from compiler.ops.families.normalisation import SOFTMAX
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.shape import TRANSPOSE
+from compiler.ops.primitives.sources import DROPOUT, INPUT, scalar
+from compiler.passes import simplify
+from compiler.pipeline.rewrites import check
 
 BATCH, ROWS, COLUMNS, WIDTH, OUT = (2, 3), 4, 5, 6, 7
 SHAPES = {"q": (*BATCH, ROWS, WIDTH), "k": (*BATCH, COLUMNS, WIDTH), "v": (*BATCH, COLUMNS, OUT)}
@@ -23,7 +22,7 @@ HERE = SourceLocation("model.py", 12)
 
 
 def fused(graph):
-    return simplify.prune(check(fuse_attention.run(graph), "fuse_attention"))
+    return simplify.prune(check(simplify.fuse_attention(graph), "fuse_attention"))
 
 
 def ops_of(graph):
@@ -116,7 +115,7 @@ def test_what_is_no_positive_constant_between_product_and_softmax_is_left_alone(
     v = sketch.input("wide", ((1, *SHAPES["v"]) if wide else SHAPES["v"]))
     sketch.b.outputs = [Output("y", attend(sketch, q, k, v, lambda x: LEFT_ALONE[name](sketch, x)))]
     graph = sketch.b.freeze()
-    assert fuse_attention.run(graph) is graph
+    assert simplify.fuse_attention(graph) is graph
 
 
 def test_dropped_out_probabilities_are_left_alone(sketch):
@@ -128,7 +127,7 @@ def test_dropped_out_probabilities_are_left_alone(sketch):
     )
     sketch.b.outputs = [Output("y", y)]
     graph = sketch.b.freeze()
-    assert fuse_attention.run(graph) is graph
+    assert simplify.fuse_attention(graph) is graph
 
 
 @pytest.mark.parametrize("which", ["scores", "probabilities"])
@@ -148,7 +147,7 @@ def test_scores_and_probabilities_that_are_wanted_elsewhere_stay(which, how, ske
     y = attend(sketch, *operands(sketch), between=keep("scores"), after=keep("probabilities"))
     sketch.b.outputs = [Output("y", y), Output("kept", kept[0])]
     graph = sketch.b.freeze()
-    assert fuse_attention.run(graph) is graph
+    assert simplify.fuse_attention(graph) is graph
 
 
 def test_probabilities_on_the_right_of_a_product_are_left_alone(sketch):
@@ -157,7 +156,7 @@ def test_probabilities_on_the_right_of_a_product_are_left_alone(sketch):
     left = sketch.input("left", (*BATCH, 2, ROWS))
     sketch.b.outputs = [Output("y", sketch.b.one(MATMUL, left, p))]
     graph = sketch.b.freeze()
-    assert fuse_attention.run(graph) is graph
+    assert simplify.fuse_attention(graph) is graph
 
 
 def test_probabilities_times_themselves_are_left_alone(sketch):
@@ -165,7 +164,7 @@ def test_probabilities_times_themselves_are_left_alone(sketch):
     p = sketch.b.one(SOFTMAX, sketch.b.one(MATMUL, q, swapped(sketch, q)), scale=1.0, causal=False)
     sketch.b.outputs = [Output("y", sketch.b.one(MATMUL, p, p))]
     graph = sketch.b.freeze()
-    assert fuse_attention.run(graph) is graph
+    assert simplify.fuse_attention(graph) is graph
 
 
 @pytest.mark.parametrize("name", ["k", "v"])
@@ -173,14 +172,14 @@ def test_operands_shared_by_all_heads_are_left_alone(name, sketch):
     made = {n: sketch.input(n, s[1:] if n == name else s) for n, s in SHAPES.items()}
     sketch.b.outputs = [Output("y", attend(sketch, **made))]
     graph = sketch.b.freeze()
-    assert fuse_attention.run(graph) is graph
+    assert simplify.fuse_attention(graph) is graph
 
 
 def test_no_keys_at_all_are_left_alone(sketch):
     q, k, v = (sketch.input(n, shape) for n, shape in (("q", (4, 3)), ("k", (0, 3)), ("v", (0, 2))))
     sketch.b.outputs = [Output("y", attend(sketch, q, k, v))]
     graph = sketch.b.freeze()
-    assert fuse_attention.run(graph) is graph
+    assert simplify.fuse_attention(graph) is graph
 
 
 def test_a_layer_on_top_of_another_is_rewritten_too(sketch, evaluate):
@@ -197,8 +196,8 @@ def test_a_layer_on_top_of_another_is_rewritten_too(sketch, evaluate):
 
 def test_a_second_run_changes_nothing(sketch):
     sketch.b.outputs = [Output("y", attend(sketch, *operands(sketch)))]
-    once = fuse_attention.run(sketch.b.freeze())
-    assert fuse_attention.run(once) is once
+    once = simplify.fuse_attention(sketch.b.freeze())
+    assert simplify.fuse_attention(once) is once
 
 
 @given(
@@ -227,7 +226,7 @@ def test_value_and_gradients_are_those_of_the_chain(
     loss = b.one(SUM, weighted, axes=tuple(range(len(batch) + 2)), keepdims=False)
     results = []
     b.outputs = [Output("loss", loss)]
-    for graph in (b.freeze(), fuse_attention.run(b.freeze())):
+    for graph in (b.freeze(), simplify.fuse_attention(b.freeze())):
         wanted = tuple(graph.nodes[i].outputs[0] for i in range(3))
         assert all(graph.nodes[i].op is INPUT for i in range(3))
         grown = GraphBuilder.continuing(graph)

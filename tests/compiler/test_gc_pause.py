@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from compiler.gc_pause import collector_paused
+from actorflow.environment.settings import collector_paused
 
 
 @pytest.fixture(autouse=True)

@@ -8,18 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compiler.errors import CompileError
-from compiler.graph import GraphBuilder
-from compiler.ops.attention import ATTENTION
-from compiler.ops.binary import MUL
-from compiler.ops.copies import COPY_TO
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM, sum_to
-from compiler.ops.shape import STOP_GRADIENT, TRANSPOSE
-from compiler.ops.sources import INPUT, constant, scalar
-from compiler.registry import all_ops, find_op, writes
-from compiler.rules import gradient
-from compiler.types import DType
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType
+from compiler.graph.graph import GraphBuilder, gradient
+from compiler.graph.registry import all_ops, find_op, writes
+from compiler.ops.families.arithmetic import MUL
+from compiler.ops.families.attention import ATTENTION
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM, sum_to
+from compiler.ops.primitives.shape import STOP_GRADIENT, TRANSPOSE
+from compiler.ops.primitives.sources import INPUT, constant, scalar
+from compiler.ops.primitives.transfer import COPY_TO
 
 RNG = np.random.default_rng(7)
 

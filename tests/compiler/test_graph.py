@@ -6,24 +6,22 @@ import numpy as np
 import pytest
 from graphs import Net, descend
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.types import Phase
 from compiler.fusion import fuse
-from compiler.graph import UNKNOWN_SOURCE, GraphBuilder, Output
-from compiler.ops.activation import GELU
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import EXP
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.softmax import SOFTMAX
-from compiler.ops.sources import VARIABLE
-from compiler.ops.update import SGD_UPDATE
-from compiler.options import CompileOptions
-from compiler.passes import autodiff, fuse_attention, precision, simplify, skip_updates
-from compiler.pipeline import PASSES
-from compiler.printer import print_graph
-from compiler.prune import prune
-from compiler.rewrites import Pass
-from compiler.types import Phase
+from compiler.graph.graph import UNKNOWN_SOURCE, GraphBuilder, Output, prune
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.activation import GELU
+from compiler.ops.families.arithmetic import ADD, EXP, MUL
+from compiler.ops.families.normalisation import SOFTMAX
+from compiler.ops.families.updates import SGD_UPDATE
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.sources import VARIABLE
+from compiler.passes import autodiff, precision, simplify
+from compiler.pipeline.pipeline import PASSES
+from compiler.pipeline.printer import print_graph
+from compiler.pipeline.rewrites import Pass
 
 
 @pytest.fixture
@@ -50,7 +48,7 @@ def devices_by_scope(graph, phase):
 
 
 def test_a_gradient_runs_where_its_node_ran_and_an_update_where_its_variable_lies(halves):
-    after = autodiff.run(halves)
+    after = autodiff.differentiate(halves)
     assert devices_by_scope(after, Phase.BACKWARD) == {("", 0), ("upper", 1)}
     variables = {n.outputs[0]: n.device for n in after.nodes if n.op is VARIABLE}
     updates = {n.inputs[0]: n.device for n in after.nodes if n.op is SGD_UPDATE}
@@ -65,7 +63,7 @@ def test_gradients_of_one_value_are_added_where_it_was_made(net):
         far = b.one(MUL, w, x)
     loss = b.one(SUM, b.one(ADD, b.one(EXP, w), far), axes=(0,), keepdims=False)
     descend(b, loss, (w,))
-    after = autodiff.run(b.freeze())
+    after = autodiff.differentiate(b.freeze())
     (total,) = [n for n in after.nodes if n.op is ADD and n.phase is Phase.BACKWARD]
     assert total.device == 0
 
@@ -77,7 +75,7 @@ def test_equal_nodes_on_two_devices_stay_two(net):
     with b.at("", UNKNOWN_SOURCE, device=1):
         other = b.one(EXP, x)
     b.outputs = [Output(str(i), v) for i, v in enumerate((one, same, other))]
-    after = simplify.run(b.freeze())
+    after = simplify.simplify_graph(b.freeze())
     assert [n.device for n in after.nodes if n.op is EXP] == [0, 1]
 
 
@@ -108,13 +106,13 @@ def test_attention_over_two_devices_stays_what_it_was(net, far):
         with b.at("", UNKNOWN_SOURCE, device=int(index in far)):
             value = b.one(op, value, *others, **attrs)
     b.outputs = [Output("y", value)]
-    after = prune(fuse_attention.run(b.freeze()))
+    after = prune(simplify.fuse_attention(b.freeze()))
     attention = [n.device for n in after.nodes if n.op.name == "attention"]
     assert attention == {(): [0], (1,): [], (0, 1, 2): [1]}[far]
 
 
 def test_a_search_for_nan_runs_where_the_gradient_lies(halves):
-    after = skip_updates.run(simplify.run(autodiff.run(halves)))
+    after = autodiff.skip_updates(simplify.simplify_graph(autodiff.differentiate(halves)))
     made = {v: n.device for n in after.nodes for v in n.outputs}
     searches = [n for n in after.nodes if n.op.name == "non_finite"]
     assert [n.device for n in searches] == [made[n.inputs[0]] for n in searches]
@@ -127,7 +125,7 @@ def test_a_value_is_rounded_where_it_lies(net):
     with b.at("", UNKNOWN_SOURCE, device=1):
         y = b.one(MATMUL, x, w)
     b.outputs = [Output("y", y)]
-    after = precision.run(b.freeze())
+    after = precision.narrow_products(b.freeze())
     assert [n.device for n in after.nodes if n.op.name == "cast"] == [0, 0]
 
 

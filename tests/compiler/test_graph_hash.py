@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.graph import Output, SourceLocation
-from compiler.graph_hash import hash_graph
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.reduce import SUM
+from compiler.graph.graph import Output, SourceLocation
+from compiler.ops.families.arithmetic import ADD, MUL
+from compiler.ops.primitives.body import hash_graph
+from compiler.ops.primitives.reduce import SUM
 
 
 @pytest.fixture

@@ -10,18 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from splits import LAYERS, check_edges, check_same, layer
 
-from compiler.errors import CompileError
-from compiler.graph import Output, SourceLocation
-from compiler.ops.activation import GELU
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.copies import COPY_TO
-from compiler.ops.elementwise import EXP
-from compiler.ops.reduce import SUM
-from compiler.ops.shape import BROADCAST_TO, RESHAPE
-from compiler.ops.sources import CONSTANT, VARIABLE
-from compiler.passes import autodiff, insert_copies, rates, simplify, skip_updates
-from compiler.passes.check import check
-from compiler.rates import needed_per_step
+from compiler.contract.errors import CompileError
+from compiler.graph.graph import Output, SourceLocation
+from compiler.ops.families.activation import GELU
+from compiler.ops.families.arithmetic import ADD, EXP, MUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.shape import BROADCAST_TO, RESHAPE
+from compiler.ops.primitives.sources import CONSTANT, VARIABLE
+from compiler.ops.primitives.transfer import COPY_TO
+from compiler.passes import autodiff, batches, place, simplify
+from compiler.pipeline.rewrites import check
+from compiler.storage.order import needed_per_step
 
 HERE, THERE = SourceLocation("train.py", 10), SourceLocation("train.py", 20)
 
@@ -47,17 +46,17 @@ def test_any_split_of_a_training_has_one_copy_a_crossing_and_the_same_numbers(
     homes = {n.outputs[0]: n.device for n in net.b.nodes}
     states = {s: homes[u.variable] for u in net.b.updates for s in u.state}
     net.b.nodes = [replace(n, device=states.get(n.outputs[0], n.device)) for n in net.b.nodes]
-    graph = simplify.run(autodiff.run(net.b.freeze()))
-    graph = skip_updates.run(graph) if skips else graph
+    graph = simplify.simplify_graph(autodiff.differentiate(net.b.freeze()))
+    graph = autodiff.skip_updates(graph) if skips else graph
     zeros = {
         n.attrs["name"]: np.zeros(n.attrs["shape"], n.attrs["dtype"])
         for n in graph.nodes
         if n.op is VARIABLE
     }
-    after = check(insert_copies.run(graph, sims(3)), "insert_copies")
+    after = check(place.insert_copies(graph, sims(3)), "insert_copies")
     check_edges(after)
     check_same(graph, after, zeros | net.feeds, evaluate_graphs)
-    split = check(rates.run(after), "rates")
+    split = check(batches.split_rates(after), "rates")
     check_edges_per_rate(split)
 
 
@@ -78,7 +77,7 @@ def test_readers_on_one_device_share_a_copy(net, evaluate):
         y, z = b.one(GELU, h), b.one(MUL, h, h)
     b.outputs = [Output("y", y), Output("z", z)]
     graph = b.freeze()
-    after = insert_copies.run(graph, sims(2))
+    after = place.insert_copies(graph, sims(2))
     check_edges(after)
     assert [n.attrs["to"] for n in after.nodes if n.op is COPY_TO] == [1]
     check_same(graph, after, net.feeds, evaluate)
@@ -88,7 +87,7 @@ def test_a_copy_to_where_a_value_lies_is_none(net):
     b = net.b
     h = b.one(EXP, net.input(4))
     b.outputs = [Output("y", b.one(EXP, b.one(COPY_TO, h, to=0, bucket=0)))]
-    after = insert_copies.run(b.freeze(), sims(2))
+    after = place.insert_copies(b.freeze(), sims(2))
     assert [n for n in after.nodes if n.op is COPY_TO] == []
 
 
@@ -98,7 +97,7 @@ def test_a_users_copy_and_what_a_crossing_needs_are_one(net):
     with b.at("", HERE, device=1):
         y = b.one(ADD, b.one(COPY_TO, h, to=1, bucket=0), h)
     b.outputs = [Output("y", y)]
-    after = insert_copies.run(b.freeze(), sims(2))
+    after = place.insert_copies(b.freeze(), sims(2))
     check_edges(after)
     assert len([n for n in after.nodes if n.op is COPY_TO]) == 1
 
@@ -111,7 +110,7 @@ def test_a_broadcast_is_repeated_and_a_constant_made_again_instead_of_copied(net
     with b.at("", HERE, device=1):
         y = b.one(MUL, wide, half)
     b.outputs = [Output("y", y)]
-    after = insert_copies.run(b.freeze(), sims(2))
+    after = place.insert_copies(b.freeze(), sims(2))
     check_edges(after)
     (copy,) = [n for n in after.nodes if n.op is COPY_TO]
     assert after.types[copy.inputs[0]].shape == (1, 4)
@@ -128,12 +127,12 @@ def used_twice(net, *, copied):
         far = b.one(MUL, x, shown)
         loss = b.one(SUM, b.one(ADD, near, far), axes=(0,), keepdims=False)
     descend(b, loss, (w,))
-    return simplify.run(autodiff.run(b.freeze()))
+    return simplify.simplify_graph(autodiff.differentiate(b.freeze()))
 
 
 def test_a_parameter_on_two_devices_is_refused_with_both_lines_and_the_mend(net):
     with pytest.raises(CompileError) as caught:
-        insert_copies.run(used_twice(net, copied=False), sims(2))
+        place.insert_copies(used_twice(net, copied=False), sims(2))
     assert re.fullmatch(
         r"train.py:20: mul on sim:1 reads parameter 'var1', which lies on sim:0, where train.py:10"
         r" uses it; a parameter is not copied unasked: read parameter.to\(\"sim:1\"\) here, which"
@@ -144,7 +143,7 @@ def test_a_parameter_on_two_devices_is_refused_with_both_lines_and_the_mend(net)
 
 def test_a_copied_parameter_is_copied_each_step_and_its_gradient_comes_back(net, evaluate):
     graph = used_twice(net, copied=True)
-    after = insert_copies.run(graph, sims(2))
+    after = place.insert_copies(graph, sims(2))
     check_edges(after)
     there = {after.types[n.inputs[0]].shape for n in after.nodes if n.attrs.get("to") == 1}
     back = [n for n in after.nodes if n.attrs.get("to") == 0]
@@ -159,4 +158,4 @@ def test_a_graph_of_one_device_stays_the_object_that_it_is(net):
     b = net.b
     b.outputs = [Output("y", b.one(EXP, net.input(4)))]
     graph = b.freeze()
-    assert insert_copies.run(graph, sims(1)) is graph
+    assert place.insert_copies(graph, sims(1)) is graph

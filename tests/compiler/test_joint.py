@@ -21,11 +21,11 @@ from rank_plans import (
 )
 from rank_search import RankSearch, TooMany
 
-from compiler.errors import CompileError, InternalError
-from compiler.joint import verify_ranks
-from compiler.mesh import Mesh
-from compiler.rank_plans import RankPlans
-from compiler.verify import edges_of
+from compiler.contract.errors import CompileError, InternalError
+from compiler.contract.placement import Mesh
+from compiler.contract.rank_plans import RankPlans
+from compiler.verify.cross_rank import verify_ranks
+from compiler.verify.verify import edges_of
 from memory.registers import play_period, repetition_vector
 
 PAIR = Mesh(("data",), (2,))

@@ -11,14 +11,14 @@ from plans import with_register
 from rank_jobs import fixed_words, step_graph
 
 import actorflow as af
-from compiler.errors import ActorflowError
-from compiler.joint import verify_ranks
-from compiler.mesh import Mesh
-from compiler.plan import ActorKind, RegisterKind
-from compiler.rank_plans import RankPlans
-from compiler.sbp.words import BROADCAST, Split
-from compiler.types import DType, TensorType, contiguous_strides
-from compiler.verify import verify_plan
+from compiler.contract.errors import ActorflowError
+from compiler.contract.placement import Mesh
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.contract.rank_plans import RankPlans
+from compiler.contract.sbp import BROADCAST, Split
+from compiler.contract.types import DType, TensorType, contiguous_strides
+from compiler.verify.cross_rank import verify_ranks
+from compiler.verify.verify import verify_plan
 
 MESH = Mesh(("data", "model"), (2, 2))
 SPEC = {name: TensorType(DType.INT64, (4, 4)) for name in ("x", "y")}

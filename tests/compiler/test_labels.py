@@ -1,6 +1,6 @@
 import pytest
 
-from compiler.labels import launch_label
+from compiler.contract.plan_tables import launch_label
 
 
 @pytest.mark.parametrize(

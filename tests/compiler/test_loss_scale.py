@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from compiler.attrs import Attrs
-from compiler.graph import Output, UpdateRule, Write
-from compiler.ops.binary import MUL
-from compiler.ops.reduce import SUM
-from compiler.ops.update import ADAMW_UPDATE, RESCALE, SGD_UPDATE
-from compiler.passes import autodiff, loss_scale, simplify, skip_updates
-from compiler.passes.check import check
-from compiler.registry import reference
+from compiler.contract.attrs import Attrs
+from compiler.graph.graph import Output, UpdateRule, Write
+from compiler.graph.registry import reference
+from compiler.ops.families.arithmetic import MUL
+from compiler.ops.families.updates import ADAMW_UPDATE, RESCALE, SGD_UPDATE
+from compiler.ops.primitives.reduce import SUM
+from compiler.passes import autodiff, simplify
+from compiler.pipeline.rewrites import check
 
 ADAMW = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
 SETTINGS = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 3}
@@ -22,15 +22,15 @@ def scaled(sketch):
     scale = sketch.variable("loss_scale", (), "float32", "counter")
     good = sketch.variable("loss_scale/good_steps", (), "int64", "counter")
     loss = b.one(SUM, b.one(MUL, w, x), axes=(0,), keepdims=False)
-    objective = b.one(MUL, loss, loss_scale.cast_to(b, scale, b.type_of(loss).dtype))
+    objective = b.one(MUL, loss, autodiff.cast_to(b, scale, b.type_of(loss).dtype))
     b.outputs = [Output("loss", loss), Output("loss_scale", scale)]
     news = b.emit(RESCALE, (scale, good, sketch.constant(np.int64(0))), Attrs(SETTINGS))
     b.writes += [Write(old, new) for old, new in zip((scale, good), news, strict=True)]
     m, v = (sketch.variable(name, (3,), role="optimizer") for name in "mv")
     scalars = (sketch.constant(np.float64(0.1)), sketch.variable("step", (), "int64", "counter"))
     b.updates.append(UpdateRule(ADAMW_UPDATE, w, (m, v), scalars, Attrs(ADAMW), objective))
-    graph = loss_scale.unscale(simplify.run(autodiff.run(b.freeze())))
-    return check(loss_scale.rescale(skip_updates.run(check(graph, "unscale"))), "rescale")
+    graph = autodiff.unscale(simplify.simplify_graph(autodiff.differentiate(b.freeze())))
+    return check(autodiff.rescale(autodiff.skip_updates(check(graph, "unscale"))), "rescale")
 
 
 def feeds(x, **more):
@@ -72,8 +72,8 @@ def test_a_scale_does_not_grow_to_infinity():
 def test_a_graph_without_updates_stays_as_it_is(sketch):
     sketch.b.outputs = [Output("y", sketch.input("x", (3,)))]
     graph = sketch.b.freeze()
-    assert loss_scale.unscale(graph) is graph
-    assert loss_scale.rescale(graph) is graph
+    assert autodiff.unscale(graph) is graph
+    assert autodiff.rescale(graph) is graph
 
 
 def test_an_update_without_a_count_of_steps_gets_none(sketch):
@@ -84,7 +84,7 @@ def test_an_update_without_a_count_of_steps_gets_none(sketch):
     rate = sketch.constant(np.float64(0.1))
     rule = UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}), loss)
     sketch.b.updates.append(rule)
-    graph = loss_scale.unscale(autodiff.run(sketch.b.freeze()))
-    graph = check(loss_scale.rescale(skip_updates.run(graph)), "rescale")
+    graph = autodiff.unscale(autodiff.differentiate(sketch.b.freeze()))
+    graph = check(autodiff.rescale(autodiff.skip_updates(graph)), "rescale")
     (update,) = [node for node in graph.nodes if node.op is SGD_UPDATE]
     assert len(update.inputs) == 4

@@ -1,7 +1,7 @@
 import pytest
 
-from compiler.errors import CompileError
-from compiler.mesh import Mesh
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import Mesh
 
 MESH = Mesh(("data", "model"), (2, 3))
 

@@ -5,15 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.attrs import Attrs
-from compiler.errors import CompileError
-from compiler.graph import GraphBuilder, SourceLocation
-from compiler.ops import standard
-from compiler.ops.joined_updates import MOST_WRITTEN
-from compiler.ops.random import dropout_mask
-from compiler.ops.sources import INPUT, constant, constant_array, scalar
-from compiler.registry import Op, cost, find_op, is_source, reference, writes
-from compiler.types import DType, TensorType
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType
+from compiler.graph.graph import GraphBuilder, SourceLocation
+from compiler.graph.registry import Op, cost, find_op, is_source, reference, writes
+from compiler.ops.language.program_ops import MOST_WRITTEN
+from compiler.ops.primitives.sources import INPUT, constant, constant_array, dropout_mask, scalar
+from compiler.pipeline import standard_ops
 
 
 def typed(text):
@@ -178,7 +177,7 @@ def test_an_error_says_what_was_expected_and_what_came(call, attrs, text):
 
 def shipped_ops():
     """Return the ops of the standard families; other tests may have defined more."""
-    families = standard.FAMILIES
+    families = standard_ops.FAMILIES
     found = {op for family in families for op in vars(family).values() if isinstance(op, Op)}
     return sorted(found, key=str)
 

@@ -6,12 +6,11 @@ from graph_oracles import walked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.graph import GraphBuilder
-from compiler.ops.sources import CONSTANT, INPUT, constant, is_scalar_constant, scalar
-from compiler.registry import find_op
-from compiler.rules import simplify
-from compiler.types import DType
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.types import DType
+from compiler.graph.graph import GraphBuilder, simplify
+from compiler.graph.registry import find_op
+from compiler.ops.primitives.sources import CONSTANT, INPUT, constant, is_scalar_constant, scalar
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.5, -2.75, 1e-310, 1e300, 0.1, -1e38, 7.0])
 

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.attrs import Attrs
-from compiler.registry import Layout, find_op, infer_type, view
-from compiler.types import DType, TensorType
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.attrs import Attrs
+from compiler.contract.types import DType, TensorType
+from compiler.graph.registry import Layout, find_op, infer_type, view
 
 ITEM = 4
 

@@ -9,20 +9,19 @@ from hypothesis import strategies as st
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import hardware_for
-from compiler.graph import GraphBuilder, Output, Write
-from compiler.lowering import order
-from compiler.lowering.storage import assign_storage
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import NEG
-from compiler.ops.shape import COPY, TRANSPOSE
-from compiler.ops.sources import INPUT, VARIABLE, constant
-from compiler.ops.update import INCREMENT, SGD_UPDATE
-from compiler.options import CompileOptions
-from compiler.passes import autodiff, outputs, simplify
-from compiler.passes.check import check
-from compiler.pipeline import compile_graph
-from compiler.placement import HOST
-from compiler.registry import reference
+from compiler.contract.placement import HOST
+from compiler.graph.graph import GraphBuilder, Output, Write
+from compiler.graph.registry import reference
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.arithmetic import ADD, MUL, NEG
+from compiler.ops.families.updates import INCREMENT, SGD_UPDATE
+from compiler.ops.primitives.shape import COPY, TRANSPOSE
+from compiler.ops.primitives.sources import INPUT, VARIABLE, constant
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.pipeline import compile_graph
+from compiler.pipeline.rewrites import check
+from compiler.storage import order
+from compiler.storage.storage import assign_storage
 
 
 def ops_of(graph):
@@ -65,8 +64,8 @@ def product_job(s, shape=()):
 
 
 def test_two_updates_that_read_each_others_variable_both_read_the_old_value(sketch):
-    graph = simplify.run(autodiff.run(product_job(sketch)))
-    graph = check(order.run(check(outputs.run(graph), "outputs")), "order")
+    graph = simplify.simplify_graph(autodiff.differentiate(product_job(sketch)))
+    graph = check(order.run(check(batches.copy_outputs(graph), "outputs")), "order")
     assert ops_of(graph).count("copy") == 1
     got = run_in_place(graph, {"a": 2.0, "b": 3.0})
     assert got == {"a": 2.0 - 0.1 * 3.0, "b": 3.0 - 0.1 * 2.0}
@@ -86,7 +85,7 @@ def test_an_update_that_can_wait_for_its_readers_costs_no_copy(sketch):
     for variable, grad in ((a, sketch.b.one(NEG, b)), (b, a)):
         new = sketch.b.one(SGD_UPDATE, variable, grad, rate, weight_decay=0.0)
         sketch.b.writes.append(Write(variable, new))
-    assert "copy" not in ops_of(outputs.run(sketch.b.freeze()))
+    assert "copy" not in ops_of(batches.copy_outputs(sketch.b.freeze()))
 
 
 def test_an_update_never_reads_what_it_overwrites_through_another_input(sketch):
@@ -95,7 +94,7 @@ def test_an_update_never_reads_what_it_overwrites_through_another_input(sketch):
     rate = sketch.constant(np.float64(0.1))
     new = sketch.b.one(SGD_UPDATE, w, turned, rate, weight_decay=0.0)
     sketch.b.writes = [Write(w, new)]
-    graph = check(order.run(outputs.run(sketch.b.freeze())), "order")
+    graph = check(order.run(batches.copy_outputs(sketch.b.freeze())), "order")
     update = next(n for n in graph.nodes if n.op is SGD_UPDATE)
     assert graph.nodes[graph.producers()[update.inputs[1]]].op is COPY
     assert update.inputs[0] == w
@@ -137,7 +136,7 @@ def test_any_updates_in_place_give_what_the_reference_semantics_give(evaluate_gr
     rng = np.random.default_rng(0)
     feeds = {n: rng.integers(-8, 8, (2, 2)).astype(float) for n in "abcd"}
     expected = evaluate_graphs(graph, feeds)[1]
-    ordered = check(order.run(outputs.run(graph)), "order")
+    ordered = check(order.run(batches.copy_outputs(graph)), "order")
     got = run_in_place(ordered, feeds)
     assert sorted(got) == sorted(expected)
     for name, array in expected.items():

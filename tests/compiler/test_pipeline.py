@@ -5,10 +5,10 @@ from itertools import product
 
 import pytest
 
-from compiler.errors import InternalError
-from compiler.options import CompileOptions
-from compiler.pipeline import LOWERING_NEEDS, PASSES
-from compiler.rewrites import Pass, check_order
+from compiler.contract.errors import InternalError
+from compiler.graph.target import CompileOptions
+from compiler.pipeline.pipeline import LOWERING_NEEDS, PASSES
+from compiler.pipeline.rewrites import Pass, check_order
 
 EVERYTHING = CompileOptions(
     "job",

@@ -2,9 +2,9 @@
 
 import pytest
 
-from compiler.placement import HOST, MAX_DEVICES, Device, DeviceKind, Memory, StreamRole
-from compiler.plan import Stream
-from compiler.types import StreamId
+from compiler.contract.placement import HOST, MAX_DEVICES, Device, DeviceKind, Memory, StreamRole
+from compiler.contract.plan_tables import Stream
+from compiler.contract.types import StreamId
 
 
 @pytest.mark.parametrize(

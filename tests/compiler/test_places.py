@@ -4,9 +4,9 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.places import extents_of, form_of
-from compiler.plan import View
-from compiler.types import DType, RegisterId, TensorType, contiguous_strides
+from compiler.contract.plan_tables import View
+from compiler.contract.types import DType, RegisterId, TensorType, contiguous_strides
+from compiler.verify.places import extents_of, form_of
 
 
 @st.composite

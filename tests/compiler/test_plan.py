@@ -7,16 +7,16 @@ from graphs import made_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.errors import CompileError, InternalError, PlanFormatError
-from compiler.graph import Output
-from compiler.ops.binary import ADD
-from compiler.ops.elementwise import EXP
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
-from compiler.plan import PLAN_FORMAT, Plan, Port, RegisterKind
-from compiler.verify import verify_plan
+from compiler.contract.errors import CompileError, InternalError, PlanFormatError
+from compiler.contract.plan import PLAN_FORMAT, Plan
+from compiler.contract.plan_tables import Port, RegisterKind
+from compiler.graph.graph import Output
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.arithmetic import ADD, EXP
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.pipeline.pipeline import compile_graph
+from compiler.verify.verify import verify_plan
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_a_truncated_plan_file_is_always_refused(plan_bytes, cut):
 
 @pytest.fixture(scope="module")
 def plan_bytes():
-    from compiler.graph import GraphBuilder
-    from compiler.ops.sources import INPUT
+    from compiler.graph.graph import GraphBuilder
+    from compiler.ops.primitives.sources import INPUT
 
     b = GraphBuilder()
     x = b.one(INPUT, name="x", dtype="float32", shape=(4,))

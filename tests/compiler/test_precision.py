@@ -8,26 +8,24 @@ from graphs import descend, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.graph import GraphBuilder, Output, SourceLocation
-from compiler.ops.activation import GELU, RELU, SILU, TANH
-from compiler.ops.attention import ATTENTION, ATTENTION_GRAD
-from compiler.ops.binary import ADD, LESS, MUL, SUB, WHERE, scaled
-from compiler.ops.elementwise import CAST, EXP, SQUARE
-from compiler.ops.matmul import MATMUL
-from compiler.ops.norm import LAYER_NORM
-from compiler.ops.precision import Precision, Width, precision
-from compiler.ops.reduce import MAX, MEAN, SUM
-from compiler.ops.shape import RESHAPE, TRANSPOSE, broadcast_value
-from compiler.ops.slicing import CONCAT, SLICE
-from compiler.ops.softmax import SOFTMAX
-from compiler.ops.sources import CONSTANT, INPUT, VARIABLE, constant, scalar
-from compiler.ops.update import SGD_UPDATE
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.types import DType, Phase
+from compiler.graph.graph import GraphBuilder, Output, SourceLocation
+from compiler.graph.registry import all_ops, reference
+from compiler.ops.families.activation import GELU, RELU, SILU, TANH
+from compiler.ops.families.arithmetic import ADD, EXP, LESS, MUL, SQUARE, SUB, WHERE, scaled
+from compiler.ops.families.attention import ATTENTION, ATTENTION_GRAD
+from compiler.ops.families.normalisation import LAYER_NORM, SOFTMAX
+from compiler.ops.families.updates import SGD_UPDATE
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import MAX, MEAN, SUM
+from compiler.ops.primitives.shape import CAST, RESHAPE, TRANSPOSE, broadcast_value
+from compiler.ops.primitives.slicing import CONCAT, SLICE
+from compiler.ops.primitives.sources import CONSTANT, INPUT, VARIABLE, constant, scalar
 from compiler.passes import autodiff, simplify
 from compiler.passes import precision as precision_pass
-from compiler.passes.check import check
-from compiler.registry import all_ops, reference
-from compiler.types import DType, Phase
+from compiler.passes.precision import Precision, Width, precision
+from compiler.pipeline.rewrites import check
 
 LOW, WIDE = DType.BFLOAT16, DType.FLOAT32
 N = 4
@@ -60,7 +58,7 @@ class Job:
     def evaluating(self, *results):
         """Return the graph of a job that returns these values."""
         self.b.outputs = [Output(f"y{i}", value) for i, value in enumerate(results)]
-        return simplify.run(self.b.freeze())
+        return simplify.simplify_graph(self.b.freeze())
 
     def training(self, result):
         """Return the differentiated graph of the mean square of a value."""
@@ -71,12 +69,12 @@ class Job:
         self.b.outputs = []
         trained = [v for v in self.trained if self.b.producer_of(v).attrs["name"] in used]
         descend(self.b, loss, trained, 1.0)
-        return simplify.run(autodiff.run(self.b.freeze()))
+        return simplify.simplify_graph(autodiff.differentiate(self.b.freeze()))
 
 
 def lowered(graph):
     """Run the pass and check what it guarantees."""
-    result = precision_pass.run(graph)
+    result = precision_pass.narrow_products(graph)
     check(result, "precision")
     producers = result.producers()
     casts = [n for n in result.nodes if n.op is CAST and LOW in types_of(result, n)]
@@ -128,7 +126,7 @@ def evaluate(graph, feeds):
 def test_a_graph_without_products_stays_the_same_object():
     job = Job()
     graph = job.training(job.b.one(MUL, job.x, job.weight()))
-    assert precision_pass.run(graph) is graph
+    assert precision_pass.narrow_products(graph) is graph
 
 
 def test_a_weight_is_rounded_once_for_forward_and_backward():

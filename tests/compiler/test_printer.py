@@ -4,15 +4,15 @@ from dataclasses import replace
 import pytest
 from graphs import descend
 
-from compiler.graph import SourceLocation
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.softmax import SOFTMAX
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
-from compiler.placement import Device, DeviceKind
-from compiler.plan_memory import Recomputation
-from compiler.printer import arena_lines, print_plan, summarise
+from compiler.contract.placement import Device, DeviceKind
+from compiler.contract.plan_tables import Recomputation
+from compiler.graph.graph import SourceLocation
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.normalisation import SOFTMAX
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.pipeline.pipeline import compile_graph
+from compiler.pipeline.printer import arena_lines, print_plan, summarise
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from jobs import GPT
 
 import actorflow as af
-from actorflow.compile.agreed_plan import plans_of_classes
 from actorflow.compile.targets import hardware_for
 from actorflow.data import ArraySource
-from compiler.graph_hash import hash_graph
-from compiler.options import CompileOptions
-from compiler.pipeline import graphs_of_ranks, local_graphs
-from compiler.placement import HOST
-from compiler.rank_classes import representatives
-from compiler.sbp.words import part_of
-from compiler.types import DType, TensorType
+from actorflow.distributed.agreed_plan import plans_of_classes
+from compiler.contract.placement import HOST
+from compiler.contract.sbp import part_of
+from compiler.contract.types import DType, TensorType
+from compiler.graph.target import CompileOptions
+from compiler.ops.primitives.body import hash_graph
+from compiler.pipeline.pipeline import graphs_of_ranks, local_graphs
+from compiler.sbp.distribute import representatives
 
 
 @st.composite

@@ -10,26 +10,34 @@ from hypothesis import strategies as st
 from staged_plans import ROWS, Layers, squares
 
 import actorflow as af
-from compiler.attrs import Attrs
-from compiler.errors import CompileError
-from compiler.graph import Accumulation, GraphBuilder, Output, SourceLocation, UpdateRule, Write
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import CAST, EXP, NEG
-from compiler.ops.reduce import SUM
-from compiler.ops.sources import INPUT, SCRATCH, scalar
-from compiler.ops.update import ACCUMULATE, INCREMENT, SGD_UPDATE
-from compiler.options import CompileOptions
-from compiler.passes import autodiff, clip, rates, simplify, stages
-from compiler.passes.check import check
-from compiler.rates import (
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType
+from compiler.graph.graph import (
+    Accumulation,
+    GraphBuilder,
+    Output,
+    SourceLocation,
+    UpdateRule,
+    Write,
+)
+from compiler.graph.registry import is_source
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.arithmetic import ADD, EXP, MUL, NEG
+from compiler.ops.families.updates import ACCUMULATE, INCREMENT, SGD_UPDATE
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.shape import CAST
+from compiler.ops.primitives.sources import INPUT, SCRATCH, scalar
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.rewrites import check
+from compiler.sbp import stages
+from compiler.sbp.stages import cut
+from compiler.storage.order import (
     batches_per_step,
     needed_per_batch,
     needed_per_step,
     outputs_per_step,
 )
-from compiler.registry import is_source
-from compiler.sbp.cut import cut
-from compiler.types import DType
 
 
 def rate_of(b, step):
@@ -58,8 +66,8 @@ def job(every=3, *, is_rate_a_metric=True, reads_batch=False):
 
 def split(graph):
     """Run the passes before `rates`, and the pass; return the graphs before and after."""
-    before = simplify.run(autodiff.run(graph))
-    after = rates.run(before)
+    before = simplify.simplify_graph(autodiff.differentiate(graph))
+    after = batches.split_rates(before)
     check(after, "rates")
     return before, after
 
@@ -187,7 +195,7 @@ def test_an_optimizer_may_read_the_batch_where_a_step_is_one_batch():
 
 def test_the_same_graph_gives_the_same_graph():
     before, after = split(job())
-    assert rates.run(before) == after
+    assert batches.split_rates(before) == after
 
 
 @pytest.mark.parametrize("stage", range(3))
@@ -196,7 +204,9 @@ def test_a_stage_that_sums_nothing_has_as_many_batches_as_the_others(stage):
     graph = af.job(squares, optimizer=af.optim.SGD(0.1), accumulate=3, clip_norm=1.0).graph(
         Layers(3, without=1), ROWS
     )
-    graph = clip.run(autodiff.run(stages.run(graph, 3)), CompileOptions("job", clip_norm=1.0))
+    graph = autodiff.clip_gradients(
+        autodiff.differentiate(stages.run(graph, 3)), CompileOptions("job", clip_norm=1.0)
+    )
     own = cut(graph, stage, 3)
     assert batches_per_step(own) == 3
     norm = next(output.value for output in own.outputs if output.name == "grad_norm")

@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 from graphs import Target, variable
 
-from compiler.fusion.interpreter import evaluate
-from compiler.fusion.spaces import Space
-from compiler.fusion.update_programs import update_programs
-from compiler.graph import GraphBuilder, Output, Write
-from compiler.ops.elementwise import CAST, NEG
-from compiler.ops.fused import program_of
-from compiler.ops.shape import TRANSPOSE
-from compiler.ops.update import MOMENTUM_UPDATE
-from compiler.passes import round_in_updates
-from compiler.passes.check import check
-from compiler.target import one_device
-from compiler.types import DType
+from compiler.contract.spaces import Space
+from compiler.contract.types import DType
+from compiler.fusion.join_updates import update_programs
+from compiler.graph.graph import GraphBuilder, Output, Write
+from compiler.graph.target import one_device
+from compiler.ops.families.arithmetic import NEG
+from compiler.ops.families.updates import MOMENTUM_UPDATE
+from compiler.ops.language.program_ops import evaluate, program_of
+from compiler.ops.primitives.shape import CAST, TRANSPOSE
+from compiler.passes import precision
+from compiler.pipeline.rewrites import check
 
 RULE = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}
 
@@ -46,7 +45,7 @@ def trained(*, is_output=False, casts=1, is_turned=False):
 
 
 def rounded(graph, most=10):
-    made = round_in_updates.run(graph, one_device(Joining(most)))
+    made = precision.round_in_updates(graph, one_device(Joining(most)))
     check(made, "round_in_updates")
     return made
 
@@ -76,7 +75,7 @@ def test_a_cast_becomes_a_variable_that_the_update_writes(is_turned):
 def test_the_program_makes_what_it_made_and_the_first_of_it_rounded():
     (node,) = [n for n in trained().nodes if n.op is MOMENTUM_UPDATE]
     alone = program_of(node.attrs)
-    program = round_in_updates.with_rounded(alone)
+    program = precision.with_rounded(alone)
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=12).astype(np.float32) for _ in range(3)] + [np.float32(0.1)]
     old = evaluate(alone, Space(1, 12), tuple(arrays))

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.attrs import AttrValue
-from compiler.errors import PlanFormatError
-from compiler.fusion.program import FusedProgram
-from compiler.plan import PlainValue
-from compiler.row_values import Bounds
-from compiler.rows import from_row, to_row
+from compiler.contract.attrs import AttrValue, PlainValue
+from compiler.contract.codec import Bounds, from_row, to_row
+from compiler.contract.errors import PlanFormatError
+from compiler.contract.program import FusedProgram
 
 
 class Colour(Enum):

@@ -8,19 +8,17 @@ from graphs import counter, descend, made_up, variable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actors.race import RaceError, check_races
-from compiler.errors import InternalError
-from compiler.graph import GraphBuilder
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import EXP, NEG
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.sources import INPUT
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
-from compiler.plan import ActorKind, RegisterKind
-from compiler.shared_bytes import check_shared_bytes
-from compiler.verify import verify_plan
+from actors.race.race import RaceError, check_races
+from compiler.contract.errors import InternalError
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.graph.graph import GraphBuilder
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.arithmetic import ADD, EXP, MUL, NEG
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.sources import INPUT
+from compiler.pipeline.pipeline import compile_graph
+from compiler.verify.verify import check_shared_bytes, verify_plan
 
 
 def slow_target(rng):

@@ -1,18 +1,17 @@
 import numpy as np
 import pytest
 
-from compiler.attrs import Attrs
-from compiler.errors import CompileError
-from compiler.graph import Accumulation, Output, UpdateRule
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import SQRT
-from compiler.ops.non_finite import NON_FINITE
-from compiler.ops.reduce import SUM
-from compiler.ops.sources import SCRATCH
-from compiler.ops.update import ADAMW_UPDATE, MOMENTUM_UPDATE, SGD_UPDATE
-from compiler.passes import autodiff, outputs, rates, simplify, skip_updates
-from compiler.passes.check import check
-from compiler.rates import needed_per_step
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.graph.graph import Accumulation, Output, UpdateRule
+from compiler.ops.families.along import NON_FINITE
+from compiler.ops.families.arithmetic import ADD, MUL, SQRT
+from compiler.ops.families.updates import ADAMW_UPDATE, MOMENTUM_UPDATE, SGD_UPDATE
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.sources import SCRATCH
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.rewrites import check
+from compiler.storage.order import needed_per_step
 
 ADAMW = {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1}
 PLAIN = {"weight_decay": 0.1}
@@ -43,14 +42,14 @@ class Job:
             b.updates.append(UpdateRule(op, value, own, scalars, Attrs(attrs), loss))
         if every > 1:
             b.accumulation = Accumulation(every, sketch.variable("batches", (), "int64", SCRATCH))
-        self.graph = autodiff.run(b.freeze())
+        self.graph = autodiff.differentiate(b.freeze())
         self.feeds = {"x": np.ones(3), "step": np.array(4), "skipped": np.array(5)}
         self.feeds |= {"a": np.full(3, 4.0), "b": np.ones(3), "batches": np.array(0)}
         self.feeds |= {f"{s}/{n}": np.full(3, 0.5) for s in states for n in "ab"}
 
 
 def skipping(job):
-    return check(simplify.run(skip_updates.run(job.graph)), "skip_updates")
+    return check(simplify.simplify_graph(autodiff.skip_updates(job.graph)), "skip_updates")
 
 
 @pytest.mark.parametrize("op", OPTIMIZERS, ids=str)
@@ -91,7 +90,7 @@ def test_a_broken_step_changes_nothing_and_is_counted(sketch, evaluate, op, feed
 @pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")
 def test_with_sums_over_batches_the_step_is_dropped_whole(sketch, evaluate):
     job = Job(sketch, every=2)
-    graph = check(outputs.run(rates.run(skipping(job))), "outputs")
+    graph = check(batches.copy_outputs(batches.split_rates(skipping(job))), "outputs")
     sums = {"gradient/a": np.zeros(3), "gradient/b": np.zeros(3), "sum/loss": np.zeros(())}
     feeds = job.feeds | sums | {"x": np.array([1.0, np.nan, 1.0])}
     _, first = evaluate(graph, feeds)  # the batch that is broken comes first
@@ -110,7 +109,7 @@ def test_with_sums_over_batches_the_step_is_dropped_whole(sketch, evaluate):
 def test_a_graph_without_updates_stays_as_it_is(sketch):
     sketch.b.outputs = [Output("y", sketch.b.one(SQRT, sketch.input("x", (3,))))]
     graph = sketch.b.freeze()
-    assert skip_updates.run(graph) is graph
+    assert autodiff.skip_updates(graph) is graph
 
 
 def test_an_output_of_the_same_name_is_refused(sketch):
@@ -118,11 +117,11 @@ def test_an_output_of_the_same_name_is_refused(sketch):
     outputs = (*job.graph.outputs, Output("skipped", job.graph.outputs[0].value))
     job.graph = type(job.graph)(job.graph.nodes, job.graph.types, outputs)
     with pytest.raises(CompileError, match="the job returns 'skipped'"):
-        skip_updates.run(job.graph)
+        autodiff.skip_updates(job.graph)
 
 
 def test_an_update_that_cannot_be_dropped_is_refused(sketch, monkeypatch):
     job = Job(sketch)
-    monkeypatch.setattr(skip_updates.update, "_cells", {})
+    monkeypatch.setattr(autodiff.update, "_cells", {})
     with pytest.raises(CompileError, match="sgd_update cannot be dropped"):
-        skip_updates.run(job.graph)
+        autodiff.skip_updates(job.graph)

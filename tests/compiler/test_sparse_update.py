@@ -3,19 +3,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler.attrs import Attrs
-from compiler.errors import CompileError
-from compiler.graph import Accumulation, Output, UpdateRule
-from compiler.lowering import order
-from compiler.ops.binary import ADD
-from compiler.ops.elementwise import SQUARE
-from compiler.ops.embedding import EMBEDDING, EMBEDDING_GRAD
-from compiler.ops.reduce import SUM
-from compiler.ops.sources import SCRATCH
-from compiler.ops.sparse_update import EMBEDDING_SGD_UPDATE
-from compiler.ops.update import MOMENTUM_UPDATE, SGD_UPDATE
-from compiler.passes import autodiff, outputs, rates, simplify, sparse_update
-from compiler.passes.check import check
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.graph.graph import Accumulation, Output, UpdateRule
+from compiler.ops.families.arithmetic import ADD, SQUARE
+from compiler.ops.families.embedding import EMBEDDING, EMBEDDING_GRAD, EMBEDDING_SGD_UPDATE
+from compiler.ops.families.updates import MOMENTUM_UPDATE, SGD_UPDATE
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.sources import SCRATCH
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.rewrites import check
+from compiler.storage import order
 
 ROWS, WIDTH, BATCH = 50, 3, 12
 
@@ -56,7 +54,7 @@ class Job:
         if every > 1:
             batch = self.s.variable("batches", (), "int64", SCRATCH)
             self.b.accumulation = Accumulation(every, batch)
-        return simplify.run(autodiff.run(self.b.freeze()))
+        return simplify.simplify_graph(autodiff.differentiate(self.b.freeze()))
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ def job(sketch):
 
 def test_plain_descent_reads_the_rows_of_the_batch_and_no_gradient_of_the_table(job, evaluate):
     before = job.graph(job.picked())
-    after = check(sparse_update.run(before), "sparse_update")
+    after = check(autodiff.update_rows(before), "sparse_update")
     assert "embedding_grad" in ops_of(before)
     assert "sgd_update" not in ops_of(after)
     assert "embedding_grad" not in ops_of(after)
@@ -80,15 +78,15 @@ def test_plain_descent_reads_the_rows_of_the_batch_and_no_gradient_of_the_table(
 
 def test_the_rewritten_graph_goes_through_the_passes_behind(job, evaluate):
     before = job.graph(job.picked())
-    graph = sparse_update.run(before)
-    for step in (rates, outputs, order):
-        graph = check(step.run(graph), step.__name__)
+    graph = autodiff.update_rows(before)
+    for step in (batches.split_rates, batches.copy_outputs, order.run):
+        graph = check(step(graph), step.__name__)
     for old, new in zip(evaluate(before, job.feeds), evaluate(graph, job.feeds), strict=True):
         np.testing.assert_equal(new, old)
 
 
 def kept(graph):
-    after = sparse_update.run(graph)
+    after = autodiff.update_rows(graph)
     return "embedding_grad" in ops_of(graph) and ops_of(after) == ops_of(graph)
 
 
@@ -134,7 +132,7 @@ def test_operands_that_do_not_fit_are_refused_with_what_came(sketch):
 
 
 def test_a_bad_id_is_named(job, evaluate):
-    graph = sparse_update.run(job.graph(job.picked()))
+    graph = autodiff.update_rows(job.graph(job.picked()))
     job.feeds["ids"][3] = ROWS
     with pytest.raises(IndexError, match=r"id 50 at position 3"):
         evaluate(graph, job.feeds)

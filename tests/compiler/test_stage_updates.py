@@ -3,21 +3,21 @@
 import numpy as np
 import pytest
 
-from compiler.attrs import Attrs
-from compiler.errors import CompileError
-from compiler.fusion.staged import stages
-from compiler.graph import GraphBuilder, Output, Write
-from compiler.ops.sources import INPUT, VARIABLE, scalar
-from compiler.ops.staged_updates import (
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType
+from compiler.graph.graph import GraphBuilder, Output, Write
+from compiler.graph.registry import cost, reference
+from compiler.ops.families.updates import (
     ADAFACTOR_UPDATE,
     ADAFACTOR_VECTOR_UPDATE,
     LAMB_UPDATE,
     MUON_UPDATE,
 )
-from compiler.passes import skip_updates, stage_updates
-from compiler.passes.check import check
-from compiler.registry import cost, reference
-from compiler.types import DType
+from compiler.ops.language.define import stages
+from compiler.ops.primitives.sources import INPUT, VARIABLE, scalar
+from compiler.passes import autodiff
+from compiler.pipeline.rewrites import check
 
 RNG = np.random.default_rng(0)
 P, G, M, V = RNG.normal(size=(4, 5, 3))
@@ -106,7 +106,7 @@ def two_vectors():
 
 def test_the_pass_leaves_updates_by_programs_and_computes_what_is_shared_once(evaluate):
     graph, feeds = two_vectors()
-    staged = check(stage_updates.run(graph), "stage_updates")
+    staged = check(autodiff.stage_updates(graph), "stage_updates")
     assert not [node for node in staged.nodes if stages.has(node.op)]
     shares = {node.inputs[-1] for node in staged.nodes if node.op.name == "approach"}
     assert len(shares) == 1
@@ -118,7 +118,7 @@ def test_the_pass_leaves_updates_by_programs_and_computes_what_is_shared_once(ev
 
 def test_all_parts_of_an_update_are_skipped_together(evaluate):
     graph, feeds = two_vectors()
-    skipping = check(stage_updates.run(skip_updates.run(graph)), "stage_updates")
+    skipping = check(autodiff.stage_updates(autodiff.skip_updates(graph)), "stage_updates")
     _, made = evaluate(skipping, feeds | {"da": G[0] * np.nan})
     for name in ("a", "b", "squares/a", "squares/b"):
         np.testing.assert_array_equal(made[name], feeds[name])
@@ -128,7 +128,7 @@ def test_a_graph_without_them_is_left_alone():
     b = GraphBuilder()
     b.outputs = [Output("y", b.one(INPUT, name="y", dtype="float64", shape=()))]
     graph = b.freeze()
-    assert stage_updates.run(graph) is graph
+    assert autodiff.stage_updates(graph) is graph
 
 
 def test_wrong_operands_and_the_cost_are_told_before_it_is_taken_apart():

@@ -7,12 +7,13 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from compiler.errors import CompileError
-from compiler.graph import UNSTAGED
-from compiler.graph_hash import hash_graph
-from compiler.passes import autodiff, simplify, stages
-from compiler.printer import print_graph
-from compiler.types import DType, Phase, TensorType
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, Phase, TensorType
+from compiler.graph.graph import UNSTAGED
+from compiler.ops.primitives.body import hash_graph
+from compiler.passes import autodiff, simplify
+from compiler.pipeline.printer import print_graph
+from compiler.sbp import stages
 
 SPEC = {"x": TensorType(DType.FLOAT32, (4, 6)), "y": TensorType(DType.FLOAT32, (4, 3))}
 
@@ -72,7 +73,9 @@ def test_what_stands_outside_of_all_regions_runs_on_the_last_stage_that_it_reads
 
 
 def test_gradients_are_on_the_stage_of_what_they_are_of():
-    graph = simplify.run(autodiff.run(stages.run(traced(halves, accumulate=3), 2)))
+    graph = simplify.simplify_graph(
+        autodiff.differentiate(stages.run(traced(halves, accumulate=3), 2))
+    )
     assert by_phase(graph, "matmul") == {Phase.FORWARD: [0, 1], Phase.BACKWARD: [1, 1, 0]}
     found = stages.stages_of(graph)
     of_update = {
@@ -92,7 +95,7 @@ def test_what_two_stages_compute_alike_stays_on_both():
         with af.stage(1):
             return (model.upper(h) * af.exp(batch.y).sum()).mean()
 
-    graph = simplify.run(stages.run(traced(job), 2))
+    graph = simplify.simplify_graph(stages.run(traced(job), 2))
     assert by_phase(graph, "exp")[Phase.FORWARD] == [0, 1]
 
 

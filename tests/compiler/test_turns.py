@@ -10,23 +10,34 @@ from lowered_ranks import graphs_of, laid_out, ordered, plan_of
 from rank_jobs import step_graph
 
 import actorflow as af
-from compiler.errors import CompileError
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import Memory, Mesh
+from compiler.contract.rank_plans import RankPlans
+from compiler.contract.sbp import BROADCAST, Split
+from compiler.contract.types import DType, Phase, TensorType
 from compiler.fusion.fuse import fuse_launches
-from compiler.graph import GraphBuilder, Output
-from compiler.joint import verify_ranks
-from compiler.mesh import Mesh
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.comm import AHEAD, ALL_GATHER, ALL_REDUCE, AWAITED, LATE, REDUCE_SCATTER
-from compiler.ops.elementwise import EXP
-from compiler.ops.reduce import SUM
-from compiler.ops.sources import INPUT, VARIABLE
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.registry import is_comm
+from compiler.ops.families.arithmetic import ADD, EXP, MUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.sources import INPUT, VARIABLE
+from compiler.ops.primitives.transfer import (
+    AHEAD,
+    ALL_GATHER,
+    ALL_REDUCE,
+    AWAITED,
+    LATE,
+    REDUCE_SCATTER,
+)
 from compiler.passes import autodiff
-from compiler.placement import Memory
-from compiler.rank_plans import RankPlans
-from compiler.registry import is_comm
-from compiler.sbp.words import BROADCAST, Split
-from compiler.turns import first_buckets_after, in_turn, last_buckets_before, sorted_by, turns_of
-from compiler.types import DType, Phase, TensorType
+from compiler.sbp.collective_schedule import (
+    first_buckets_after,
+    in_turn,
+    last_buckets_before,
+    sorted_by,
+    turns_of,
+)
+from compiler.verify.cross_rank import verify_ranks
 
 ZERO = Mesh(("zero",), (2,))
 SPEC = {name: TensorType(DType.INT64, (8, 16)) for name in ("x", "y")}
@@ -143,7 +154,7 @@ def test_metrics_of_a_job_that_trains_wait_for_nobody():
     loss = b.one(SUM, b.one(MUL, x, w), axes=(0,), keepdims=False)
     descend(b, loss, [w])
     b.outputs = [Output("loss", b.one(ADD, *[summed(b, loss, 0)] * 2))]
-    turns = turns_of(autodiff.run(b.freeze()), {})
+    turns = turns_of(autodiff.differentiate(b.freeze()), {})
     assert turns[0].when == LATE
 
 

@@ -8,20 +8,19 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actors.race import RaceError, check_races
-from compiler.errors import InternalError
-from compiler.graph import Output, Write
+from actors.race.race import RaceError, check_races
+from compiler.contract.errors import InternalError
+from compiler.contract.plan_tables import ActorKind, Part, Port
+from compiler.contract.types import DType, TensorType
+from compiler.graph.graph import Output, Write
+from compiler.graph.target import CompileOptions
 from compiler.lowering.lower import lower
-from compiler.ops.binary import ADD
-from compiler.ops.elementwise import EXP, NEG
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.update import SGD_UPDATE
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
-from compiler.plan import ActorKind, Part, Port
-from compiler.types import DType, TensorType
-from compiler.verify import verify_plan
+from compiler.ops.families.arithmetic import ADD, EXP, NEG
+from compiler.ops.families.updates import SGD_UPDATE
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.pipeline.pipeline import compile_graph
+from compiler.verify.verify import verify_plan
 
 
 @pytest.fixture
@@ -174,7 +173,7 @@ def test_bytes_given_away_before_their_last_reader_are_found(
     graph = sketch.b.freeze()
     options = CompileOptions("job", is_training=False)
     compile_graph(graph, fake_target, options)
-    monkeypatch.setattr("compiler.lowering.buffers.last_uses", first_uses)
+    monkeypatch.setattr("compiler.storage.buffers.last_uses", first_uses)
     with pytest.raises(InternalError, match=r"\(matmul, .*reads register .* for version"):
         compile_graph(graph, fake_target, options)
 

@@ -9,7 +9,7 @@ from models.vae import VAE
 from models.vgg import vgg16, vgg16_bn
 from models.vit import vit_small_patch16_224
 
-from actorflow.initialise import initial_value
+from actorflow.tensor.initial_values import initial_value
 
 
 @pytest.mark.parametrize(

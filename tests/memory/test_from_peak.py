@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.from_peak import stacks, sweep_outwards
-from memory.sections import live_per_section, make_instance
+from memory.packing import live_per_section, make_instance, stacks, sweep_outwards
 
 buffers = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 20), st.integers(1, 300)), min_size=1, max_size=40

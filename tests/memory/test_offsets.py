@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory import first_fit, offsets
+from memory import offsets, packing
 from memory.offsets import plan_offsets
-from memory.sections import make_instance
+from memory.packing import make_instance
 
 INSTANCES = Path(__file__).parents[2].parent / "shared" / "data" / "memory"
 
@@ -106,9 +106,9 @@ def test_a_sweep_equals_first_fit_among_all_placed_neighbours(rows, is_reversed)
         order = np.lexsort((-size, -instance.upper))
     else:
         order = np.lexsort((-size, instance.lower))
-    index = first_fit.OverlapIndex.build(instance)
-    placed = first_fit.place(instance, index, order, 1 << 60)
-    swept = first_fit.sweep(instance, is_reversed, 1 << 60)
+    index = packing.OverlapIndex.build(instance)
+    placed = packing.place(instance, index, order, 1 << 60)
+    swept = packing.sweep(instance, is_reversed, 1 << 60)
     assert swept.tolist() == placed.tolist()
 
 
@@ -116,9 +116,9 @@ def test_a_sweep_equals_first_fit_among_all_placed_neighbours(rows, is_reversed)
 def test_every_order_places_each_buffer_at_the_lowest_free_offset(rows):
     lower, upper, size = columns([row for row in rows if row[1] > row[0] and row[2] > 0])
     instance = make_instance(lower, upper, size)
-    index = first_fit.OverlapIndex.build(instance)
-    for _, order in first_fit.neighbour_orders(instance):
-        placed = first_fit.place(instance, index, order, 1 << 60).tolist()
+    index = packing.OverlapIndex.build(instance)
+    for _, order in packing.neighbour_orders(instance):
+        placed = packing.place(instance, index, order, 1 << 60).tolist()
         done = []
         for i in order.tolist():
             near = [j for j in done if lower[i] < upper[j] and lower[j] < upper[i]]
@@ -137,31 +137,31 @@ def test_both_engines_agree_across_many_checkpoints():
     lower = rng.integers(0, 400, 400)
     upper = lower + rng.integers(1, 60, 400)
     instance = make_instance(lower, upper, rng.integers(1, 1000, 400))
-    index = first_fit.OverlapIndex.build(instance)
+    index = packing.OverlapIndex.build(instance)
     assert len(index.live_at) == 13
     order = np.lexsort((-instance.size, instance.lower))
-    placed = first_fit.place(instance, index, order, 1 << 60)
-    assert first_fit.sweep(instance, False, 1 << 60).tolist() == placed.tolist()
+    placed = packing.place(instance, index, order, 1 << 60)
+    assert packing.sweep(instance, False, 1 << 60).tolist() == placed.tolist()
 
 
 def test_an_order_that_reaches_the_limit_is_given_up():
     instance = make_instance(np.array([0, 0]), np.array([1, 1]), np.array([8, 8]))
-    index = first_fit.OverlapIndex.build(instance)
-    assert first_fit.sweep(instance, False, 16) is None
-    assert first_fit.place(instance, index, np.array([0, 1]), 16) is None
-    assert first_fit.place(instance, index, np.array([0, 1]), 17).tolist() == [0, 8]
+    index = packing.OverlapIndex.build(instance)
+    assert packing.sweep(instance, False, 16) is None
+    assert packing.place(instance, index, np.array([0, 1]), 16) is None
+    assert packing.place(instance, index, np.array([0, 1]), 17).tolist() == [0, 8]
 
 
 @given(buffers)
 def test_the_counted_work_covers_every_candidate_the_index_offers(rows):
     lower, upper, size = columns([row for row in rows if row[1] > row[0] and row[2] > 0])
     instance = make_instance(lower, upper, size)
-    index = first_fit.OverlapIndex.build(instance)
+    index = packing.OverlapIndex.build(instance)
     examined = sum(
         index.live_at[p // index.step].size + int(index.end[p]) - p // index.step * index.step
         for p in range(size.size)
     )
-    assert examined <= first_fit.neighbour_work(instance)
+    assert examined <= packing.neighbour_work(instance)
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -298,8 +298,8 @@ def test_without_work_left_the_sweeps_alone_give_a_valid_plan(monkeypatch):
     upper = lower + rng.integers(1, 200, 300)
     size = rng.integers(1, 1 << 20, 300)
     full = plan_offsets(lower, upper, size)
-    monkeypatch.setattr(first_fit, "_WORK_LIMIT", 0)
-    monkeypatch.setattr(first_fit, "_WORK_LIMIT_PER_BUFFER", 0)
+    monkeypatch.setattr(packing, "_WORK_LIMIT", 0)
+    monkeypatch.setattr(packing, "_WORK_LIMIT_PER_BUFFER", 0)
     plan = plan_offsets(lower, upper, size, max_work=0)
     assert plan.algorithm.startswith("first-fit by")
     assert plan.nodes == 0

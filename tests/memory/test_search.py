@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.buffer_sets import BufferSets
-from memory.search import Outcome, search
-from memory.sections import live_per_section, make_instance
-from memory.skyline import Style, Terrain
+from memory.packing import BufferSets, live_per_section, make_instance
+from memory.packing_search import Outcome, Style, Terrain, search
 
 small = st.lists(
     st.tuples(st.integers(0, 6), st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=8

@@ -2,9 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.first_fit import pack_by_sweeps
-from memory.search_schedule import _luby, improve
-from memory.sections import make_instance
+from memory.packing import make_instance, pack_by_sweeps
+from memory.packing_search import _luby, improve
 
 buffers = st.lists(
     st.tuples(st.integers(0, 6), st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=7

@@ -5,13 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory.liveness import lower_bound
-from memory.sections import (
-    components,
-    live_per_section,
-    make_instance,
-    merge_times,
-    whole_horizon,
-)
+from memory.packing import components, live_per_section, make_instance, merge_times, whole_horizon
 
 spans = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 12)).map(lambda r: (r[0], r[0] + r[1])),

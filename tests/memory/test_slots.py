@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory.registers import RateEdge, play_period, repetition_vector
-from memory.slots import choose_slots
+from memory.registers import RateEdge, choose_slots, play_period, repetition_vector
 
 
 def choose(consume=1, producer_ns=10.0, consumer_ns=10.0, **options):

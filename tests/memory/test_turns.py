@@ -7,8 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memory import registers
-from memory.registers import RateEdge, RatesError, play_period, repetition_vector
-from memory.turns import find_turns
+from memory.registers import RateEdge, RatesError, find_turns, play_period, repetition_vector
 
 
 def edge(producer, consumer, produce=1, consume=1, num_slots=1, initial=0):

@@ -8,8 +8,8 @@ import pytest
 from oracle import PAIRS, SHAPES, Case, binary, floats, seeded, unary
 
 import actorflow as af
-from actorflow.promotion import promote
-from compiler.types import DType
+from actorflow.tensor.literals import promote
+from compiler.contract.types import DType
 
 ODD = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-30, 1e30])
 

@@ -10,7 +10,7 @@ from oracle import seeded
 
 import actorflow as af
 from actorflow import nn
-from compiler.types import DType
+from compiler.contract.types import DType
 
 STEPS = 20
 SHAPES = ((5,), (4, 3), (1,), (), (2, 3, 4))

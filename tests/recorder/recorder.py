@@ -59,7 +59,7 @@ def _write(plan, what, step, values):
     import numpy as np
 
     from actorflow.run.devices import devices_of
-    from compiler.placement import HOST
+    from compiler.contract.placement import HOST
 
     if (file := os.environ.get(FILE)) is None:
         return

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from actorflow.ranks.agreement import WINDOW_STEPS, Agreement
-from actorflow.ranks.messages import (
+from actorflow.distributed.agreement import WINDOW_STEPS, Agreement
+from actorflow.distributed.messages import (
     Aborted,
     Began,
     Came,

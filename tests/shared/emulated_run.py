@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.device.cuda.status import argument_block
-from actors.device.emulated import cudnn_calls, kernels, products
+from actors.device.cuda.memory import argument_block
+from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda.calls import (
     CopyBytes,
     FillBytes,
@@ -18,10 +18,16 @@ from actors.kernels.cuda.calls import (
     RunKernel,
     RunProduct,
 )
-from actors.kernels.cuda.views import DeviceView
-from actors.kernels.kernel import Operand
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+from actors.kernels.cuda.kernel import DeviceView
+from actors.testing.emulated import kernels, library_calls
+from compiler.contract.types import (
+    DType,
+    TensorType,
+    contiguous_strides,
+    from_bits,
+    numpy_dtype,
+    to_bits,
+)
 
 GUARD = 0x5A
 MARGIN = 512
@@ -104,11 +110,11 @@ def execute(calls, seed, cell):
                 address = ctypes.addressof(block)
                 kernels.run(built, call.num_blocks, call.num_threads, address, seed)
             case RunProduct():
-                products.run(call.product, call.a, call.b, call.c, call.d)
+                library_calls.run_product(call.product, call.a, call.b, call.c, call.d)
                 if call.workspace:
                     ctypes.memset(call.workspace, 0xFF, call.workspace_bytes)
             case RunCudnn():
-                cudnn_calls.run(call.record, call.addresses)
+                library_calls.run_cudnn_call(call.record, call.addresses)
                 ctypes.memset(call.workspace, 0xFF, call.workspace_bytes)
 
 

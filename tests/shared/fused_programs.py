@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.ops.random import dropout_mask
-from compiler.types import DType, TensorType, numpy_dtype
+from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
+from compiler.contract.types import DType, TensorType, from_bits, numpy_dtype, to_bits
+from compiler.ops.primitives.sources import dropout_mask
 
 ROW, COLUMN, SCALAR = Kind.ROW, Kind.COLUMN, Kind.SCALAR
 F64, I64, I32, BOOL = DType.FLOAT64, DType.INT64, DType.INT32, DType.BOOL

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from compiler.ops.binary import ADD
-from compiler.ops.sources import INPUT, VARIABLE
-from compiler.registry import reference
-from compiler.rules import gradient
+from compiler.graph.graph import gradient
+from compiler.graph.registry import reference
+from compiler.ops.families.arithmetic import ADD
+from compiler.ops.primitives.sources import INPUT, VARIABLE
 
 
 def fed(b, arrays):

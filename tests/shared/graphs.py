@@ -4,18 +4,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.attrs import Attrs
-from compiler.graph import Accumulation, GraphBuilder, Output, UpdateRule, Write
-from compiler.lowering.storage import assign_storage
-from compiler.mesh import Mesh, MeshLink, joined
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.reduce import SUM
-from compiler.ops.sources import CONSTANT, INPUT, SCRATCH, VARIABLE, scalar
-from compiler.ops.update import ADAMW_UPDATE, INCREMENT, SGD_UPDATE
-from compiler.passes import outputs
-from compiler.placement import Device, DeviceKind
-from compiler.target import WIDE_IN_CACHE, Hardware, KernelInfo, Link, one_device
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.attrs import Attrs
+from compiler.contract.placement import Device, DeviceKind, Mesh, MeshLink, joined
+from compiler.graph.graph import Accumulation, GraphBuilder, Output, UpdateRule, Write
+from compiler.graph.target import WIDE_IN_CACHE, Hardware, KernelInfo, Link, one_device
+from compiler.ops.families.arithmetic import ADD, MUL
+from compiler.ops.families.updates import ADAMW_UPDATE, INCREMENT, SGD_UPDATE
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.sources import CONSTANT, INPUT, SCRATCH, VARIABLE, scalar
+from compiler.passes import batches
+from compiler.storage.storage import assign_storage
 
 
 def variable(b, name, shape, dtype="float32", role="parameter"):
@@ -105,7 +104,7 @@ class Net:
 
     def done(self, **named):
         self.b.outputs = [Output(name, value) for name, value in named.items()]
-        return outputs.run(self.b.freeze())
+        return batches.copy_outputs(self.b.freeze())
 
 
 def launches(graph):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.kernels.cuda.cudnn_records import (
+from actors.kernels.cuda.calls import (
     BACKWARD,
     CONV,
     CONV_INPUT_GRAD,
@@ -12,7 +12,7 @@ from actors.kernels.cuda.cudnn_records import (
     CudnnTensor,
     SdpaCall,
 )
-from compiler.types import DType
+from compiler.contract.types import DType
 
 B, H, S, D = 2, 3, 64, 16
 PACKED = (3 * H * S * D, D, 3 * H * D, 1)

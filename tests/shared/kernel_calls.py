@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from actors.kernels import catalogue
-from actors.kernels.kernel import Operand
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from actors.kernels.common.kernel import Operand
+from actors.kernels.host import catalogue
+from compiler.contract.types import DType, TensorType, numpy_dtype
 from compiler.fusion import fuse
-from compiler.fusion.expansion import expand
-from compiler.fusion.updates import update
-from compiler.graph import GraphBuilder, Output
-from compiler.ops.shape import BROADCAST_TO, RESHAPE
-from compiler.ops.sources import INPUT
-from compiler.registry import all_ops, find_op, runs_as
-from compiler.types import DType, TensorType, numpy_dtype
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.program_builder import expand
+from compiler.graph.registry import all_ops, find_op, runs_as
+from compiler.ops.language.define import update
+from compiler.ops.primitives.shape import BROADCAST_TO, RESHAPE
+from compiler.ops.primitives.sources import INPUT
 
 GUARD = 0x5A
 MARGIN = 128

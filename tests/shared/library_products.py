@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from actors.kernels.native.gemm import gemm_of, view_of_array
-from actors.kernels.native.gemm_launch import workspace_bytes
+from actors.kernels.common.gemm import gemm_of, view_of_array
+from actors.kernels.library.gemm_launch import workspace_bytes
 from actors.kernels.native.matmul import LIBRARIES
-from compiler.types import numpy_dtype
+from compiler.contract.types import numpy_dtype
 
 BY_NAME = {library.name: library for library in LIBRARIES}
 

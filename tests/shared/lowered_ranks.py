@@ -6,19 +6,19 @@ from dataclasses import replace
 
 from graphs import made_up
 
-from actors.race import check_races
-from compiler.graph_hash import hash_graph
-from compiler.joint import verify_ranks
-from compiler.lowering.join_updates import join_updates
+from actors.race.race import check_races
+from compiler.contract.placement import MeshLink, joined
+from compiler.contract.rank_plans import RankPlans
+from compiler.fusion.join_updates import join_updates
+from compiler.graph.target import CompileOptions
 from compiler.lowering.lower import lower
-from compiler.mesh import MeshLink, joined
-from compiler.options import CompileOptions
-from compiler.pipeline import LOWERING_NEEDS, PASSES, _within_budget
-from compiler.rank_plans import RankPlans
-from compiler.rewrites import check_order, rewritten
+from compiler.ops.primitives.body import hash_graph
+from compiler.pipeline.pipeline import LOWERING_NEEDS, PASSES, _within_budget
+from compiler.pipeline.rewrites import check_order, rewritten
 from compiler.sbp.distribute import Layouts, distribute, turns_between
 from compiler.sbp.infer import MeshAxis, Speed, choose
-from compiler.verify import verify_plan
+from compiler.verify.cross_rank import verify_ranks
+from compiler.verify.verify import verify_plan
 
 NEAR = MeshLink(latency_ns=0.0)
 """Ranks so near each other that no bucket is too small."""

@@ -1,8 +1,8 @@
 """Machines that a test drives by hand."""
 
-from actors.machine import Machine
-from actors.table import Edge, MachineTable
-from actors.transitions import Message, message
+from actors.machine.machine import Machine
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import Message, message
 
 
 def settle(machine):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from actors.collectives.protocol import CollectiveCall
-from compiler.types import DType, TensorType, numpy_dtype
+from actors.machine.protocol import CollectiveCall
+from compiler.contract.types import DType, TensorType, numpy_dtype
 
 
 def call(op, given, left, order=0, actor="all_reduce", where="model.py:1", stream=0, **attrs):

@@ -3,12 +3,11 @@
 from itertools import islice
 from random import Random
 
-from actors.columns import Columns
-from actors.errors import ProtocolError
-from actors.machine import Machine
-from actors.proof.oracle import OracleError, play
-from actors.proof.scenario import make_scenario
-from actors.transitions import TRANSITIONS, Message, Reaction, State, kind_of
+from actors.machine.columns import Columns
+from actors.machine.errors import ProtocolError
+from actors.machine.machine import Machine
+from actors.machine.transitions import TRANSITIONS, Message, Reaction, State, kind_of
+from actors.testing.oracle import OracleError, make_scenario, play
 
 NUM_SEEDS = 600
 

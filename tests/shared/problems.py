@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memory.recompute.problem import Problem, ProblemOp
-from memory.recompute.simulate import make_versions
+from memory.recompute.problem import Problem, ProblemOp, make_versions
 
 
 class Usage(NamedTuple):

@@ -44,7 +44,7 @@ import json
 import numpy as np
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import agreed_plan
+from actorflow.distributed import agreed_plan
 from actorflow.checkpoint import fs
 from actorflow.run.training_run import Run
 

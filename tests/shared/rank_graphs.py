@@ -10,10 +10,12 @@ from collections import defaultdict
 import numpy as np
 from op_table import ROWS_OF_OPS
 
-import compiler.ops.sparse_update  # registers an op of the table
-import compiler.ops.standard  # noqa: F401
-from compiler.ops.channels import OVER_STAGES, RECEIVE, SEND
-from compiler.ops.sources import (
+import compiler.ops.families.embedding  # registers an op of the table
+import compiler.pipeline.standard_ops  # noqa: F401
+from compiler.contract.sbp import By, Partial, Split, local_slices, own_part, part_of
+from compiler.contract.types import DType, TensorType
+from compiler.graph.registry import all_ops, infer_type, is_comm, reference
+from compiler.ops.primitives.sources import (
     CONSTANT,
     INPUT,
     NUMBERS,
@@ -21,10 +23,7 @@ from compiler.ops.sources import (
     constant_array,
     declared_part,
 )
-from compiler.registry import all_ops, infer_type, is_comm, reference
-from compiler.sbp.parts import own_part
-from compiler.sbp.words import By, Partial, Split, local_slices, part_of
-from compiler.types import DType, TensorType
+from compiler.ops.primitives.transfer import OVER_STAGES, RECEIVE, SEND
 
 OPS = {op.name: op for op in all_ops()}
 ROWS = defaultdict(list)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 from rank_graphs import run_ranks
 
-from compiler.fusion.updates import update
-from compiler.mesh import Mesh, MeshLink
-from compiler.ops.sources import INPUT, NUMBERS, VARIABLE
-from compiler.options import CompileOptions
-from compiler.passes import autodiff, buffers, clip, fuse_attention, simplify, stage_updates
+from compiler.contract.placement import Mesh, MeshLink
+from compiler.contract.sbp import BROADCAST, Split, local_slices, word_of
+from compiler.graph.target import CompileOptions
+from compiler.ops.language.define import update
+from compiler.ops.primitives.sources import INPUT, NUMBERS, VARIABLE
+from compiler.passes import autodiff, batches, simplify
 from compiler.sbp.distribute import Layouts, distribute
 from compiler.sbp.infer import MeshAxis, Speed, choose
-from compiler.sbp.words import BROADCAST, Split, local_slices, word_of
 
 _SPEED = Speed()
 ALONE = Mesh(("ranks",), (1,))
@@ -23,10 +23,18 @@ ALONE = Mesh(("ranks",), (1,))
 
 def step_graph(job, model, spec, is_staged=True):
     """Return the training graph of a job with gradients and updates, as ranks are to share it."""
-    graph = simplify.run(autodiff.run(buffers.run(fuse_attention.run(job.graph(model, spec)))))
+    graph = simplify.simplify_graph(
+        autodiff.differentiate(
+            batches.chain_buffers(simplify.fuse_attention(job.graph(model, spec)))
+        )
+    )
     clipped = job.options.clip_norm or 0.0
-    graph = clip.run(graph, CompileOptions("job", clip_norm=clipped)) if clipped else graph
-    return stage_updates.run(graph) if is_staged else graph
+    graph = (
+        autodiff.clip_gradients(graph, CompileOptions("job", clip_norm=clipped))
+        if clipped
+        else graph
+    )
+    return autodiff.stage_updates(graph) if is_staged else graph
 
 
 def fixed_words(graph, axis, split_weights=lambda name: BROADCAST):

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 
-from compiler.placement import HOST, Memory, StreamRole
-from compiler.plan import (
+from compiler.contract.placement import HOST, Memory, StreamRole
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import (
     Actor,
     ActorKind,
     Arena,
+    DeviceMemory,
     Launch,
-    Plan,
     Port,
     Register,
     RegisterKind,
@@ -16,8 +17,7 @@ from compiler.plan import (
     Stream,
     View,
 )
-from compiler.plan_memory import DeviceMemory
-from compiler.types import (
+from compiler.contract.types import (
     ActorId,
     DType,
     RegisterId,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.collectives.protocol import CollectiveCall
 from actors.collectives.shared_memory import SharedMemory
-from actors.kernels.native.toolchain import find_toolchain
-from compiler.errors import PeerFailed
-from compiler.mesh import Mesh
-from compiler.types import DType, TensorType
+from actors.kernels.library.runtime import find_toolchain
+from actors.machine.protocol import CollectiveCall
+from compiler.contract.errors import PeerFailed
+from compiler.contract.placement import Mesh
+from compiler.contract.types import DType, TensorType
 
 
 def say(kind, value):

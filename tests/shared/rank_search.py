@@ -5,7 +5,7 @@ execute one firing at a time in the order in which they were started. A meeting 
 its ranks have it at the head of their streams.
 """
 
-from compiler.meetings import meetings_of
+from compiler.contract.rank_plans import meetings_of
 
 
 class TooMany(Exception):

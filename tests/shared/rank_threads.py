@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 
-from compiler.errors import PeerFailed
+from compiler.contract.errors import PeerFailed
 
 
 class RankThreads:

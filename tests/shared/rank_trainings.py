@@ -8,7 +8,7 @@ from rank_threads import RankThreads
 import actorflow as af
 from actorflow import nn
 from actorflow.data import ArraySource
-from actorflow.run.among import ONE_RANK, Among
+from actorflow.distributed.process_group import ONE_RANK, Among
 
 STEPS = 4
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import zmq
 
-from actorflow.ranks.coordinator import Coordinator
-from actorflow.ranks.member import RankMember
+from actorflow.distributed.coordinator import Coordinator
+from actorflow.distributed.member import RankMember
 
 
 class Served:

@@ -11,8 +11,8 @@ import numpy as np
 
 from actors.device.cuda.driver import CudaError, GpuSeen
 from actors.kernels.cuda.calls import KernelText, RunKernel
-from actors.kernels.cuda.views import DeviceView
-from compiler.types import numpy_dtype
+from actors.kernels.cuda.kernel import DeviceView
+from compiler.contract.types import numpy_dtype
 
 
 class RecordingDriver:

@@ -5,14 +5,14 @@ from collections import Counter
 import numpy as np
 from hypothesis import strategies as st
 
-from compiler.ops.activation import GELU
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.copies import COPY_TO
-from compiler.ops.matmul import MATMUL
-from compiler.ops.shape import BROADCAST_TO, TRANSPOSE
-from compiler.ops.sources import scalar
-from compiler.registry import is_source, view
-from compiler.types import DType
+from compiler.contract.types import DType
+from compiler.graph.registry import is_source, view
+from compiler.ops.families.activation import GELU
+from compiler.ops.families.arithmetic import ADD, MUL
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.shape import BROADCAST_TO, TRANSPOSE
+from compiler.ops.primitives.sources import scalar
+from compiler.ops.primitives.transfer import COPY_TO
 
 
 def lies(graph):

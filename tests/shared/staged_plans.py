@@ -6,14 +6,14 @@ from graphs import made_up
 
 import actorflow as af
 from actorflow import nn
-from actors.fleet import Fleet, FleetOptions
-from actors.network import Network, Wire
-from compiler.mesh import INSIDE_A_HOST, Mesh, joined
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
-from compiler.plan import ActorKind
-from compiler.rank_plans import RankPlans
-from compiler.types import DType, Phase, TensorType
+from actors.simulation.costs import Network, Wire
+from actors.simulation.ranks import Fleet, FleetOptions
+from compiler.contract.placement import INSIDE_A_HOST, Mesh, joined
+from compiler.contract.plan_tables import ActorKind
+from compiler.contract.rank_plans import RankPlans
+from compiler.contract.types import DType, Phase, TensorType
+from compiler.graph.target import CompileOptions
+from compiler.pipeline.pipeline import compile_graph
 
 ROWS = {key: TensorType(DType.FLOAT32, (4, 16)) for key in "xy"}
 

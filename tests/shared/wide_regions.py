@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from fused_programs import Builder
 
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.fusion.program import Kind
-from compiler.fusion.region import Held, Region, Step, StepKind
-from compiler.types import DType, TensorType, numpy_dtype
+from compiler.contract.program import Kind
+from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.types import DType, TensorType, from_bits, numpy_dtype, to_bits
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
 F32, F64, BF16, I64 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.INT64

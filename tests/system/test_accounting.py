@@ -8,13 +8,13 @@ from jobs import GPT
 
 import actorflow as af
 from actorflow import nn
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 MEASURE = """
 import json, sys
 import numpy as np
 import actorflow as af
-from compiler.plan import Plan
+from compiler.contract.plan import Plan
 
 
 def resident_bytes(field="VmRSS"):

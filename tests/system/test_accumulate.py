@@ -10,7 +10,7 @@ from jobs import assert_same, rows_of_fit
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import HostTarget
-from actorflow.initialise import initial_values
+from actorflow.tensor.initial_values import initial_values
 
 OPTIMIZERS = {
     "momentum": af.optim.SGD(0.1, momentum=0.9, weight_decay=0.01),

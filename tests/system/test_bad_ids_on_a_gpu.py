@@ -9,7 +9,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.checkpoint.manager import CheckpointManager
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 NUM_IDS, NUM_CLASSES, BAD_STEP = 10, 8, 5
 WHERE = {"host": {"device": "host"}, "cuda": {"device": "cuda", "gpu": "h200"}}

@@ -12,7 +12,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.checkpoint.errors import CheckpointSpaceError, NoValidCheckpoint
 from actorflow.checkpoint.manager import CheckpointManager
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 HERE = os.path.basename(__file__)
 

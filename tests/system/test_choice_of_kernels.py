@@ -7,8 +7,8 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import agreed_plan
-from actorflow.compile import native as native_module
+from actorflow.distributed import agreed_plan
+from actorflow.environment import native as native_module
 from actors.kernels.library import tuning
 
 

@@ -8,13 +8,13 @@ import pytest
 from jobs import GPT
 
 import actorflow as af
+from actorflow.environment.settings import Settings
 from actorflow.run import open_gpus
-from actorflow.run.opening import make_ready
+from actorflow.run.devices import make_ready
 from actorflow.run.runner import Runner
-from actorflow.settings import Settings
 from actors.device.cuda import cudnn
 from actors.device.cuda.cudnn import INSTALL
-from compiler.errors import DeviceError
+from compiler.contract.errors import DeviceError
 
 pytestmark = pytest.mark.host("it is about emulated GPUs")
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 import actorflow as af
 from actorflow import nn
-from actors.race import check_races
-from compiler.errors import InternalError
+from actors.race.race import check_races
+from compiler.contract.errors import InternalError
+from compiler.contract.plan import Plan
+from compiler.contract.types import DType, TensorType
 from compiler.lowering import destinations
-from compiler.plan import Plan
-from compiler.types import DType, TensorType
-from compiler.verify import verify_plan
+from compiler.verify.verify import verify_plan
 
 WIDTH, ROWS = 6, 4
 X = {"x": TensorType(DType.FLOAT32, (ROWS, WIDTH))}

@@ -13,11 +13,11 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actorflow.environment.settings import Settings
 from actorflow.run import training_run
 from actorflow.run.runner import Runner
-from actorflow.settings import Settings
-from actors.errors import ActorFailed
-from actors.load import load
+from actors.loop.load import load
+from actors.machine.errors import ActorFailed
 
 ROWS = {
     "x": np.random.default_rng(0).standard_normal((32, 6)).astype(np.float32),

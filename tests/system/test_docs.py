@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.transitions import Message, state_diagram, transition_table
+from actors.machine.transitions import Message, state_diagram, transition_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "actors.md"
 

@@ -6,7 +6,7 @@ from jobs import assert_same, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
-from compiler.types import Phase
+from compiler.contract.types import Phase
 
 STEPS, WIDTH = 3, 24
 GPU = {"device": "cuda", "gpu": "h200"}

@@ -9,10 +9,10 @@ from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
+from actorflow.compile.plan_facts import credits_after
 from actorflow.compile.targets import HostTarget
-from actorflow.run.plan_facts import credits_after
-from actors.race import check_races
-from compiler.verify import verify_plan
+from actors.race.race import check_races
+from compiler.verify.verify import verify_plan
 
 
 @pytest.fixture

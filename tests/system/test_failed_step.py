@@ -70,7 +70,7 @@ def test_where_nobody_knows_which_launch_failed_the_variables_go_back_to_those_b
     monkeypatch, caplog
 ):
     """As on a device that runs a chain as a whole: an update may have been made, or not."""
-    monkeypatch.setattr("actors.in_flight.launch_number", lambda *_: None)
+    monkeypatch.setattr("actors.loop.worker.launch_number", lambda *_: None)
     job, model = af.job(loss_of, optimizer=af.optim.SGD(0.1)), Table()
     job.step(model, batch_of(1))
     job.close(model)

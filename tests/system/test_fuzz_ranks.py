@@ -9,7 +9,7 @@ import re
 import pytest
 from random_trainings import differences, recipe
 
-from compiler.errors import CompileError
+from compiler.contract.errors import CompileError
 
 GIVEN = [int(n) for n in os.environ.get("ACTORFLOW_FUZZ_RANKS", "").split(":") if n]
 SEEDS = range(*GIVEN) if GIVEN else (13, 14, 1012, 1024, 2004, 9154, 50138, 60107)

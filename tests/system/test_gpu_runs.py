@@ -9,14 +9,14 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actorflow.environment.settings import Settings
 from actorflow.run import open_gpus
 from actorflow.run.runner import Runner
-from actorflow.settings import Settings
-from actors.device.emulated.driver import EmulatedDriver
-from actors.device.protocol import DeviceFault
-from actors.errors import ActorFailed
 from actors.kernels.cuda.calls import KernelText, RunKernel
-from compiler.errors import OutOfMemory
+from actors.machine.errors import ActorFailed
+from actors.machine.protocol import DeviceFault
+from actors.testing.emulated.driver import EmulatedDriver
+from compiler.contract.errors import OutOfMemory
 
 pytestmark = pytest.mark.host("it is about emulated GPUs")
 

@@ -7,9 +7,9 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.proof.prove import prove
+from actorflow.compile.prove import prove
 from actors.kernels.library import onednn
-from compiler.errors import PlanFormatError
+from compiler.contract.errors import PlanFormatError
 
 pytestmark = [
     pytest.mark.usefixtures("native"),

@@ -6,8 +6,8 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.cli.main import main
-from actors.kernels import catalogue
-from actors.kernels.kernel import KernelNeeds
+from actors.kernels.common.kernel import KernelNeeds
+from actors.kernels.host import catalogue
 
 
 class Halves(nn.Module):

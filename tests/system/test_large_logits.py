@@ -8,11 +8,11 @@ from graphs import WideFrom
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.cuda_target import CudaTarget
-from compiler import pipeline
-from compiler.fusion import chunk_wide
-from compiler.target import WIDE_IN_CACHE
-from compiler.types import DType, TensorType
+from actorflow.compile.targets import CudaTarget
+from compiler.contract.types import DType, TensorType
+from compiler.fusion import regions
+from compiler.graph.target import WIDE_IN_CACHE
+from compiler.pipeline import pipeline
 
 CLASSES = 23
 
@@ -44,7 +44,7 @@ def limit(monkeypatch, tmp_path):
 
     def set_limit(min_wide_bytes, chunk_rows=5):
         def chunk(graph, hardware):
-            return chunk_wide.run(graph, WideFrom(min_wide_bytes, chunk_rows))
+            return regions.run(graph, WideFrom(min_wide_bytes, chunk_rows))
 
         passes = [replace(p, run=chunk) if p.name == "chunk_wide" else p for p in pipeline.PASSES]
         monkeypatch.setattr(pipeline, "PASSES", tuple(passes))

@@ -14,10 +14,10 @@ from jobs import GPT
 
 import actorflow as af
 from actorflow import nn
+from actorflow.environment.settings import Settings
 from actorflow.run.devices import as_run
 from actorflow.run.runner import Runner
-from actorflow.settings import Settings
-from actors.device.emulated import memory
+from actors.testing.emulated import memory
 
 STEPS, STEPS_OF_A_SEED = 20, 5
 

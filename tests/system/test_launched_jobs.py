@@ -244,7 +244,7 @@ import json, os, sys
 import numpy as np
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import agreed_plan as agreeing
+from actorflow.distributed import agreed_plan as agreeing
 
 rank, asked = int(os.environ["RANK"]), eval(sys.argv[1])
 os.environ.update(asked.get("environ", {}).get(rank, {}))

@@ -16,11 +16,11 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from meetings import call
-from actorflow.ranks.member import this_member
+from actorflow.distributed.member import this_member
 from actors.collectives.shared_memory import SharedMemory
-from actors.kernels.native.toolchain import find_toolchain
-from compiler.mesh import Mesh
-from compiler.types import DType, TensorType
+from actors.kernels.library.runtime import find_toolchain
+from compiler.contract.placement import Mesh
+from compiler.contract.types import DType, TensorType
 
 fault, cache, deadline_s = sys.argv[1:]
 member = this_member()

@@ -9,8 +9,8 @@ from jobs import GPT, assert_same, losses_of_fit
 import actorflow as af
 from actorflow import nn
 from actorflow.run.broken_steps import MAX_OVERFLOWS_IN_A_ROW
-from compiler.printer import summarise
-from compiler.types import DType
+from compiler.contract.types import DType
+from compiler.pipeline.printer import summarise
 
 ROWS, WIDTH, OUT = 2, 8, 3
 LIMIT = 65520.0

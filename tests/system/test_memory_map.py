@@ -12,8 +12,7 @@ import pytest
 from jobs import GPT
 
 import actorflow as af
-from actorflow.memory_map.html import render_html
-from actorflow.memory_map.layout import COLOURS, BoxKind, map_memory
+from actorflow.cli.memory_map import COLOURS, BoxKind, map_memory, render_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [

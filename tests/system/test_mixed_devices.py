@@ -11,7 +11,7 @@ from jobs import GPT, assert_same
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import SimTarget
-from compiler.placement import Device, DeviceKind
+from compiler.contract.placement import Device, DeviceKind
 
 TWO = {"devices": ["sim:0", "sim:1"]}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "devices.md"

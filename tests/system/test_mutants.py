@@ -45,7 +45,7 @@ def test_a_changed_plan_is_refused_or_computes_the_same(subject, name):
 def test_the_tally_knows_a_mutant_that_computes_something_else(subject, monkeypatch):
     """The oracle itself: without a proof, a dropped launch is found by its results."""
     monkeypatch.setattr(mutate, "refusal", lambda plan: None)
-    monkeypatch.setattr("actorflow.run.opening.prove", lambda plan: None)
+    monkeypatch.setattr("actorflow.run.devices.prove", lambda plan: None)
     tally = mutate.judge(subject("mlp"), "dropped", every=9)
     assert tally.lost
 

@@ -15,9 +15,8 @@ import pytest
 
 import actorflow as af
 from actorflow.cli.main import main
-from actors.kernels.library import tuning
-from actors.kernels.library.measured_file import read_object
-from actors.kernels.native import runtime
+from actors.kernels.common.files import read_object
+from actors.kernels.library import runtime, tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -232,7 +231,7 @@ def test_half_a_library_in_the_cache_is_built_again(run, warm, cache):
 
 def test_what_was_built_for_another_processor_is_never_loaded(run, warm, cache):
     foreign = {library.name for library in (cache / "native").glob("*.so")}
-    other = "from actors.kernels.native import toolchain\ntoolchain.processor = lambda: 'other'\n"
+    other = "from actors.kernels.library import runtime\nruntime.processor = lambda: 'other'\n"
     loaded = "print(open('/proc/self/maps').read(), file=sys.stderr)\n"
     losses, kernels, _, maps = run(other + JOB + loaded, ACTORFLOW_CACHE=str(cache))
     assert (losses, kernels) == warm[1:]
@@ -322,7 +321,7 @@ def test_one_thread_and_two_give_the_same_bits(run, cache):
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
 def test_on_one_core_one_thread_computes_the_same_bits(run, warm, cache):
     bound = "import os\nos.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
-    told = "from actors.kernels.native import runtime\nassert runtime.num_threads() == 1\n"
+    told = "from actors.kernels.library import runtime\nassert runtime.num_threads() == 1\n"
     losses, kernels, _, _ = run(
         bound + JOB.replace(PRINT, told + PRINT), ACTORFLOW_CACHE=str(cache)
     )

@@ -6,12 +6,12 @@ from jobs import assert_same, rows_of_fit
 
 import actorflow as af
 from actorflow import nn
-from actors import load as loading
-from compiler import pipeline
-from compiler.budget import offload, spill
-from compiler.placement import HOST_SIDE
-from compiler.plan import ActorKind
-from compiler.types import Phase
+from actors.loop import load as loading
+from compiler.budget import offload
+from compiler.contract.placement import HOST_SIDE
+from compiler.contract.plan_tables import ActorKind
+from compiler.contract.types import Phase
+from compiler.pipeline import pipeline
 
 
 class Net(nn.Module):
@@ -45,9 +45,9 @@ def evaluate(model, batch):
 
 def move(graph, target):
     names = offload.state_names(graph)
-    idle = [i.value for i in spill.idle_values(graph, target) if names and i.idle_ns > 0]
-    moved = offload.run(graph, names, target, bucket_bytes=600)
-    return spill.run(moved, idle, target, bucket_bytes=600)
+    idle = [i.value for i in offload.idle_values(graph, target) if names and i.idle_ns > 0]
+    moved = offload.offload_variables(graph, names, target, bucket_bytes=600)
+    return offload.spill_values(moved, idle, target, bucket_bytes=600)
 
 
 @pytest.fixture

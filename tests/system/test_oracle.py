@@ -5,10 +5,10 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.initialise import initial_values
-from compiler.ops.sources import INPUT, VARIABLE
+from actorflow.tensor.initial_values import initial_values
+from compiler.graph.registry import reference
+from compiler.ops.primitives.sources import INPUT, VARIABLE
 from compiler.passes import autodiff
-from compiler.registry import reference
 
 
 class TinyGPT(nn.Module):
@@ -31,7 +31,7 @@ def job_with(optimizer):
 
 def reference_losses(graph, values, batches):
     """Train by walking the differentiated graph with numpy semantics in float64."""
-    graph = autodiff.run(graph)
+    graph = autodiff.differentiate(graph)
     state = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in values.items()}
     losses = []
     for batch in batches:

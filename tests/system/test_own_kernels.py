@@ -8,8 +8,8 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actors.kernels import catalogue
-from actors.kernels.kernel import KernelNeeds
+from actors.kernels.common.kernel import KernelNeeds
+from actors.kernels.host import catalogue
 
 
 class Net(nn.Module):

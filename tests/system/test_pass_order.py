@@ -10,10 +10,10 @@ from jobs import GPT, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
-from compiler import pipeline
-from compiler.fusion import chunk_wide
-from compiler.options import CompileOptions
-from compiler.rewrites import check_order
+from compiler.fusion import regions
+from compiler.graph.target import CompileOptions
+from compiler.pipeline import pipeline
+from compiler.pipeline.rewrites import check_order
 
 VOCAB, SEQ, BATCH, WIDTH, STEPS = 17, 12, 4, 16, 3
 ASKED = [
@@ -87,7 +87,7 @@ def allowed_orders():
 
 def trained(kind, passes, monkeypatch):
     def small(graph, hardware):
-        return chunk_wide.run(graph, WideFrom(0, 5))
+        return regions.run(graph, WideFrom(0, 5))
 
     passes = [replace(p, run=small) if p.name == "chunk_wide" else p for p in passes]
     monkeypatch.setattr(pipeline, "PASSES", tuple(passes))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.plan import Plan, RegisterKind
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import RegisterKind
 
 ROOT = Path(__file__).resolve().parents[2]
 

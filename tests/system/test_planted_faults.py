@@ -16,25 +16,25 @@ from emulated_run import emulated_run, execute
 
 import actorflow as af
 from actorflow import nn
+from actorflow.environment.settings import Settings
 from actorflow.run.runner import Runner
-from actorflow.settings import Settings
 from actors.device import executor
 from actors.device.cuda import device as cuda_device
 from actors.device.cuda.device import CudaDevice
-from actors.device.emulated import kernels
-from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
-from actors.device.schedule import LateSchedule
-from actors.kernels.cuda import embedding, row_sums, sort
+from actors.kernels.common.attention_blocks import BlockExtents
+from actors.kernels.cuda import embedding
 from actors.kernels.cuda.attention import CudaAttention
 from actors.kernels.cuda.calls import CopyBytes, KernelText
-from actors.kernels.cuda.cudnn_attention import CudnnAttention
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.interpret.attention_blocks import BlockExtents
-from compiler.attrs import Attrs
-from compiler.errors import ActorflowError, DeviceError, InternalError
-from compiler.placement import Memory
-from compiler.registry import find_op, reference
-from compiler.types import DType, TensorType
+from actors.kernels.cuda.cudnn_kernels import CudnnAttention
+from actors.kernels.cuda.kernel import gpu_named
+from actors.testing.emulated import kernels
+from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
+from actors.testing.simulated import LateSchedule
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import ActorflowError, DeviceError, InternalError
+from compiler.contract.placement import Memory
+from compiler.contract.types import DType, TensorType
+from compiler.graph.registry import find_op, reference
 
 GPU = gpu_named("h200")
 
@@ -59,12 +59,14 @@ def sorts(native_toolchain):
     """Return whether keys are sorted as numpy sorts them, in an order of blocks and threads."""
 
     def run(seed):
-        keys = np.random.default_rng(seed).integers(0, 700, 1000).astype(sort.KEY)
-        held = [np.full(max(p.size_bytes, 4), 0xFF, np.uint8) for p in sort.sort_pieces(keys.size)]
-        memory = [piece.view(sort.KEY) for piece in held]
+        keys = np.random.default_rng(seed).integers(0, 700, 1000).astype(embedding.KEY)
+        held = [
+            np.full(max(p.size_bytes, 4), 0xFF, np.uint8) for p in embedding.sort_pieces(keys.size)
+        ]
+        memory = [piece.view(embedding.KEY) for piece in held]
         memory[0][: keys.size] = keys
         addresses = tuple([piece.ctypes.data for piece in memory])
-        calls, _, places = sort.sort_calls(addresses, keys.size, 700)
+        calls, _, places = embedding.sort_calls(addresses, keys.size, 700)
         kernels.load([call.text for call in calls], native_toolchain)
         execute(calls, seed, np.zeros(7, np.int64))
         found = memory[addresses.index(places)][: keys.size]
@@ -76,10 +78,10 @@ def sorts(native_toolchain):
 @pytest.mark.parametrize("nth", [0, 1, 4], ids=["before digits", "after digits", "at the end"])
 def test_a_barrier_left_out_is_found_in_every_order_of_threads(nth, sorts, monkeypatch):
     assert all(sorts(seed) for seed in range(20))
-    text = sort._text()
+    text = embedding._sort_text()
     before = text.text.partition("_tile(")[0].count("AF_BARRIER();")
     mutant = changed_text(text, "AF_BARRIER();", ";", before + nth)
-    monkeypatch.setattr(sort, "_text", lambda: mutant)
+    monkeypatch.setattr(embedding, "_sort_text", lambda: mutant)
     assert not any(sorts(seed) for seed in range(20))
 
 
@@ -105,7 +107,7 @@ def gathers(native_toolchain):
 def test_an_unguarded_index_is_found(gathers, monkeypatch):
     assert gathers()
     guard = "(uint64_t)id < (uint64_t)a->num_rows"
-    mutant = changed_text(row_sums.text_of_ids(), guard, "1")
+    mutant = changed_text(embedding.text_of_ids(), guard, "1")
     monkeypatch.setattr(embedding, "text_of_ids", lambda: mutant)
     assert not gathers()
 

@@ -19,7 +19,7 @@ def doubled(graph):
 
 
 def af_op(name):
-    from compiler.registry import find_op
+    from compiler.graph.registry import find_op
 
     return find_op(name)
 """

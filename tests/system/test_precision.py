@@ -8,12 +8,12 @@ import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import hardware_for
 from actorflow.data.source import checked_spec
-from compiler import pipeline
-from compiler.errors import CompileError
-from compiler.options import CompileOptions
-from compiler.placement import HOST
-from compiler.printer import print_plan, summarise
-from compiler.types import DType, TensorType
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import HOST
+from compiler.contract.types import DType, TensorType
+from compiler.graph.target import CompileOptions
+from compiler.pipeline import pipeline
+from compiler.pipeline.printer import print_plan, summarise
 
 VOCAB, WIDTH, SEQ, BATCH = 29, 32, 16, 4
 

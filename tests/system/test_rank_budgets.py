@@ -11,14 +11,13 @@ from rank_trainings import Training, on_ranks
 import actorflow as af
 from actorflow import nn
 from actorflow.data import ArraySource, Tokens
-from compiler.errors import BudgetError
-from compiler.graph_hash import hash_graph
-from compiler.joint import verify_ranks
-from compiler.mesh import Mesh
-from compiler.placement import SHARED
-from compiler.plan import ActorKind
-from compiler.rank_plans import RankPlans
-from compiler.types import DType, Phase, TensorType
+from compiler.contract.errors import BudgetError
+from compiler.contract.placement import SHARED, Mesh
+from compiler.contract.plan_tables import ActorKind
+from compiler.contract.rank_plans import RankPlans
+from compiler.contract.types import DType, Phase, TensorType
+from compiler.ops.primitives.body import hash_graph
+from compiler.verify.cross_rank import verify_ranks
 
 pytestmark = pytest.mark.usefixtures("native_toolchain")
 SGD = af.optim.SGD(0.1, momentum=0.9)

@@ -15,7 +15,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import HostTarget
 from actorflow.data import Tokens
-from compiler.mesh import MeshLink
+from compiler.contract.placement import MeshLink
 
 pytestmark = [
     pytest.mark.no_gpu("ranks meet in memory of the host"),

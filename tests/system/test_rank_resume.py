@@ -16,7 +16,7 @@ import hashlib, json, os, signal, sys
 import numpy as np
 import actorflow as af
 from actorflow import nn
-from actorflow.run.joining import Joining
+from actorflow.distributed.unshard import Joining
 
 rank, options, asked = int(os.environ["RANK"]), eval(sys.argv[1]), eval(sys.argv[2])
 

@@ -6,12 +6,11 @@ from jobs import GPT
 from rank_threads import RankThreads
 
 import actorflow as af
-from actorflow.run.among import ONE_RANK, Among
-from actors.race import check_races
-from compiler.mesh import MeshLink
-from compiler.placement import SHARED
-from compiler.plan import ActorKind
-from compiler.types import DType, TensorType
+from actorflow.distributed.process_group import ONE_RANK, Among
+from actors.race.race import check_races
+from compiler.contract.placement import SHARED, MeshLink
+from compiler.contract.plan_tables import ActorKind
+from compiler.contract.types import DType, TensorType
 
 RANKS, STEPS = 2, 6
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actorflow.cli.main import main
-from actorflow.settings import environment_table
+from actorflow.environment.settings import environment_table
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

@@ -10,8 +10,8 @@ from jobs import GPT, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
+from compiler.contract.types import Phase
 from compiler.lowering.lower import lower
-from compiler.types import Phase
 
 STEPS = 4
 
@@ -177,7 +177,7 @@ def test_a_budget_costs_one_lowering_more(monkeypatch):
         lowered.append(args)
         return lower(*args)
 
-    monkeypatch.setattr("compiler.pipeline.lower", counted)
+    monkeypatch.setattr("compiler.pipeline.pipeline.lower", counted)
     plan = make_job(memory_budget=int(0.8 * free)).compile(TokenGPT(), tokens())
     assert (len(lowered), plan.recomputation[0].method) == (2, "selective")
 

@@ -5,7 +5,7 @@ from jobs import assert_same, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
-from compiler.sub_plan import sub_plans
+from compiler.contract.plan import sub_plans
 
 STEPS, ROWS, VOCAB = 6, 4, 11
 

@@ -8,12 +8,12 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.cli.main import main
-from actorflow.compile.plan_cache import PlanCache
+from actorflow.compile.compiling import PlanCache
 from actorflow.compile.targets import HostTarget
-from actors.race import RaceError, check_races
-from compiler.errors import ActorflowError, PlanFormatError
-from compiler.plan import Plan
-from compiler.verify import verify_plan
+from actors.race.race import RaceError, check_races
+from compiler.contract.errors import ActorflowError, PlanFormatError
+from compiler.contract.plan import Plan
+from compiler.verify.verify import verify_plan
 
 
 class Towers(nn.Module):

@@ -6,10 +6,9 @@ from jobs import assert_same, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
-from compiler.errors import PlanFormatError
-from compiler.plan import Plan
-from compiler.printer import print_plan
-from compiler.sub_plan import frame_of, sub_plans
+from compiler.contract.errors import PlanFormatError
+from compiler.contract.plan import Plan, frame_of, sub_plans
+from compiler.pipeline.printer import print_plan
 from memory.verify import check_no_overlap
 
 STEPS, ROWS, WIDTH = 7, 4, 6

@@ -5,8 +5,8 @@ import pytest
 from jobs import assert_same
 
 import actorflow as af
-from compiler import pipeline
-from compiler.pipeline import compile_graph
+from compiler.pipeline import pipeline
+from compiler.pipeline.pipeline import compile_graph
 
 
 def run(train, model, source, **options):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from compiler.options import CompileOptions
-from compiler.pipeline import PASSES
+from compiler.graph.target import CompileOptions
+from compiler.pipeline.pipeline import PASSES
 
 JOB = """
 import numpy as np

@@ -7,11 +7,10 @@ import pytest
 
 import actorflow as af
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.run.listener import Listener
 from actorflow.run.report import Reporter
-from actorflow.run.status import StatusWriter
+from actorflow.run.status import Listener, StatusWriter
 from actorflow.run.training_run import Run
-from actors.loop import Loop
+from actors.loop.loop import Loop
 
 STEPS = 12
 MOMENTS = [

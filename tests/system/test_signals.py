@@ -10,7 +10,7 @@ import termios
 import pytest
 
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.run.signals import StopSignals
+from actorflow.run.stopping import StopSignals
 
 TRAINING = """
     import signal, sys, threading

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actors.errors import ActorFailed
+from actors.machine.errors import ActorFailed
 
 
 def test_a_small_job_learns(mlp, classification, classify):

@@ -9,9 +9,9 @@ from staged_plans import ROWS, Layers, squares, staged_plans
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import hardware_for
-from actorflow.run.among import Among
-from compiler.placement import HOST
-from compiler.types import DType, TensorType
+from actorflow.distributed.process_group import Among
+from compiler.contract.placement import HOST
+from compiler.contract.types import DType, TensorType
 
 WORDS = {name: TensorType(DType.INT32, (4, 8)) for name in ("x", "y")}
 STEPS = 3

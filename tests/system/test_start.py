@@ -10,7 +10,7 @@ import pytest
 import actorflow as af
 from actorflow.checkpoint.errors import CheckpointLocked
 from actorflow.checkpoint.manager import CheckpointManager
-from actors.device import host_memory
+from actors.kernels.common import host_memory
 
 THREADS = ("data", "metrics", "checkpoint", "dispatch", "watchdog")
 SIGNALS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)

@@ -9,9 +9,9 @@ from jobs import GPT, assert_same, losses_of_fit, rows_of_fit
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import HostTarget
-from actors.kernels import catalogue
-from actors.kernels.kernel import KernelNeeds
-from compiler.plan import ActorKind
+from actors.kernels.common.kernel import KernelNeeds
+from actors.kernels.host import catalogue
+from compiler.contract.plan_tables import ActorKind
 
 
 @pytest.fixture(autouse=True)

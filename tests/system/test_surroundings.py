@@ -7,8 +7,8 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.run.metrics import read_metrics
-from compiler.plan import Plan
+from actorflow.run.report import read_metrics
+from compiler.contract.plan import Plan
 
 TRAINING = """
     import logging, os, sys

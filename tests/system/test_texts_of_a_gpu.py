@@ -14,7 +14,7 @@ import actorflow as af
 from actorflow import nn
 from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.programs import text_of
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 
 class SmallGpt(nn.Module):

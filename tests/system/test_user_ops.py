@@ -16,8 +16,8 @@ from jobs import losses_of_fit
 import actorflow as af
 from actorflow import nn
 from actorflow.cli.main import main
-from actors.race import check_races
-from compiler.printer import print_plan
+from actors.race.race import check_races
+from compiler.pipeline.printer import print_plan
 
 FILE = Path(ours.__file__)
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,20 +10,82 @@ Names and numbers: cublasLt.h of CUDA 13.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from actors.device.cuda.choices import ProductChoices
-from actors.device.cuda.driver import CudaError
-from actors.device.cuda.faults import is_out_of_memory
-from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
-from compiler.types import DType
+from actors.device.cuda.driver import (
+    SCRATCH_BYTE,
+    CudaDriver,
+    CudaError,
+    TriedWays,
+    is_of_library,
+    is_out_of_memory,
+)
+from actors.kernels.common.files import DamagedFile, kept, replace_object
+from actors.kernels.cuda.calls import LtEpilogue, LtLayout, LtProduct
+from compiler.contract.types import DType
+
+# Which algorithms products were found to be fastest with, kept in a file for each library and GPU.
+#
+# Likewise the number of the fastest of some ways to do the same, by what they do. A choice stands
+# once it is made: the same product has the same algorithm in every later run, and so the same bits.
+# Of two processes that measure at once, the first to keep is followed by the other.
+
+
+@dataclass(slots=True)
+class ProductChoices:
+    """Algorithms by the key of a product. `folder` None: kept in this process alone.
+
+    `made_for` is what they depend on besides: the version of the library, and the GPU's name.
+    """
+
+    folder: Path | None
+    made_for: str
+    known: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def file(self) -> Path | None:
+        """Where they are kept."""
+        mark = hashlib.blake2b(self.made_for.encode(), digest_size=8).hexdigest()
+        return None if self.folder is None else self.folder / f"products-{mark}.json"
+
+    def get(self, key: str) -> bytes | None:
+        """Return the algorithm that is kept for a product, if any; of ways, the number of one."""
+        if key not in self.known:
+            self.known |= self._read()
+        return self.known.get(key)
+
+    def keep(self, key: str, algorithm: bytes) -> bytes:
+        """Keep an algorithm, and return the one to use: another process may have been first."""
+        self.known = {**self.known, key: algorithm, **self._read()}
+        if self.file is not None:
+            found = {name: value.hex() for name, value in self.known.items()}
+            with contextlib.suppress(OSError):  # a folder that cannot be written costs a trial
+                replace_object(self.file, {"made_for": self.made_for, "products": found})
+        return self.known[key]
+
+    def _read(self) -> dict[str, bytes]:
+        if self.file is None:
+            return {}
+        return kept(self.file, self._decoded, "products are timed anew") or {}
+
+    def _decoded(self, found: dict[str, object]) -> dict[str, bytes]:
+        products = found.get("products")
+        if found.get("made_for") != self.made_for or not isinstance(products, dict):
+            raise DamagedFile("it is for another library or GPU")
+        try:
+            return {str(name): bytes.fromhex(value) for name, value in products.items()}
+        except (TypeError, ValueError) as error:
+            raise DamagedFile(str(error)) from None
+
 
 LIBRARY = "libcublasLt.so.13"
 
@@ -392,3 +454,73 @@ def _destroy(library: ctypes.CDLL, handles: Sequence[tuple[str, int]]) -> None:
 
 def _state(code: int) -> str:
     return f"{_STATES.get(code, 'unknown')} (cuBLAS status {code})"
+
+
+# Where calls of libraries are tried on a GPU: scratch, and a clock of events.
+
+_NON_BLOCKING = 1
+
+
+class LibraryTrial:
+    """Memory and a clock on which libraries are tried; both go at the end of the `with`."""
+
+    def __init__(self, driver: CudaDriver, ask: Callable[..., Any]) -> None:
+        self._driver, self._ask = driver, ask
+        self._blocks: list[int] = []
+
+    def __enter__(self) -> LibraryTrial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._free()
+
+    def scratch(self, sizes_bytes: Sequence[int]) -> tuple[int, ...]:
+        """Return addresses of so many bytes each, until the next call."""
+        self._free()
+        for size in sizes_bytes:
+            self._blocks.append(self._driver.allocate(max(size, 1)))
+            self._ask("memset", self._blocks[-1], SCRATCH_BYTE, max(size, 1))
+        self._ask("streamSynchronize", 0)  # a stream of ours would run beside the fill
+        return tuple(self._blocks)
+
+    def duration_ns(self, run: Callable[[int], None]) -> float:
+        """Return what `run(stream)` takes on the device, by events around it."""
+        ask = self._ask
+        stream = ask("streamCreateWithFlags", _NON_BLOCKING)
+        begin, end = ask("eventCreate"), ask("eventCreate")
+        try:
+            ask("eventRecord", begin, stream)
+            run(stream)
+            ask("eventRecord", end, stream)
+            ask("eventSynchronize", end)
+            return float(ask("eventElapsedTime", begin, end)) * 1e6
+        finally:
+            for name, handle in (("eventDestroy", begin), ("eventDestroy", end)):
+                ask(name, handle)
+            ask("streamDestroy", stream)
+
+    def fastest_way(self, ways: TriedWays) -> int:
+        """Return the number of the fastest; one that the library refuses as it runs is left out.
+
+        Raises CudaError where that is each of them.
+        """
+        times: list[tuple[float, int]] = []
+        failed: CudaError | None = None
+        self.duration_ns(ways.fill)
+        for number, run in enumerate(ways.runs):
+            try:
+                self.duration_ns(run)  # the first run loads what the library needs
+                took = median([self.duration_ns(run) for _ in range(TRIALS)])
+            except CudaError as error:
+                if not is_of_library(error):
+                    raise
+                failed = error
+            else:
+                times.append((took, number))
+        if not times and failed is not None:
+            raise failed
+        return first_of_fastest(times)
+
+    def _free(self) -> None:
+        while self._blocks:
+            self._driver.free(self._blocks.pop())

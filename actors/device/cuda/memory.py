@@ -6,23 +6,26 @@ gone the driver is closed, and all that it made goes with it.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from actors.device import host_memory
 from actors.device.cuda.driver import CudaDriver, CudaError
-from actors.kernels.cuda.views import DeviceView
-from actors.protocol import Array
-from compiler.errors import DeviceError
-from compiler.types import TensorType, numpy_dtype
+from actors.kernels.common import host_memory
+from actors.kernels.cuda.calls import Explain, KernelText, RunKernel, StatusWord, Word
+from actors.kernels.cuda.kernel import DeviceView
+from actors.machine.protocol import Array, DeviceFault, DeviceStream
+from compiler.contract.errors import DeviceError
+from compiler.contract.types import TensorType, numpy_dtype
 
 
 class KeptDriver:
@@ -183,3 +186,226 @@ def extent_of(view: DeviceView) -> tuple[int, int]:
     first = view.address + sum([r for r in reach if r < 0])
     last = view.address + sum([r for r in reach if r > 0])
     return first, last - first + view.dtype.itemsize
+
+
+# Where kernels report bad indices: cells in pinned memory, read when the host has waited anyway.
+#
+# A kernel that meets an index that is out of range uses another one, goes on, and leaves place and
+# value in the cell of its launch (`af_report` in device.cuh has the layout). One word says whether
+# any cell has something, so that an ordinary wait looks at one number. A cell also keeps the
+# *firing* of its stream in which that was: a kernel of one thread counts those before a chain that
+# has cells, and the stream remembers how many launches it had been given before each.
+#
+# **Who is told.** A wait tells only of launches that it waited for: what steps before the bad one
+# have computed comes out, however fast the device is. Streams and events know how many launches of
+# every stream come before them (vector clocks: Fidge 1988), once there is any cell.
+
+_PAGE_WORDS = 512
+_CELL_WORDS = 7
+_COUNTS_OF_A_BLOCK = 32
+
+ArgumentBlock = ctypes.Array[ctypes.c_uint64]
+
+COUNT = KernelText.of(
+    "af_count",
+    """
+typedef struct { af_word w[1]; } NAME_arguments;
+AF_KERNEL NAME(AF_ARGUMENTS(NAME) arguments) {
+    volatile int64_t *count = (volatile int64_t *)arguments.w[0].p;
+    if (AF_THREAD == 0) *count = *count + 1;
+}
+""",
+    ("NAME",),
+    "counts the firings of a stream whose launches may report",
+    has_exchanges=False,
+)
+
+
+def argument_block(words: Sequence[Word]) -> ArgumentBlock:
+    """Return words as a kernel gets them: integers and addresses, and doubles by their bits."""
+    block = (ctypes.c_uint64 * len(words))()
+    for number, word in enumerate(words):
+        if isinstance(word, float):
+            (block[number],) = struct.unpack("<Q", struct.pack("<d", word))
+        else:
+            block[number] = word  # modulo 2**64: two's complement
+    return block
+
+
+def counting(address: int) -> tuple[RunKernel, ArgumentBlock]:
+    """Return the call that counts one firing at an address, with its argument block."""
+    call = RunKernel(COUNT, COUNT.kernels[0], 1, 32, (address,))
+    return call, argument_block(call.words)
+
+
+Known = Mapping[int, int]
+"""By number of a stream how many of its launches come before something."""
+
+
+class CountedStream(DeviceStream, Protocol):
+    """A stream that counts the firings whose launches may report; its number is of the run."""
+
+    @property
+    def number(self) -> int:
+        """Which stream of the run this is."""
+
+    @property
+    def count_address(self) -> int:
+        """Where the number of the firing stands that runs there."""
+
+    def first_launch(self, firing: int) -> int | None:
+        """Return how many launches the stream was given before a firing; None if long ago."""
+
+
+class StatusCell:
+    """The cell of a launch, at `address`: `index` says which of its chain on `stream` that is."""
+
+    __slots__ = ("_explain", "_words", "address", "index", "stream")
+
+    def __init__(self, words: Array, explain: Explain) -> None:
+        self.address = int(words.ctypes.data)
+        self.stream: CountedStream | None = None
+        self.index = 0
+        self._words = words
+        self._explain = explain
+
+    def put_on(self, stream: CountedStream, index: int) -> None:
+        """Say in which chain's place of a stream the launch runs, whose firings are counted."""
+        self.stream = stream
+        self.index = index
+        self._words[4] = stream.count_address
+
+    @property
+    def has_something(self) -> bool:
+        """Whether an index was bad."""
+        return bool(self._words[1])
+
+    @property
+    def launch(self) -> int | None:
+        """The number on the stream of the launch whose index was bad; None where it is unknown."""
+        first = None if self.stream is None else self.stream.first_launch(int(self._words[1]) - 1)
+        return None if first is None else first + self.index
+
+    def is_within(self, known: Known) -> bool:
+        """Whether the launch whose index was bad comes before what `known` is of."""
+        launch = self.launch
+        return self.stream is None or launch is None or launch < known.get(self.stream.number, 0)
+
+    def error(self) -> Exception:
+        """Return what the host would have raised."""
+        return self._explain(int(self._words[2]), int(self._words[3]))
+
+
+class Reports:
+    """What kernels of all devices of a run have reported: one may compute what another brings out.
+
+    `has_cells`: whether any kernel may report.
+    """
+
+    __slots__ = ("_memories", "_num_streams", "has_cells")
+
+    def __init__(self) -> None:
+        self._memories: list[StatusMemory] = []
+        self._num_streams = 0
+        self.has_cells = False
+
+    def join(self, memory: StatusMemory) -> None:
+        """Take a device's cells in."""
+        self._memories.append(memory)
+
+    def add_stream(self) -> int:
+        """Return the number of a new stream."""
+        self._num_streams += 1
+        return self._num_streams - 1
+
+    @property
+    def has_something(self) -> bool:
+        """Whether any kernel has reported anything; any thread may ask."""
+        # By a loop: every wait for an event asks this, and there is mostly one device.
+        for memory in self._memories:  # noqa: SIM110
+            if memory.said.value:
+                return True
+        return False
+
+    def told(self) -> list[StatusCell]:
+        """Return the cells that have something."""
+        return [c for memory in self._memories for c in memory.cells if c.has_something]
+
+    def fault(self) -> DeviceFault:
+        """Return the earliest bad index as a fault, when nothing works on the devices."""
+        cell = min(self.told(), key=_order)
+        error = cell.error()
+        text = f"{type(error).__name__}: {error}"
+        fault = DeviceFault(text, stream=cell.stream, launch=cell.launch)
+        fault.__cause__ = error
+        return fault
+
+
+class StatusMemory:
+    """The cells of a device and its counts of firings. The memory goes with this object.
+
+    `said` is not 0 once a kernel has reported anything; any thread may look at it. Pages are taken
+    as they are needed, the first one at once.
+    """
+
+    __slots__ = (
+        "_any", "_counts", "_free", "_kept", "_nowhere", "_num_counts", "_reports", "cells", "said",
+    )  # fmt: skip
+
+    def __init__(self, kept: KeptDriver, reports: Reports) -> None:
+        self._kept = kept
+        self._reports = reports
+        self._counts: list[DeviceBlock] = []
+        self._num_counts = 0
+        self.cells: list[StatusCell] = []
+        self._free = self._page()
+        self._any = self._take(1)
+        self.said = ctypes.c_int64.from_address(int(self._any.ctypes.data))
+        self._nowhere = self._take(1)
+        reports.join(self)
+
+    @property
+    def texts(self) -> tuple[KernelText, ...]:
+        """What has to be loaded where there are cells."""
+        return (COUNT,) if self.cells else ()
+
+    def add_cell(self, status: StatusWord) -> StatusCell:
+        """Return a new cell, which has nothing; its firings are not counted yet."""
+        guards = [word for guard in status.guards for word in guard]
+        words = self._take(_CELL_WORDS + len(guards))
+        words[4:7] = self._nowhere.ctypes.data, self._any.ctypes.data, len(status.guards)
+        words[7:] = guards
+        cell = StatusCell(words, status.explain)
+        self.cells.append(cell)
+        self._reports.has_cells = True
+        return cell
+
+    def add_count(self) -> int:
+        """Return the address of a new count, which is -1: its first firing is 0.
+
+        It is the device's own, where counting takes no way over the link.
+        """
+        place = self._num_counts % _COUNTS_OF_A_BLOCK
+        if place == 0:
+            self._counts.append(DeviceBlock(self._kept, 8 * _COUNTS_OF_A_BLOCK))
+        self._num_counts += 1
+        address = self._counts[-1].address + 8 * place
+        before = ctypes.c_int64(-1)
+        self._kept.driver.copy(address, ctypes.addressof(before), 8)
+        return address
+
+    def _take(self, num_words: int) -> Array:
+        if len(self._free) < num_words:
+            self._free = self._page()
+        taken, self._free = self._free[:num_words], self._free[num_words:]
+        return taken
+
+    def _page(self) -> Array:
+        page = pinned_bytes(self._kept, 8 * _PAGE_WORDS).view("int64")
+        page.fill(0)
+        return page
+
+
+def _order(cell: StatusCell) -> float:
+    launch = cell.launch
+    return float("inf") if launch is None else launch

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.kernels.axes import MAX_OUTER, Axis, walk
+from actors.kernels.common.strides import MAX_OUTER, Axis, walk
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, Word
-from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.views import DeviceView
-from actors.protocol import Array
-from compiler.types import HALVES, DType
+from actors.kernels.cuda.kernel import DeviceView, Gpu
+from actors.machine.protocol import Array
+from compiler.contract.types import HALVES, DType
 
 _KERNELS = ("finite", "probabilities", "restored", "slopes", "rounded", "kept")
 """The last one only where weights are dropped."""

@@ -18,11 +18,247 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 
-from actors.kernels.cuda.cudnn_records import CudnnCall
-from actors.kernels.cuda.product import LtProduct
+from compiler.contract.types import DType
+
+# Calls of cuDNN as data: tensors with strides, and what is computed of them.
+#
+# A record says what is wanted. Whoever executes it makes the library's graph of it; what that says
+# can be read back and compared with this.
+
+FORWARD = ("q", "k", "v", "y", "lse")
+BACKWARD = ("q", "k", "v", "y", "dy", "lse", "dq", "dk", "dv")
+CONV = ("x", "weight", "y")
+CONV_INPUT_GRAD = ("dy", "weight", "dx")
+CONV_WEIGHT_GRAD = ("x", "dy", "dweight")
+RESULTS = {FORWARD: 2, BACKWARD: 3, CONV: 1, CONV_INPUT_GRAD: 1, CONV_WEIGHT_GRAD: 1}
+"""How many of the tensors, from the end, are written."""
+
+Extents = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CudnnTensor:
+    """A tensor; strides are in elements. The name says what it is in a call."""
+
+    name: str
+    dtype: DType
+    shape: Extents
+    strides: Extents
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first element to behind the last."""
+        pairs = zip(self.shape, self.strides, strict=True)
+        return (sum([(n - 1) * s for n, s in pairs]) + 1) * self.dtype.itemsize
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class CudnnRecord:
+    """What calls have in common: their tensors, first those that are read."""
+
+    __slots__ = ()
+
+    tensors: tuple[CudnnTensor, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensors, which say what is computed."""
+        return tuple([tensor.name for tensor in self.tensors])
+
+    @property
+    def num_results(self) -> int:
+        """How many tensors are written: the last ones."""
+        return RESULTS[self.names]
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaCall(CudnnRecord):
+    """Attention, whose tensors are named as `FORWARD` has them, or its gradient (`BACKWARD`).
+
+    Tensors are [batch, heads, rows, width], with a last stride of 1.
+    y = softmax(scale q kT) v; lse [batch, heads, rows, 1], in float32, is the natural logarithm of
+    the sum of exponentials of a row of scores. Causal: a query sees as many keys fewer than all as
+    there are queries after it, so that the last of them sees every key.
+    """
+
+    tensors: tuple[CudnnTensor, ...]
+    scale: float
+    causal: bool
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is the gradient."""
+        return self.names == BACKWARD
+
+    @property
+    def about(self) -> str:
+        """What is said of it to a person."""
+        q, k, v = self.tensors[:3]
+        what = "the gradient of attention" if self.is_backward else "attention"
+        mask = ", causal" if self.causal else ""
+        return f"{what} of {q.dtype.value} {list(q.shape)} by {k.shape[2]} keys, {v.shape[3]}{mask}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConvCall(CudnnRecord):
+    """A convolution (`CONV`), or its gradient by x or the weight, added up in float32.
+
+    Tensors are [N, C, *spatial], [O, C / groups, *kernel] and [N, O, *positions]; it is the
+    cross-correlation with `padding` zeros before and behind each spatial axis.
+    """
+
+    tensors: tuple[CudnnTensor, ...]
+    padding: Extents
+    strides: Extents
+    dilation: Extents
+
+    @property
+    def roles(self) -> tuple[CudnnTensor, CudnnTensor, CudnnTensor]:
+        """The image, the weight and the result of the convolution, or what has their places."""
+        first, second, third = self.tensors
+        if self.names == CONV_INPUT_GRAD:
+            return third, second, first
+        return (first, third, second) if self.names == CONV_WEIGHT_GRAD else (first, second, third)
+
+    @property
+    def groups(self) -> int:
+        """How many groups of channels there are."""
+        image, weight, _ = self.roles
+        return image.shape[1] // weight.shape[1]
+
+    @property
+    def about(self) -> str:
+        """What is said of it to a person."""
+        image, weight, _ = self.roles
+        what = "a convolution" if self.names == CONV else f"{self.names[-1]} of a convolution"
+        return (
+            f"{what} of {image.dtype.value} {list(image.shape)} by {list(weight.shape)}, strides"
+            f" {list(self.strides)}"
+        )
+
+
+CudnnCall = SdpaCall | ConvCall
+
+
+# A matrix product as cuBLASLt takes it: column-major matrices, a batch with strides, an epilogue.
+#
+# This is the record of a call. Whoever executes it makes the library's descriptors of it; what
+# those say can be read back and compared with this.
+
+MOST_ALIGNMENT = 256
+"""The library tells addresses apart up to here."""
+
+AUX_BYTES, AUX_ELEMENTS = 16, 8
+"""What the address and the stride of aux are multiples of."""
+
+
+class LtEpilogue(Enum):
+    """What the library does to a result before it stores it; the numbers are its own."""
+
+    NONE = 1
+    BIAS = 4
+    GELU = 32
+    GELU_BIAS = 36
+    GELU_AUX = 160
+    GELU_AUX_BIAS = 164
+    DGELU = 192
+    DGELU_BGRAD = 208
+    BGRAD_A = 256
+    BGRAD_B = 512
+
+
+@dataclass(frozen=True, slots=True)
+class LtLayout:
+    """A column-major matrix [rows, columns]; strides are in elements, of a column and the batch.
+
+    `alignment` divides its address, in bytes; 256 or less.
+    """
+
+    dtype: DType
+    rows: int
+    columns: int
+    column_stride: int
+    batch_stride: int = 0
+    alignment: int = 16
+
+    @property
+    def text(self) -> str:
+        """All of it, as part of a key."""
+        steps = f"{self.column_stride}:{self.batch_stride}"
+        return f"{self.dtype.value} {self.rows}x{self.columns} by {steps} at {self.alignment}"
+
+    def span_bytes(self, batch: int) -> int:
+        """Return the bytes from the first element of a batch to behind the last."""
+        last = (batch - 1) * self.batch_stride + (self.columns - 1) * self.column_stride
+        return (last + self.rows) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LtProduct:
+    """d = epilogue(op(a) op(b) + beta c) for each of `batch` places; c lies as d does.
+
+    op transposes where asked. `compute` is the type of the sums, and of beta. `bias` and `aux` are
+    byte addresses of what the epilogue reads or writes; 0 for none. `bias_dtype` is d's if None.
+    `aux` is a matrix as d is, with columns `aux_stride` elements apart, a multiple of
+    `AUX_ELEMENTS`, at a multiple of `AUX_BYTES`.
+    """
+
+    a: LtLayout
+    b: LtLayout
+    d: LtLayout
+    transpose_a: bool
+    transpose_b: bool
+    batch: int = 1
+    beta: float = 0.0
+    compute: DType = DType.FLOAT32
+    epilogue: LtEpilogue = LtEpilogue.NONE
+    bias: int = 0
+    bias_dtype: DType | None = None
+    aux: int = 0
+    aux_stride: int = 0
+    is_deterministic: bool = False
+
+    @property
+    def inner(self) -> int:
+        """The extent that is summed over."""
+        return self.a.rows if self.transpose_a else self.a.columns
+
+    @property
+    def bias_type(self) -> DType:
+        """The element type of the bias, or of its gradient."""
+        return self.bias_dtype or self.d.dtype
+
+    @property
+    def key(self) -> str:
+        """What a choice of algorithm depends on: all but addresses, of which the alignment."""
+        turned = f"{'T' if self.transpose_a else 'N'}{'T' if self.transpose_b else 'N'}"
+        sums = f"{self.compute.value} beta {self.beta:g}"
+        bias = f"{self.bias_type.value} {alignment_of(self.bias)}"
+        finish = f"{self.epilogue.name} {bias} {alignment_of(self.aux)}"
+        return "; ".join(
+            [
+                f"{turned} {self.batch}",
+                *[layout.text for layout in (self.a, self.b, self.d)],
+                sums,
+                f"{finish} {self.aux_stride}",
+                "deterministic" if self.is_deterministic else "any order",
+            ]
+        )
+
+
+def alignment_of(address: int) -> int:
+    """Return the largest power of 2 that divides an address, up to what the library tells apart."""
+    return math.gcd(address, MOST_ALIGNMENT)
+
 
 Word = int | float
 """An entry of an argument block: an integer or an address, or a double by its bits."""

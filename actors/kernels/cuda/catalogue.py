@@ -6,25 +6,28 @@ import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from actors.kernels.cuda.along import CudaArgsort, CudaRecurrence
+from actors.kernels.common.kernel import Attrs, KernelNeeds, Operands
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
-from actors.kernels.cuda.branch import CudaCond
-from actors.kernels.cuda.convolution import convolution_kernels
-from actors.kernels.cuda.cudnn_attention import CUDNN, CudnnAttention, CudnnAttentionGrad
-from actors.kernels.cuda.cudnn_convolution import cudnn_convolutions
-from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad, CudaLastPlace
-from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
-from actors.kernels.cuda.fused import CudaFused
-from actors.kernels.cuda.gpu import Gpu, gpu_named
-from actors.kernels.cuda.joined_updates import CudaJoinedUpdates
-from actors.kernels.cuda.kernel import CudaKernel
+from actors.kernels.cuda.control import CudaCond, CudaScan
+from actors.kernels.cuda.convolution import convolution_kernels, pooling_kernels
+from actors.kernels.cuda.cudnn_kernels import (
+    CUDNN,
+    CudnnAttention,
+    CudnnAttentionGrad,
+    cudnn_convolutions,
+)
+from actors.kernels.cuda.embedding import (
+    CudaEmbedding,
+    CudaEmbeddingGrad,
+    CudaEmbeddingUpdate,
+    CudaLastPlace,
+)
+from actors.kernels.cuda.fused import CudaFused, CudaJoinedUpdates
+from actors.kernels.cuda.kernel import CudaKernel, Gpu, gpu_named
 from actors.kernels.cuda.matmul import CudaMatmul
 from actors.kernels.cuda.movement import movement_kernels
-from actors.kernels.cuda.pooling import pooling_kernels
-from actors.kernels.cuda.reduce import reduce_kernels
+from actors.kernels.cuda.reduce import CudaArgsort, CudaRecurrence, reduce_kernels
 from actors.kernels.cuda.region import CudaRegion
-from actors.kernels.cuda.scan import CudaScan
-from actors.kernels.kernel import Attrs, KernelNeeds, Operands
 
 GENERATION = 3
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
@@ -60,8 +63,8 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudnnAttentionGrad(gpu),
         CudaAttention(gpu),
         CudaAttentionGrad(gpu),
-        CudaScan(gpu),
-        CudaCond(gpu),
+        CudaScan(gpu, binders),
+        CudaCond(gpu, binders),
         *cudnn_convolutions(gpu),
         *convolution_kernels(gpu),
         *pooling_kernels(gpu),

@@ -6,19 +6,220 @@ atomics, which would add in an order of their own; ids are sorted and their runs
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
+from pathlib import Path
 
-from actors.kernels.attributes import integer
-from actors.kernels.axes import MAX_OUTER, walk
-from actors.kernels.cuda.calls import DeviceCalls, FillBytes, RunKernel
-from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.indices import are_ids, ids_words, places_words, status_of
-from actors.kernels.cuda.row_sums import BLOCK, sums_of, text_of_ids
-from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
-from actors.kernels.indices import axes_of
-from actors.kernels.kernel import Attrs, KernelNeeds, Operands
-from actors.kernels.scratch import size_bytes
-from compiler.errors import InternalError
+import numpy as np
+
+from actors.kernels.common.kernel import (
+    Attrs,
+    KernelNeeds,
+    Operand,
+    Operands,
+    Piece,
+    axes_of,
+    fused_program,
+    integer,
+    size_bytes,
+)
+from actors.kernels.common.strides import MAX_OUTER, walk
+from actors.kernels.cuda.calls import (
+    DeviceCalls,
+    FillBytes,
+    KernelText,
+    RunKernel,
+    StatusWord,
+    Word,
+)
+from actors.kernels.cuda.emit import scalars_function
+from actors.kernels.cuda.kernel import (
+    DeviceView,
+    Gpu,
+    PlacedView,
+    are_ids,
+    carve,
+    ids_words,
+    on_device,
+    places_words,
+    status_of,
+)
+from actors.kernels.cuda.programs import made_for_device
+from actors.kernels.program import values as words
+from actors.kernels.program.values import Values, indented, scalar_values, store, structs
+from compiler.contract.errors import InternalError
+from compiler.contract.program import GRADIENT, FusedProgram, is_by_elements
+from compiler.contract.types import DType, TensorType, numpy_dtype
+
+# Keys of 32 bits sorted on the device, with where they were: stable, and without atomics.
+
+KEY = np.dtype(np.uint32)
+TILE = 1024
+DIGITS = 256
+"""As in sort.cuh."""
+
+_TILES_PER_SEGMENT = 32
+_MAX_SEGMENTS = 4
+
+
+def sort_pieces(num: int) -> tuple[Piece, ...]:
+    """Return scratch: keys twice, where they were twice, digits by tile, and their first places."""
+    column = Piece((num,), KEY)
+    return (*[column] * 4, Piece((_num_tiles(num), DIGITS), KEY), Piece((DIGITS,), KEY))
+
+
+def sort_calls(pieces: tuple[int, ...], num: int, largest: int) -> tuple[DeviceCalls, int, int]:
+    """Return the calls that sort keys up to `largest`, and where keys and their places then lie.
+
+    The keys are in the first of the `pieces`, in their order; all are overwritten. A place is the
+    number of a key as it came, a uint32. There is at least one key.
+    """
+    keys, spare, places, other, counts, bases = pieces
+    text, num_tiles = _sort_text(), _num_tiles(num)
+    num_shifts = max(1, -(-largest.bit_length() // 8))
+    if num_tiles == 1:
+        words = (keys, 0, spare, places, counts, bases, num, num_tiles, 0, num_shifts)
+        return (RunKernel(text, text.kernels[3], 1, DIGITS, words),), spare, places
+    segments = min(_MAX_SEGMENTS, -(-num_tiles // _TILES_PER_SEGMENT))
+    calls: list[RunKernel] = []
+    given = 0
+    for step in range(num_shifts):
+        words = (keys, given, spare, places, counts, bases, num, num_tiles, 8 * step, num_shifts)
+        calls += [
+            RunKernel(text, text.kernels[0], num_tiles, DIGITS, words),
+            RunKernel(text, text.kernels[1], 1, segments * DIGITS, words),
+            RunKernel(text, text.kernels[2], num_tiles, DIGITS, words),
+        ]
+        keys, spare = spare, keys
+        given, places, other = places, other, places
+    return tuple(calls), keys, given
+
+
+def _num_tiles(num: int) -> int:
+    return -(-num // TILE)
+
+
+@functools.cache
+def _sort_text() -> KernelText:
+    text = (Path(__file__).parent / "sort.cuh").read_text(encoding="utf-8")
+    names = ("NAME_count", "NAME_scan", "NAME_scatter", "NAME_tile")
+    return KernelText.of("sort", text, names, "a stable sort of keys")
+
+
+# Sums of the rows of dy with equal ids: the ids are sorted, and their runs added up in order.
+#
+# What the gradient of a table and the update of its rows have in common; so both have the same
+# bits. A sum is made in float64 and rounded once.
+
+CHUNK = 64
+"""As in row_sums.cuh."""
+
+BLOCK = 256
+_MAX_THREADS = 256
+_WARP = 32
+_KEYS_STATUS = 17
+"""The word of NAME_keys_arguments in embedding.cuh that holds the status cell."""
+
+_ROWS = {
+    DType.FLOAT32: ("float", "(double)(x)", "(float)(x)"),
+    DType.FLOAT64: ("double", "(x)", "(x)"),
+    DType.BFLOAT16: ("uint16_t", "(double)af_from_bf16(x)", "af_to_bf16((float)(x))"),
+    DType.FLOAT16: ("uint16_t", "(double)af_from_f16(x)", "af_to_f16((float)(x))"),
+}
+"""By type of dy: the type of an element, a double of one, one of a double."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSums:
+    """Sums of `num` rows of `columns` elements by ids below `rows`; `axes` as in `bad_index`."""
+
+    num: int
+    rows: int
+    columns: int
+    axes: tuple[int, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Scratch: that of the sort, and the sums of pieces of runs."""
+        partials = Piece((self._num_chunks, 2, self.columns), np.dtype(np.float64))
+        return (*sort_pieces(self.num), partials)
+
+    def duration_ns(self, gpu: Gpu, itemsize: int) -> float:
+        """Return an estimate: rows are read once, and so are sums of pieces; the sort is extra."""
+        digits = -(-self.rows.bit_length() // 8)
+        moved = self.num * self.columns * itemsize + 2 * self.pieces[-1].size_bytes
+        return 9 * gpu.call_ns + gpu.bytes_ns(moved) + digits * gpu.bytes_ns(32 * self.num)
+
+    def calls(
+        self, pieces: tuple[int, ...], dy: DeviceView, ids: DeviceView, out: int, picks: int
+    ) -> DeviceCalls:
+        """Return the calls. A bad id is reported, and its row is added to none.
+
+        Without `picks` the sum of id i is put into row i of `out` [rows, columns]; rows of other
+        ids are left alone. With the address of `picks` [num] int64, entry e of that is an id or -1,
+        each id once, and its sum is row e of `out` [num, columns].
+        """
+        if not self.num:
+            return ()
+        check = self._keys(pieces[0], ids)
+        if not self.columns:
+            return (check,)
+        sort, keys, places = sort_calls(pieces[:-1], self.num, self.rows)
+        threads, parts = block_of(self.columns)
+        words: list[Word] = [
+            *(keys, places, dy.address),
+            *places_words(dy.shape[:-1], dy.strides_bytes[:-1]),
+            *(dy.strides_bytes[-1], out, picks, pieces[-1]),
+            *(self.num, self.rows, self.columns, parts, int(picks != 0)),
+        ]
+        text, blocks = _row_sums_text(dy.dtype), self._num_chunks * parts
+        sums = [RunKernel(text, name, blocks, threads, tuple(words)) for name in text.kernels]
+        return (check, *sort, *sums[: 1 if self._num_chunks == 1 else 2])
+
+    def _keys(self, keys: int, ids: DeviceView) -> RunKernel:
+        text = text_of_ids()
+        words = (*ids_words(ids), keys, 0, self.rows)
+        status: StatusWord = status_of(_KEYS_STATUS, "id", ids.type, self.rows, self.axes)
+        blocks = -(-self.num // BLOCK)
+        return RunKernel(text, text.kernels[1], blocks, BLOCK, words, status=status)
+
+    @property
+    def _num_chunks(self) -> int:
+        return -(-self.num // CHUNK)
+
+
+def sums_of(dy: Operand, ids: Operand, rows: int, axes: tuple[int, ...] = ()) -> RowSums | None:
+    """Return the sums of a call; None for what kernels do not take."""
+    walked = walk(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
+    is_taken = dy.type.dtype in _ROWS and len(walked) <= MAX_OUTER and rows < (1 << 32) - 1
+    if not (is_taken and are_ids(ids)):
+        return None
+    return RowSums(math.prod(ids.shape), rows, dy.shape[-1], axes)
+
+
+def block_of(columns: int) -> tuple[int, int]:
+    """Return the threads of a block with one for each column, and how many blocks have all."""
+    parts = max(1, -(-columns // _MAX_THREADS))
+    return max(1, -(-columns // (parts * _WARP))) * _WARP, parts
+
+
+@functools.cache
+def text_of_ids() -> KernelText:
+    """Return the text of what is done by ids alone: rows picked, and keys made."""
+    text = (Path(__file__).parent / "embedding.cuh").read_text(encoding="utf-8")
+    names = ("NAME_gather", "NAME_keys", "NAME_last")
+    return KernelText.of("embedding", text, names, "rows by id", has_exchanges=False)
+
+
+@functools.cache
+def _row_sums_text(dtype: DType) -> KernelText:
+    row, wide, narrow = _ROWS[dtype]
+    head = f"#define NAME_ROW {row}\n#define NAME_FROM(x) {wide}\n#define NAME_TO(x) {narrow}\n"
+    text = head + (Path(__file__).parent / "row_sums.cuh").read_text(encoding="utf-8")
+    about = f"sums of rows of {dtype} by id"
+    return KernelText.of("sums", text, ("NAME_chunks", "NAME_joins"), about, has_exchanges=False)
+
 
 _UNITS = (16, 8, 4, 2)
 _MAX_TEAM_BITS = 5
@@ -154,3 +355,128 @@ class CudaLastPlace:
         words = (*ids_words(ids), out.address, 0, rows)
         blocks = -(-num // BLOCK)
         return (*calls, RunKernel(text, text.kernels[2], blocks, BLOCK, words, status=status))
+
+
+# The kernel "cuda.embedding_update": an update on the rows of a table that a batch picked.
+#
+# The rows of dy are added up by id (`row_sums`); then the program of the dense update runs on the
+# rows that were picked, with the sum of each in place of the gradient. So the bits are those of the
+# gradient of the table and the dense update. Scratch is a sum per id: how many differ, nobody
+# knows.
+
+_PICKS, _NUM_PARTS = words.PARTIALS, words.NUM_COLUMN_CHUNKS
+"""Words of the header that say something else here: the row of each entry or -1, and in how many
+blocks the columns of a row are."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaEmbeddingUpdate:
+    """Table [V, D], dy, ids, and what else the update reads -> what it makes, in the rows of ids.
+
+    Attrs are those of the fused kernel of the update. The outputs lie over the inputs: rows that no
+    id names are not touched. One more input `skip` [] int64 leaves all as it is where it is not 0.
+    """
+
+    gpu: Gpu
+    name: str = "cuda.embedding_update"
+    op: str = "embedding_update"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take programs of elements and numbers, on dense tables."""
+        table, dy, ids, *rest = inputs
+        sums = sums_of(dy, ids, table.shape[0])
+        is_dense = all([x.is_dense for x in (table, *rest, *outputs)])
+        if sums is None or not is_dense or not is_by_elements(fused_program(attrs, "program")):
+            return None
+        moved = (1.0 + 2 * len(outputs)) * dy.type.size_bytes
+        own_ns = self.gpu.call_ns + self.gpu.bytes_ns(moved)
+        return KernelNeeds(
+            size_bytes(_pieces(sums, table.type)),
+            tuple(enumerate((0, *range(3, 2 + len(outputs))))),  # the states come after dy and ids
+            sums.duration_ns(self.gpu, dy.dtype.itemsize) + own_ns,
+        )
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> DeviceCalls:
+        """Return the sums, and one kernel for the update."""
+        table, dy, ids, *rest = on_device(inputs)
+        sums = sums_of(dy.as_operand, ids.as_operand, table.shape[0])
+        if sums is None:
+            raise InternalError(f"{self.name} is bound to what it does not take")
+        gradient, picks, *pieces = carve(workspace, _pieces(sums, table.type))
+        calls = sums.calls(tuple(pieces), dy, ids, gradient, picks)
+        if not table.type.num_elements or not sums.num:
+            return calls
+        program = fused_program(attrs, "program")
+        text = _update_text(program)
+        own = len(program.inputs)
+        operands = [view.address for view in (table, *rest)]
+        skip = operands[own - 1] if len(operands) >= own else 0
+        operands.insert(GRADIENT, gradient)
+        operands[own:] = [view.address for view in on_device(outputs)]
+        threads, parts = block_of(sums.columns)
+        block = [0] * words.operand(len(operands))
+        block[words.COLUMNS], block[_NUM_PARTS] = sums.columns, parts
+        block[_PICKS], block[words.SKIP] = picks, skip
+        for position, address in enumerate(operands):
+            block[words.operand(position)] = address
+        call = RunKernel(text, text.kernels[0], sums.num * parts, threads, tuple(block))
+        return (*calls, call)
+
+
+def _pieces(sums: RowSums, table: TensorType) -> tuple[Piece, ...]:
+    """Return a sum per id, the row that each belongs to, and the scratch of the sums."""
+    gradient = Piece((sums.num, sums.columns), numpy_dtype(table.dtype))
+    return (gradient, Piece((sums.num,), np.dtype(np.int64)), *sums.pieces)
+
+
+@functools.lru_cache(maxsize=256)
+def _update_text(program: FusedProgram) -> KernelText:
+    """Return the kernel of a program: a thread for each element of each entry."""
+    num_words = words.operand(len(program.inputs) + len(program.outputs))
+    values = Values(program, made_for_device(program).schedule)
+    lines = [
+        f"typedef struct {{ af_word w[{num_words}]; }} NAME_arguments;",
+        *structs(values),
+        *scalars_function(values),
+        "AF_KERNEL NAME(AF_ARGUMENTS(NAME) arguments) {",
+        *indented(_body(values)),
+        "}",
+    ]
+    about = "an update of picked rows"
+    return KernelText.of("rows", "\n".join(lines) + "\n", ("NAME",), about)
+
+
+def _body(values: Values) -> list[str]:
+    program = values.program
+    count, parts = len(program.inputs), f"a[{_NUM_PARTS}].i"
+    text = [
+        "AF_SHARED(NAME_scalars, s, 1);",
+        "const af_word *a = arguments.w;",
+        f"if (a[{words.SKIP}].p && *(const int64_t *)a[{words.SKIP}].p) return;",
+        f"const int64_t columns = a[{words.COLUMNS}].i;",
+        f"const int64_t e = (int64_t)((uint32_t)AF_BLOCK / (uint32_t){parts});",
+        f"const int64_t j = (AF_BLOCK - e * {parts}) * AF_NUM_THREADS + AF_THREAD;",
+        f"const int64_t r = ((const int64_t *)a[{_PICKS}].p)[e];",
+        "if (r < 0) return;",
+        "if (AF_THREAD == 0) NAME_get_scalars(a, s); /* for all: powers in double are dear */",
+        "AF_BARRIER();",
+        "if (j >= columns) return;",
+    ]
+    scalars = scalar_values(values)
+    text += [f"const {values.type(v)} v{v} = s->v{v};" for v in scalars]
+    for v in [v for v in range(count) if v not in scalars]:
+        row = "e" if v == GRADIENT else "r"
+        text.append(f"const {values.type(v)} v{v} = {values.element(v, f'{row} * columns + j')};")
+    made = [v for v in range(count, program.num_values) if v not in scalars]
+    made_here = [v for v in made if values.constant(v) is None]
+    text += [f"const {values.type(v)} v{v} = {values.define(v)};" for v in made_here]
+    for position, v in enumerate(program.outputs):
+        value = store(values.dtype(v), values.name(v))
+        text.append(f"{values.output(position)}[r * columns + j] = {value};")
+    return text

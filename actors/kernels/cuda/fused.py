@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
-from actors.kernels.attributes import fused_program, integer
-from actors.kernels.codegen.spaces import in_place_pairs
-from actors.kernels.cuda.calls import DeviceCalls
-from actors.kernels.cuda.gpu import Gpu
+from actors.kernels.common.gemm import MatrixView
+from actors.kernels.common.kernel import (
+    Attrs,
+    KernelNeeds,
+    Operands,
+    fused_program,
+    integer,
+    integers,
+    size_bytes,
+)
+from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel
+from actors.kernels.cuda.emit import scalars_function
+from actors.kernels.cuda.kernel import DeviceView, DeviceViews, Gpu, PlacedView, on_device
+from actors.kernels.cuda.loops import NARROW, WIDE, WIDEST, PhaseWriter
 from actors.kernels.cuda.programs import (
+    TeamWalk,
+    made_for_device,
+    matrix_views,
     moved_bytes,
     program_calls,
     program_ns,
     program_pieces,
+    walk_of,
 )
-from actors.kernels.cuda.views import DeviceView, DeviceViews, PlacedView, on_device
-from actors.kernels.cuda.walks import TeamWalk, made_for_device, matrix_views, walk_of
-from actors.kernels.kernel import Attrs, KernelNeeds, Operands
-from actors.kernels.native.gemm import MatrixView
-from actors.kernels.scratch import size_bytes
+from actors.kernels.program import values as words
+from actors.kernels.program.spaces import in_place_pairs
+from actors.kernels.program.values import indented, structs
+from compiler.contract.program import FusedProgram, check_program, is_by_elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +89,168 @@ def _walk(
         return None
     walk = walk_of(gpu, program, integer(attrs, "rows"), integer(attrs, "columns"), matrices)
     return None if walk is None else (walk, matrices)
+
+
+# The kernel "cuda.joined_updates": the updates of many variables by one kernel.
+#
+# Updates are many and small beside what a launch costs. Here a block has some elements of one
+# variable: it looks up in the arguments whose, and goes on as the update of that variable alone
+# would, with the same text for the elements, and so the same bits.
+#
+# All is in the argument block: addresses need no table in the memory of the device, which somebody
+# would have to fill before the first step.
+
+_WORDS = 512
+"""What every driver takes by value: 4,096 bytes."""
+
+_SKIP, _COUNT, _PIECE, _WAY, _NUMBERS = 0, 1, 2, 3, 4
+"""Words: where it says whether to do nothing; how many members; elements of a block; how these are
+moved (`loops`); numbers."""
+
+_MOST_NUMBERS = 16
+_MEMBERS = _NUMBERS + _MOST_NUMBERS
+"""From here on each member has its first block, its elements and its addresses."""
+
+_FIRST, _SIZE, _ADDRESSES = 0, 1, 2
+
+_THREADS = 256
+_LEAST_PIECE = 2048
+"""Elements of a block are a multiple: of what its threads take at a time."""
+
+
+def most_joined(num_full: int) -> int:
+    """Return how many updates with so many operands of full size fit into an argument block."""
+    return (_WORDS - _MEMBERS) // (_ADDRESSES + num_full)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaJoinedUpdates:
+    """Updates of one program, each over variables of its own.
+
+    See `compiler.ops.language.program_ops`.
+    """
+
+    gpu: Gpu
+    name: str = "cuda.joined_updates"
+    op: str = "joined_updates"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take dense tensors, as many as the arguments have room for."""
+        program, count = fused_program(attrs, "program"), integer(attrs, "count")
+        check_program(program)
+        full, numbers = _operands(program)
+        is_taken = is_by_elements(program) and len(numbers) <= _MOST_NUMBERS
+        if not is_taken or count > most_joined(len(full)) or not all([x.is_dense for x in inputs]):
+            return None
+        moved = sum([x.type.size_bytes for x in (*inputs, *outputs)])
+        over = tuple([(k, k) for k in range(len(outputs))])
+        return KernelNeeds(0, over, self.gpu.call_ns + self.gpu.bytes_ns(moved))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> DeviceCalls:
+        """Return the one kernel; none where there are no elements."""
+        program, over = fused_program(attrs, "program"), integers(attrs, "over")
+        views, count = on_device(inputs), integer(attrs, "count")
+        full, numbers = _operands(program)
+        others = [i for i in full if i not in over]
+        written, shared = count * len(over), count * len(full)
+        block = [0] * _WORDS
+        block[_COUNT] = count
+        for k, view in enumerate(views[shared : shared + len(numbers)]):
+            block[_NUMBERS + k] = view.address
+        block[_SKIP] = sum([view.address for view in views[shared + len(numbers) :]])
+        sizes = [views[member * len(over)].type.num_elements for member in range(count)]
+        block[_PIECE] = piece = _piece(self.gpu, sum(sizes))
+        num_blocks = 0
+        for member, size in enumerate(sizes):
+            place = _MEMBERS + member * (_ADDRESSES + len(full))
+            own = dict(zip(over, views[member * len(over) :], strict=False))
+            own |= dict(zip(others, views[written + member * len(others) :], strict=False))
+            block[place + _FIRST], block[place + _SIZE] = num_blocks, size
+            for k, i in enumerate(full):
+                block[place + _ADDRESSES + k] = own[i].address
+            num_blocks += -(-size // piece)
+        if not num_blocks:
+            return ()
+        is_odd = any([view.address % WIDEST for view in views[:shared]])
+        block[_WAY] = NARROW if is_odd else WIDE
+        text = joined_text(program, over)
+        return (RunKernel(text, text.kernels[0], num_blocks, _THREADS, tuple(block)),)
+
+
+def _operands(program: FusedProgram) -> tuple[list[int], list[int]]:
+    """Return the operands of full size, and those that are numbers."""
+    every = range(len(program.inputs))
+    return [i for i in every if program.is_full(i)], [i for i in every if not program.is_full(i)]
+
+
+def _piece(gpu: Gpu, elements: int) -> int:
+    """Return how many elements a block has: so that all threads of the GPU have some, twice over.
+
+    Each block computes the numbers that all elements share; fewer blocks do so less often.
+    """
+    blocks = 2 * gpu.num_sms * gpu.threads_per_sm // _THREADS
+    return _LEAST_PIECE * max(1, -(-elements // (blocks * _LEAST_PIECE)))
+
+
+@functools.lru_cache(maxsize=256)
+def joined_text(program: FusedProgram, over: tuple[int, ...]) -> KernelText:
+    """Return the kernel of a program whose outputs lie over operands."""
+    plan = made_for_device(program).schedule
+    writer = PhaseWriter(program, plan)
+    lines = [
+        f"typedef struct {{ af_word w[{_WORDS}]; }} NAME_arguments;",
+        *structs(writer.values),
+        "typedef struct { char none; } NAME_sums;",
+        *scalars_function(writer.values),
+        *[line for index in range(len(plan.phases)) for line in writer.lines(index)],
+        f"AF_KERNEL_UP_TO({_THREADS}) NAME(AF_ARGUMENTS(NAME) arguments) {{",
+        *indented(_body(program, over, len(plan.phases))),
+        "}",
+    ]
+    about = f"many updates by a program of {len(program.instructions)} instructions"
+    return KernelText.of("updates", "\n".join(lines) + "\n", ("NAME",), about)
+
+
+def _body(program: FusedProgram, over: tuple[int, ...], num_phases: int) -> list[str]:
+    full, numbers = _operands(program)
+    size = _ADDRESSES + len(full)
+    text = [
+        "AF_SHARED(NAME_scalars, s, 1);",
+        "const af_word *w = arguments.w;",
+        f"if (w[{_SKIP}].p && *(const int64_t *)w[{_SKIP}].p) return;",
+        "/* The last member that begins at this block or before: one without elements has none. */",
+        f"int32_t low = 0, high = (int32_t)w[{_COUNT}].i;",
+        "while (high - low > 1) {",
+        "    const int32_t middle = (low + high) / 2;",
+        f"    const _Bool is_after = w[{_MEMBERS} + {size} * middle + {_FIRST}].i > AF_BLOCK;",
+        "    if (is_after) high = middle;",
+        "    else low = middle;",
+        "}",
+        f"const af_word *own = w + {_MEMBERS} + {size} * low;",
+        f"af_word a[{words.way(program, 0) + 1}];",
+        f"a[{words.way(program, 0)}].i = w[{_WAY}].i;",
+    ]
+    place = {i: f"own[{_ADDRESSES + k}]" for k, i in enumerate(full)}
+    place |= {i: f"w[{_NUMBERS + k}]" for k, i in enumerate(numbers)}
+    for position, i in enumerate((*range(len(program.inputs)), *over)):
+        text.append(f"a[{words.operand(position)}].p = {place[i]}.p;")
+        text.append(f"a[{words.operand(position, words.STRIDE)}].i = 0;")
+    return [
+        *text,
+        "if (AF_THREAD == 0) NAME_get_scalars(a, s);",
+        "AF_BARRIER();",
+        f"const int64_t j0 = (AF_BLOCK - own[{_FIRST}].i) * w[{_PIECE}].i;",
+        f"const int64_t j1 = af_min(j0 + w[{_PIECE}].i, own[{_SIZE}].i);",
+        "NAME_row row[1];",
+        "NAME_sums sums;",
+        *[
+            f"NAME_phase{index}(a, s, row, 0, j0, j1, AF_THREAD, AF_NUM_THREADS, 0, &sums);"
+            for index in range(num_phases)
+        ],
+    ]

@@ -2,15 +2,307 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
 
-from actors.kernels import scratch
-from actors.kernels.cuda.calls import DeviceCalls
-from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.products import plan_product
-from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
-from actors.kernels.kernel import Attrs, KernelNeeds, Operands
-from compiler.errors import InternalError
+import numpy as np
+
+from actors.kernels.common import kernel
+from actors.kernels.common.gemm import Gemm, MatrixView, Side, gemm_of, views_of
+from actors.kernels.common.kernel import Attrs, KernelNeeds, Operand, Operands, Piece
+from actors.kernels.common.strides import walk
+from actors.kernels.cuda.calls import (
+    DeviceCall,
+    DeviceCalls,
+    LtLayout,
+    LtProduct,
+    RunProduct,
+    alignment_of,
+)
+from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_device
+from actors.kernels.cuda.movement import copy_calls, copy_ns, seen_as_array
+from compiler.contract.errors import InternalError
+from compiler.contract.types import DType, TensorType, contiguous_strides, numpy_dtype
+
+# A product on matrices that lie somehow, as calls of cuBLASLt on matrices that it takes.
+#
+# `gemm_of` finds rows, columns and batch. The library sees columns where we see rows: out = a b is
+# computed as out^T = b^T a^T, of the same bytes. It walks one axis of a batch with even steps; the
+# others are a loop of calls. What it does not read, and what would need many calls, is copied
+# first, where that takes less time; so every layout is taken.
+
+_TILE = 128
+_LEAST_SPLIT = 512
+"""Extents that the library works on, about; a sum over less than the second is not split."""
+
+_MOST_PLACES = 65_535
+"""Of a batch in one call."""
+
+_TINY, _SHORT = 1 << 24, 2048
+"""Multiplications, and an inner extent, of products that run as fast without a workspace. A longer
+sum of few elements is split over the SMs, and its parts need a place."""
+
+_HOPPER = (9, 0)
+
+_MOST_TILE, _LEAST_SLICE = 256, 64
+"""What no sum is split finer than: parts of this many terms, of tiles of this width."""
+
+_MARGIN_BYTES = 1 << 20
+"""For what the library may keep besides parts of sums, such as counters; not measured."""
+
+_WAYS = tuple(product((False, True), (False, True), (False, True)))
+"""Which of a, b and out are copied; none, at first."""
+
+_Steps = tuple[int, int, int]
+"""Of out, a and b, in elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProduct:
+    """How out = a @ b is computed, or added to out.
+
+    `copied` are those of `views` (a, b, out) that go through scratch. `form` is None where there
+    is nothing to multiply.
+    """
+
+    gpu: Gpu
+    views: tuple[MatrixView, MatrixView, MatrixView]
+    copied: tuple[bool, bool, bool]
+    form: Gemm | None
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Scratch: the library's workspace, and a dense copy of each that goes through it.
+
+        The library's comes first, for that is where the workspace of a launch is aligned best.
+        """
+        kept = [
+            Piece(_unrepeated(view).shape if is_copied else (0,), numpy_dtype(view.dtype))
+            for view, is_copied in zip(self.views, self.copied, strict=True)
+        ]
+        return (Piece((self._library_bytes,), np.dtype(np.uint8)), *kept)
+
+    @property
+    def _library_bytes(self) -> int:
+        return 0 if self.form is None else _library_bytes(self.gpu, self.form)
+
+    def duration_ns(self) -> float:
+        """Return an estimate: copies, and for each call the multiplications or the bytes."""
+        copies = [
+            copy_ns(self.gpu, _unread(_dense(_unrepeated(view))), _unread(_unrepeated(view)))
+            for view, is_copied in zip(self.views, self.copied, strict=True)
+            if is_copied
+        ]
+        if self.form is None:
+            return self.gpu.call_ns + sum(copies)
+        batches = _batches(self.form)
+        return sum(copies) + sum([_call_ns(self.gpu, self.form, batch) for batch in batches])
+
+    def calls(
+        self,
+        operands: tuple[DeviceView, DeviceView, DeviceView],
+        scratch: tuple[int, ...],
+        beta: float = 0.0,
+    ) -> DeviceCalls:
+        """Return the calls on a, b and out, with the addresses of `pieces`.
+
+        `beta` 1: the product is added to what out has.
+        """
+        out = operands[2]
+        if self.form is None:
+            return () if beta else self._zeros(out)
+        placed, (workspace, *copies) = [view.address for view in operands], scratch
+        before: list[DeviceCall] = []
+        after: list[DeviceCall] = []
+        for place, view in enumerate(operands):
+            if not self.copied[place]:
+                continue
+            here = seen_as_array(_without_repeats(view))
+            dense = _dense(_unrepeated(self.views[place]))
+            there = seen_as_array(_placed(dense, copies[place]))
+            placed[place] = copies[place]
+            if place < 2 or beta:
+                before += copy_calls(self.gpu, there, here)
+            if place == 2:
+                after += copy_calls(self.gpu, here, there)
+        return (*before, *self._products(self.form, placed, workspace, beta), *after)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is one call of the library, whose columns are those of out."""
+        form = self.form
+        return not (form is None or any(self.copied) or form.is_swapped or form.batch)
+
+    def _zeros(self, out: DeviceView) -> DeviceCalls:
+        zero = np.broadcast_to(np.zeros((), numpy_dtype(out.dtype)), out.shape)
+        return copy_calls(self.gpu, seen_as_array(out), zero)
+
+    def _products(
+        self, form: Gemm, placed: list[int], workspace: int, beta: float
+    ) -> Iterator[RunProduct]:
+        """Yield the calls of the library; its first operand is our second one."""
+        a, b, out = placed
+        if form.is_swapped:
+            a, b = b, a
+        size = self._library_bytes
+        for batch in _batches(form):
+            to, first, second = [
+                address + step * dtype.itemsize
+                for address, step, dtype in zip(
+                    (out, a, b), batch.start, (form.out_dtype, form.dtype, form.dtype), strict=True
+                )
+            ]
+            record = _record(form, batch, (to, first, second), beta)
+            yield RunProduct(record, second, first, to, to, workspace, size)
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchCall:
+    """Places of a batch that one call takes: how many, their steps, and where the first is."""
+
+    count: int
+    steps: _Steps
+    start: _Steps
+
+
+def plan_product(gpu: Gpu, a: Operand, b: Operand, out: Operand) -> PlannedProduct | None:
+    """Return how a product is computed, by types and layouts alone.
+
+    Of the ways to copy operands that give the library what it takes, the fastest. None where
+    elements lie at odd bytes, which no plan has.
+    """
+    found = views_of((a, b, out))
+    if found is None:
+        return None
+    views = (found[0], found[1], found[2])
+    if 0 in (*a.shape, *b.shape, *out.shape):
+        return PlannedProduct(gpu, views, (False, False, False), None)
+    ways: list[PlannedProduct] = []
+    for copied in _WAYS:
+        given = [
+            _dense(_unrepeated(view)) if is_copied else view
+            for view, is_copied in zip(views, copied, strict=True)
+        ]
+        form = gemm_of(*given)
+        if form is not None:
+            ways.append(PlannedProduct(gpu, views, copied, form))
+            if not any(copied) and len(_batches(form)) == 1:
+                break
+    return min(ways, key=PlannedProduct.duration_ns)
+
+
+def _unrepeated(view: MatrixView) -> MatrixView:
+    """Return the view without the repeats of a batch: one matrix stands for all of an axis."""
+    leading = [1 if s == 0 else n for n, s in zip(view.shape[:-2], view.strides[:-2], strict=True)]
+    return replace(view, shape=(*leading, *view.shape[-2:]))
+
+
+def _without_repeats(view: DeviceView) -> DeviceView:
+    steps = zip(view.shape[:-2], view.strides_bytes[:-2], strict=True)
+    leading = [1 if s == 0 else n for n, s in steps]
+    return replace(view, type=TensorType(view.dtype, (*leading, *view.shape[-2:])))
+
+
+def _dense(view: MatrixView) -> MatrixView:
+    return replace(view, strides=contiguous_strides(view.shape, 1))
+
+
+def _placed(view: MatrixView, address: int) -> DeviceView:
+    strides = tuple([step * view.dtype.itemsize for step in view.strides])
+    return DeviceView(address, TensorType(view.dtype, view.shape), strides)
+
+
+def _unread(view: MatrixView) -> np.ndarray:
+    """Return an array that lies so, of which no element may be touched."""
+    return seen_as_array(_placed(view, 256))
+
+
+def _batches(form: Gemm) -> list[_BatchCall]:
+    """Return the calls that a batch takes: the longest axis, after joins, is the library's."""
+    axes = list(walk(form.batch, (form.out.batch, form.a.batch, form.b.batch), in_order=False))
+    if not axes:
+        return [_BatchCall(1, (0, 0, 0), (0, 0, 0))]
+    longest = max(axes, key=lambda axis: axis.extent)
+    axes.remove(longest)
+    found = []
+    for index in product(*[range(axis.extent) for axis in axes]):
+        for first in range(0, longest.extent, _MOST_PLACES):
+            steps = [
+                sum([i * axis.steps[side] for i, axis in zip(index, axes, strict=True)])
+                + first * longest.steps[side]
+                for side in range(3)
+            ]
+            count = min(_MOST_PLACES, longest.extent - first)
+            found.append(_BatchCall(count, _three(longest.steps), _three(steps)))
+    return found
+
+
+def _three(steps: tuple[int, ...] | list[int]) -> _Steps:
+    out, a, b = steps
+    return out, a, b
+
+
+def _record(form: Gemm, batch: _BatchCall, places: _Steps, beta: float) -> LtProduct:
+    """Return the record of a call: out^T = b^T a^T, by columns."""
+    steps = batch.steps if batch.count > 1 else (0, 0, 0)
+    lies = [alignment_of(address) for address in places]
+    first, turns_first = _by_columns(form.dtype, form.b, (form.k, form.n), steps[2], lies[2])
+    second, turns_second = _by_columns(form.dtype, form.a, (form.m, form.k), steps[1], lies[1])
+    made, _ = _by_columns(form.out_dtype, form.out, (form.m, form.n), steps[0], lies[0])
+    compute = DType.FLOAT64 if form.dtype is DType.FLOAT64 else DType.FLOAT32
+    return LtProduct(first, second, made, turns_first, turns_second, batch.count, beta, compute)
+
+
+def _by_columns(
+    dtype: DType, side: Side, extents: tuple[int, int], step: int, alignment: int
+) -> tuple[LtLayout, bool]:
+    """Return a matrix of rows and columns as the library's transpose of it, and whether it lies so.
+
+    By rows it is that transpose already; else the library has to turn it.
+    """
+    rows, columns = extents
+    is_by_rows = side.column == 1 and (rows == 1 or side.row >= columns)
+    if not is_by_rows:
+        rows, columns, side = columns, rows, side.transposed
+    apart = columns if rows == 1 else side.row
+    return LtLayout(dtype, columns, rows, apart, step, alignment), not is_by_rows
+
+
+def _library_bytes(gpu: Gpu, form: Gemm) -> int:
+    """Return the workspace that the library may have: what all parts of its sums take, at most.
+
+    Small products would be the peak of a small model if they had what large ones get.
+    """
+    if form.flops < 2 * _TINY and form.k <= _SHORT:
+        return 0
+    most = 32 << 20 if gpu.capability >= _HOPPER else 4 << 20
+    tiles = math.prod(form.batch) * math.prod([-(-x // _MOST_TILE) for x in (form.m, form.n)])
+    parts = max(1, min(gpu.num_sms, form.k // _LEAST_SLICE))
+    return min(most, 4 * parts * tiles * _MOST_TILE**2 + _MARGIN_BYTES)
+
+
+def _call_ns(gpu: Gpu, form: Gemm, batch: _BatchCall) -> float:
+    item = form.dtype.itemsize
+    places = [batch.count if step else 1 for step in batch.steps]
+    moved = places[0] * form.m * form.n * form.out_dtype.itemsize
+    moved += (places[1] * form.m + places[2] * form.n) * form.k * item
+    return gpu.call_ns + max(_products_ns(gpu, form, batch.count), gpu.bytes_ns(moved))
+
+
+def _products_ns(gpu: Gpu, form: Gemm, count: int) -> float:
+    """Return the time of all tiles, in waves over the SMs.
+
+    The library splits the inner extent where tiles are few, or those of the last wave would be, and
+    adds up parts that lie in the workspace.
+    """
+    tiles = count * -(-form.m // _TILE) * -(-form.n // _TILE)
+    room = _library_bytes(gpu, form) // (4 * count * form.m * form.n)
+    most = max(1, min(room, form.k // _LEAST_SPLIT))
+    waves = min([-(-tiles * parts // gpu.num_sms) / parts for parts in range(1, most + 1)])
+    flops = 2.0 * waves * gpu.num_sms * _TILE * _TILE * form.k
+    return gpu.product_ns(form.dtype, flops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +318,7 @@ class CudaMatmul:
         planned = plan_product(self.gpu, *inputs, *outputs)
         if planned is None:
             return None
-        size = scratch.size_bytes(planned.pieces)
+        size = kernel.size_bytes(planned.pieces)
         return KernelNeeds(size, duration_ns=planned.duration_ns())
 
     def bind(

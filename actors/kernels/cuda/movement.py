@@ -7,25 +7,258 @@ pinned memory on one side: the device reads and writes that where it lies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from actors.kernels.cuda.calls import DeviceCalls
-from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.strided_copy import copy_calls, copy_ns
-from actors.kernels.cuda.views import DeviceView, PlacedView, address_of
-from actors.kernels.interpret.shape import (
-    SHAPE_KERNELS,
-    CopiesOf,
-    can_copy,
-    shown,
-    written_over,
+from actors.kernels.common.host_memory import SHAPE_KERNELS, CopiesOf, can_copy, shown, written_over
+from actors.kernels.common.kernel import Attrs, KernelNeeds, Operands
+from actors.kernels.common.strides import Axis, columns_of, walk_arrays
+from actors.kernels.cuda.calls import (
+    CopyBytes,
+    DeviceCall,
+    DeviceCalls,
+    FillBytes,
+    KernelText,
+    RunKernel,
+    Word,
 )
-from actors.kernels.kernel import Attrs, KernelNeeds, Operands
-from actors.protocol import Array, Arrays
-from compiler.types import numpy_dtype
+from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, address_of
+from actors.machine.protocol import Array, Arrays
+from compiler.contract.types import numpy_dtype
+
+# Copies between strided tensors: bytes where both lie alike, else one kernel of two.
+#
+# Axes that lie evenly are joined first. Threads follow the target's fastest axis, with elements of
+# up to 16 bytes where runs of both sides are so long; where the source's fastest axis is another
+# one, a tile of both goes through shared memory. Indices are 32 bits wide and divided by products
+# with reciprocals: a copy of more elements is cut along its outermost axis.
+
+_MAX_AXES = 8
+_MAX_ELEMENTS = 1 << 31
+_THREADS = 256
+_WAVES = 4
+"""Blocks that an SM gets one after the other, at most; more elements are walked by the same."""
+
+_WIDEST = 16
+_SECTOR = 32
+"""What memory gives at once, in bytes, however few of them are wanted."""
+
+_MIN_TILED = 16
+"""Extents of both axes from which a tile saves more than its barrier costs."""
+
+_FEW_ROWS = 16
+"""Rows that go over the link as a copy each; a call costs as much as 64 KiB."""
+
+ELEMENT_TYPES = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t", 16: "af_16_bytes"}
+"""What a text calls so many bytes."""
+
+
+@functools.cache
+def elements_text(item: int) -> KernelText:
+    """Return the kernel that copies elements of 1, 2, 4, 8 or 16 bytes one by one."""
+    text = _text("strided_copy.cuh").replace("NAME_TYPE", ELEMENT_TYPES[item])
+    about = f"copies elements of {item} bytes"
+    return KernelText.of("af_copy", text, ("NAME",), about, has_exchanges=False)
+
+
+@functools.cache
+def tiles_text(item: int) -> KernelText:
+    """Return the kernel that transposes elements of 1, 2, 4 or 8 bytes tile by tile."""
+    text = _text("transpose.cuh").replace("NAME_TYPE", ELEMENT_TYPES[item])
+    text = text.replace("NAME_SIDE", str(_side(item)))
+    return KernelText.of("af_transpose", text, ("NAME",), f"transposes elements of {item} bytes")
+
+
+def _text(file: str) -> str:
+    return Path(__file__).with_name(file).read_text(encoding="utf-8")
+
+
+def copy_calls(
+    gpu: Gpu, target: Array, source: Array, *, is_over_link: bool = False
+) -> DeviceCalls:
+    """Return the calls of a copy between arrays of one shape, of which only addresses matter.
+
+    A source that cannot be written is a constant of the host, and read here. `is_over_link` says
+    that one of them lies in pinned memory: few rows are then copied as bytes.
+    """
+    if not target.size:
+        return ()
+    if not source.flags.writeable:
+        return tuple(_fill_calls(gpu, target, source))
+    whole = _StridedCopy(
+        target.ctypes.data,
+        source.ctypes.data,
+        target.itemsize,
+        walk_arrays(target, source, in_order=False),
+    )
+    if not whole.runs:
+        return (CopyBytes(whole.target, whole.source, whole.run_bytes),)
+    if is_over_link and whole.run_bytes and _count(whole.runs) <= _FEW_ROWS:
+        return tuple([CopyBytes(*ends, whole.run_bytes) for ends in whole.ends_of_runs()])
+    return tuple([_kernel_call(gpu, part) for part in _parts(whole)])
+
+
+def copy_ns(gpu: Gpu, target: Array, source: Array) -> float:
+    """Return what a copy takes."""
+    if not target.size:
+        return 0.0
+    item, axes = target.itemsize, walk_arrays(target, source, in_order=False)
+    moved = 0.0
+    for operand in range(2):
+        steps = [abs(axis.steps[operand]) for axis in axes]
+        is_even = not axes or steps[-1] <= item or (_is_tiled(axes, item) and item in steps)
+        moved += target.size * (item if is_even else max(item, min(_SECTOR, steps[-1])))
+    return gpu.call_ns + gpu.bytes_ns(moved)
+
+
+@dataclass(frozen=True, slots=True)
+class _StridedCopy:
+    """Elements of `item` bytes from `source` to `target`; a `source` of 0 is `value` everywhere."""
+
+    target: int
+    source: int
+    item: int
+    axes: tuple[Axis, ...]
+    value: int = 0
+
+    @property
+    def runs(self) -> tuple[Axis, ...]:
+        """The axes but for one along which both sides are dense."""
+        is_dense = self.axes and self.axes[-1].steps == (self.item, self.item)
+        return self.axes[:-1] if is_dense else self.axes
+
+    @property
+    def run_bytes(self) -> int:
+        """The bytes of a run that is dense on both sides; 0 where there is none."""
+        if self.axes and len(self.runs) == len(self.axes):
+            return 0
+        return self.item * (self.axes[-1].extent if self.axes else 1)
+
+    def ends_of_runs(self) -> Iterator[tuple[int, int]]:
+        """Yield target and source of each run."""
+        for index in product(*[range(axis.extent) for axis in self.runs]):
+            moves = [_moved(self.runs, index, operand) for operand in (0, 1)]
+            yield self.target + moves[0], self.source + moves[1]
+
+
+def _moved(axes: tuple[Axis, ...], index: tuple[int, ...], operand: int) -> int:
+    return sum([i * axis.steps[operand] for i, axis in zip(index, axes, strict=True)])
+
+
+def _fill_calls(gpu: Gpu, target: Array, source: Array) -> Iterator[DeviceCall]:
+    value = source[(0,) * source.ndim].tobytes()
+    axes = walk_arrays(target, in_order=False)
+    count = _count(axes)
+    is_dense = not axes or axes[-1] == Axis(count, (target.itemsize,))
+    if is_dense and len({*value}) == 1:
+        yield FillBytes(target.ctypes.data, value[0], count * target.itemsize)
+        return
+    word = int.from_bytes(value * (8 // len(value)), "little", signed=True)
+    walked = tuple([Axis(axis.extent, (*axis.steps, 0)) for axis in axes])
+    for part in _parts(_StridedCopy(target.ctypes.data, 0, target.itemsize, walked, word)):
+        yield _kernel_call(gpu, part)
+
+
+def _parts(whole: _StridedCopy) -> Iterator[_StridedCopy]:
+    """Yield copies of few enough elements and axes, cut in halves along the outermost axis."""
+    axes = whole.axes
+    if len(axes) <= _MAX_AXES and _count(axes) < _MAX_ELEMENTS:
+        yield whole
+        return
+    first, half = axes[0], axes[0].extent // 2
+    for start, extent in ((0, half), (half, first.extent - half)):
+        ends = [start * step for step in first.steps]
+        source = whole.source + ends[1] if whole.source else 0
+        kept = (Axis(extent, first.steps), *axes[1:]) if extent > 1 else axes[1:]
+        yield from _parts(replace(whole, target=whole.target + ends[0], source=source, axes=kept))
+
+
+def _kernel_call(gpu: Gpu, part: _StridedCopy) -> RunKernel:
+    if part.source and _is_tiled(part.axes, part.item):
+        return _tiles_call(part)
+    part = _widened(part)
+    axes = part.axes or (Axis(1, (0, 0)),)
+    count = _count(axes)
+    most = _WAVES * gpu.num_sms * gpu.threads_per_sm // _THREADS
+    reciprocals = [_signed((1 << 64) // axis.extent + 1) for axis in axes]
+    _, *columns = columns_of(axes, 2, _MAX_AXES)
+    words: tuple[Word, ...] = (
+        *(part.target, part.source, part.value, count, len(axes)),
+        *columns[:_MAX_AXES],
+        *reciprocals,
+        *[0] * (_MAX_AXES - len(axes)),
+        *columns[_MAX_AXES:],
+    )
+    text = elements_text(part.item)
+    return RunKernel(text, text.kernels[0], min(-(-count // _THREADS), most), _THREADS, words)
+
+
+def _tiles_call(part: _StridedCopy) -> RunKernel:
+    axes = [*part.axes]
+    columns = axes.pop()
+    rows = axes.pop(_rows_of(part.axes, part.item))
+    side = _side(part.item)
+    down, across = [-(-axis.extent // side) for axis in (rows, columns)]
+    words: tuple[Word, ...] = (
+        *(part.target, part.source),
+        *(rows.extent, *rows.steps),
+        *(columns.extent, *columns.steps),
+        *(down, across),
+        *columns_of(axes, 2, _MAX_AXES - 2),
+    )
+    text = tiles_text(part.item)
+    num_blocks = down * across * _count(axes)
+    return RunKernel(text, text.kernels[0], num_blocks, _THREADS, words)
+
+
+def _is_tiled(axes: tuple[Axis, ...], item: int) -> bool:
+    """Whether target and source are dense along different axes that are both long."""
+    row = _rows_of(axes, item)
+    if row < 0 or axes[-1].steps[1] in (0, item):
+        return False
+    return min(axes[row].extent, axes[-1].extent) >= _MIN_TILED
+
+
+def _rows_of(axes: tuple[Axis, ...], item: int) -> int:
+    """Return which axis but the last the source is dense along; -1 for none."""
+    return next((i for i, axis in enumerate(axes[:-1]) if axis.steps[1] == item), -1)
+
+
+def _widened(part: _StridedCopy) -> _StridedCopy:
+    """Return the copy with elements as wide as addresses, steps and runs allow."""
+    item = part.item
+    last = part.axes[-1] if part.axes else Axis(1, (item, item))
+    if last.steps not in ((item, item), (item, 0)) or (part.source and last.steps[1] == 0):
+        return part
+    outer = part.axes[:-1]
+    lengths = [last.extent * item, part.target, part.source]
+    lengths += [step for axis in outer for step in axis.steps]
+    widest = math.gcd(_WIDEST if part.source else 8, *lengths)
+    if widest <= item:
+        return part
+    steps = (widest, widest if part.source else 0)
+    inner = (Axis(last.extent * item // widest, steps),)
+    return replace(part, item=widest, axes=outer + (inner if inner[0].extent > 1 else ()))
+
+
+def _count(axes: tuple[Axis, ...] | list[Axis]) -> int:
+    return math.prod([axis.extent for axis in axes])
+
+
+def _side(item: int) -> int:
+    """Return the side of a tile: a row of it is at least two sectors, and it has 8 KiB at most."""
+    return 64 if item <= 2 else 32
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >= 1 << 63 else word
 
 
 @dataclass(frozen=True, slots=True)

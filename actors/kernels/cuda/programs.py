@@ -8,24 +8,233 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from actors.kernels.codegen import arguments as words
-from actors.kernels.codegen.phases import Schedule, weight
+from actors.kernels.common.gemm import MatrixView
+from actors.kernels.common.kernel import Piece, is_dense
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, StatusWord, Word
-from actors.kernels.cuda.emit import PIECE_THREADS, SHARED_SUMS, emit
-from actors.kernels.cuda.finish import FINISH_COLUMNS, FINISH_THREADS
-from actors.kernels.cuda.gpu import Gpu, narrowness
-from actors.kernels.cuda.loops import NARROW, RUNS, WIDE, batch_of, is_random, is_single
-from actors.kernels.cuda.runs import WIDEST, access_bytes
-from actors.kernels.cuda.views import DeviceView, DeviceViews, carve
-from actors.kernels.cuda.walks import TeamWalk, made_for_device
-from actors.kernels.native.gemm import MatrixView
-from actors.kernels.scratch import Piece
-from compiler.errors import InternalError, bad_index
-from compiler.fusion.program import FusedProgram, Kind
-from compiler.types import DType
+from actors.kernels.cuda.emit import (
+    FINISH_COLUMNS,
+    FINISH_THREADS,
+    PIECE_THREADS,
+    SHARED_SUMS,
+    emit,
+)
+from actors.kernels.cuda.kernel import DeviceView, DeviceViews, Gpu, carve, narrowness
+from actors.kernels.cuda.loops import (
+    MAX_THREADS,
+    NARROW,
+    RUNS,
+    STRETCH,
+    WIDE,
+    WIDEST,
+    access_bytes,
+    batch_of,
+    is_random,
+    is_single,
+)
+from actors.kernels.program import values as words
+from actors.kernels.program.phases import Schedule, schedule, weight
+from actors.kernels.program.spaces import Made, joined_rows, row_strides
+from actors.machine.protocol import Array
+from compiler.contract.errors import InternalError, bad_index
+from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput, check_program
+from compiler.contract.region import Region
+from compiler.contract.spaces import row_stride
+from compiler.contract.types import DType
+
+# How the threads of a GPU go through the space of a program: from its extents and the GPU alone.
+#
+# Three ways: a team of threads per row, as long as the row needs; all threads together, where the
+# elements are one row; a block per piece of the columns, where rows are few and long and are
+# reduced. Sums over rows without reductions of rows go by teams for pieces of the columns too.
+
+_NEVER = 1 << 30
+"""What a phase needs again is computed again: bytes are dearer here than instructions, and a row
+would need a buffer for every team."""
+
+_THREADS = 256
+_WARP = 32
+_LONG_ROW, _LONGEST_ROW = 4096, 16_384
+"""From here on a row has a block, and then a large one: the next phase reads it again, so there
+must not be more rows under way than caches hold (264 of 50,304 bfloat16 are half of an H200's)."""
+
+_MIN_CUT_COLUMNS = 16_384
+"""Few rows (a stretch of them) that are longer are cut into pieces of their columns."""
+
+_PIECE_STEP = 64
+_SUM_COLUMNS = 2048
+"""Columns of a piece of a row of which there are only sums over rows."""
+
+_SUM_BYTES = 16 << 20
+_MIN_TEAMS = 16
+"""Teams with sums over rows have at most so many bytes of them together, and are at least some."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeamWalk:
+    """How a launch goes through rows first_row .. last_row of its space.
+
+    `team` threads have a row, or `piece_columns` of it where there are several pieces. `is_cut`:
+    rows are few, and every block has a piece of all of them. `strides` are elements from row to
+    row, of the inputs and then the outputs. `is_whole`: these are all rows. `has_runs`: a thread
+    has neighbouring columns, wherever operands lie (`loops`).
+    """
+
+    first_row: int
+    last_row: int
+    columns: int
+    strides: tuple[int, ...]
+    team: int
+    num_threads: int
+    num_blocks: int
+    piece_columns: int
+    num_pieces: int
+    is_cut: bool
+    is_whole: bool
+    has_runs: bool
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are walked."""
+        return self.last_row - self.first_row
+
+    @property
+    def teams_in_block(self) -> int:
+        """Teams whose threads are of one block."""
+        return max(1, self.num_threads // self.team)
+
+    @property
+    def num_teams(self) -> int:
+        """Teams of a piece; each has a partial of every sum over rows."""
+        if self.is_cut:
+            return 1
+        return self.num_blocks * self.num_threads // self.team // self.num_pieces
+
+
+@functools.lru_cache(maxsize=4096)
+def made_for_device(program: FusedProgram) -> Made:
+    """Return a program with its schedule on a GPU, which keeps no row. Raises ProgramError."""
+    check_program(program)  # text and scratch are made of it, and a launch may come from a file
+    return Made(program, schedule(program, _NEVER))
+
+
+def matrix_views(views: DeviceViews) -> tuple[MatrixView, ...] | None:
+    """Return views with strides in elements; None where an element lies between two places."""
+    if any([step % view.dtype.itemsize for view in views for step in view.strides_bytes]):
+        return None
+    return tuple(
+        [
+            MatrixView(
+                x.dtype, x.shape, tuple([step // x.dtype.itemsize for step in x.strides_bytes])
+            )
+            for x in views
+        ]
+    )
+
+
+def walk_of(
+    gpu: Gpu,
+    program: FusedProgram,
+    rows: int,
+    columns: int,
+    operands: tuple[MatrixView, ...],
+    chunk: tuple[int, int] | None = None,
+) -> TeamWalk | None:
+    """Return the walk of a program [rows, columns] on operands (inputs, then outputs).
+
+    `chunk`: rows from the first to the last, exclusive; all where it is None. None where the rows
+    of an operand are not evenly spaced.
+    """
+    layouts = tuple([(view.shape, view.strides) for view in operands])
+    if chunk is None:
+        found = joined_rows(program, rows, columns, layouts)
+        if found is None:
+            return None
+        rows, columns, strides = found
+        return _walk(gpu, program, ((0, rows), rows), columns, strides)
+    steps = row_strides(program, columns, layouts)
+    if steps is None:
+        return None
+    return _walk(gpu, program, (chunk, rows), columns, tuple(steps))
+
+
+def _walk(
+    gpu: Gpu,
+    program: FusedProgram,
+    some_of: tuple[tuple[int, int], int],
+    columns: int,
+    strides: tuple[int, ...],
+) -> TeamWalk:
+    """Return the walk of rows from the first to the last of so many."""
+    span, all_rows = some_of
+    plan, rows = made_for_device(program).schedule, span[1] - span[0]
+    reduces = any([phase.reductions for phase in plan.phases])
+    is_joined, batch = reduces or bool(plan.column_sums), batch_of(program)
+    has_runs = is_random(program) or all_rows == 1 or columns % batch == 0
+    fitting = gpu.num_sms * gpu.threads_per_sm
+
+    def walk(
+        team: int, threads: int, blocks: int, *, pieces: int = 1, cut: bool = False
+    ) -> TeamWalk:
+        step = _PIECE_STEP * max(1, pieces)
+        own = -(-columns // step) * _PIECE_STEP if pieces > 1 else columns
+        pieces = -(-columns // own) if pieces > 1 else pieces
+        sizes = (team, threads, pieces if cut else blocks, own, pieces)
+        marks = (cut, span == (0, all_rows), has_runs)
+        return TeamWalk(*span, columns, strides, *sizes, *marks)
+
+    if is_joined and 0 < rows <= STRETCH and columns >= _MIN_CUT_COLUMNS:
+        pieces = min(2 * gpu.num_sms, -(-columns // (PIECE_THREADS * batch)))
+        return walk(PIECE_THREADS, PIECE_THREADS, pieces, pieces=pieces, cut=True)
+    if rows == 1 and not is_joined:
+        blocks = -(-columns // (_THREADS * batch))
+        blocks = max(1, min(blocks, fitting // _THREADS))
+        return walk(blocks * _THREADS, _THREADS, blocks)
+    pieces = -(-columns // _SUM_COLUMNS) if is_joined and not reduces else 1
+    pieces = max(1, min(pieces, fitting // MAX_THREADS))
+    own = -(-columns // pieces)
+    team = _team(plan, rows * pieces, own, batch, fitting, has_runs=has_runs)
+    threads = team if (reduces and team > _WARP) or team > _THREADS else _THREADS
+    if not is_joined:
+        threads = min(threads, _THREADS)
+    teams = rows
+    if plan.column_sums:
+        size = len(plan.column_sums) * columns * 8
+        teams = min(rows, max(_MIN_TEAMS, min(_SUM_BYTES // max(1, size), 8 * gpu.num_sms)))
+    # A block has no more teams than there are rows: each has a place for its sums, used or not.
+    threads = min(threads, max(_WARP, team, _power_of_2(teams * pieces * team)))
+    blocks = min(-(-teams * pieces * team // threads), max(pieces, fitting // threads))
+    return walk(team, threads, blocks, pieces=pieces)
+
+
+def _team(
+    plan: Schedule, rows: int, columns: int, batch: int, fitting: int, *, has_runs: bool
+) -> int:
+    """Return the threads of a row: a power of two.
+
+    More than a row has work for wait; neighbours in a warp read neighbours; and while the GPU has
+    threads left, a row gets more of them.
+    """
+    reduces = any([phase.reductions for phase in plan.phases])
+    useful = _power_of_2(-(-columns // batch))
+    if not has_runs:
+        useful = max(useful, min(_WARP, _power_of_2(columns)))
+    least = _WARP
+    if plan.column_sums or columns >= _LONG_ROW:
+        least = MAX_THREADS if reduces and columns >= _LONGEST_ROW else _THREADS
+    most = MAX_THREADS if reduces or plan.column_sums else fitting
+    team = min(useful, least)
+    while team < min(useful, most) and rows * team < fitting:
+        team *= 2
+    return team
+
+
+def _power_of_2(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -223,3 +432,80 @@ def _explain(program: FusedProgram, place: int, value: int) -> Exception:
 def moved_bytes(views: tuple[MatrixView, ...]) -> int:
     """Return the bytes of all operands."""
     return sum([math.prod(view.shape) * view.dtype.itemsize for view in views])
+
+
+# A program as a step of a region: on the rows of a chunk, in scratch that steps share.
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramStep:
+    """A program on some rows of its operands (inputs, then outputs), which are given with all."""
+
+    gpu: Gpu
+    program: FusedProgram
+    extents: tuple[int, int]
+    views: DeviceViews
+    chunk: tuple[int, int]
+
+    @property
+    def walk(self) -> TeamWalk:
+        """How the rows are walked. Raises InternalError for operands of uneven rows."""
+        rows, columns = self.extents
+        matrices = matrix_views(self.views)
+        chunk = None if self.chunk == (0, rows) else self.chunk
+        found = None
+        if matrices is not None:
+            found = walk_of(self.gpu, self.program, rows, columns, matrices, chunk)
+        if found is None:
+            raise InternalError(f"a program of a region has operands of uneven rows: {self.views}")
+        return found
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Scratch."""
+        return program_pieces(self.program, self.walk)
+
+    def duration_ns(self) -> float:
+        """Return an estimate."""
+        share = (self.chunk[1] - self.chunk[0]) / max(1, self.extents[0])
+        moved = moved_bytes(matrix_views(self.views) or ())
+        return program_ns(self.gpu, self.program, self.walk, int(moved * share))
+
+    def calls(self, workspace: DeviceView | None) -> DeviceCalls:
+        """Return the kernels."""
+        return program_calls(self.program, self.walk, self.extents[0], self.views, workspace)
+
+
+def column_sum_step(gpu: Gpu, x: DeviceView, out: DeviceView) -> ProgramStep:
+    """Return the sum over the rows of a matrix."""
+    rows, columns = x.shape
+    return ProgramStep(gpu, _sum_of(x.dtype), (rows, columns), (x, out), (0, rows))
+
+
+@functools.cache
+def _sum_of(dtype: DType) -> FusedProgram:
+    entry = ProgramInput(dtype, Kind.FULL)
+    return FusedProgram((entry,), (Instruction("column_sum", (0,), dtype, Kind.COLUMN),), (1,))
+
+
+def uneven_operands(region: Region, given: Mapping[int, Array]) -> tuple[int, ...]:
+    """Return inputs and outputs whose rows a program cannot walk, or which no matrix shows."""
+    found: dict[int, None] = {}
+    for value, array in given.items():
+        is_even = array.ndim == 2 or is_dense(array.shape, array.strides, array.itemsize)
+        if value >= region.first_output and not is_even:
+            found[value] = None
+    for step in region.steps:
+        if step.program is None:
+            continue
+        places = (*range(len(step.reads)), *step.program.outputs)
+        for value, place in zip((*step.reads, *step.makes), places, strict=True):
+            kind = step.program.kind_of(place)
+            if value in given and not _is_even(given[value], kind, region.columns):
+                found[value] = None
+    return tuple(found)
+
+
+def _is_even(array: Array, kind: Kind, columns: int) -> bool:
+    strides = tuple([step // array.itemsize for step in array.strides])
+    return row_stride(kind, columns, array.shape, strides) is not None

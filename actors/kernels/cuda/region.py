@@ -16,35 +16,36 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from actors.kernels import scratch
-from actors.kernels.attributes import region as region_of
-from actors.kernels.codegen.programs import Made
-from actors.kernels.codegen.region_arrays import (
+from actors.kernels.common import kernel
+from actors.kernels.common.gemm import MatrixView, view_of_array
+from actors.kernels.common.kernel import Attrs, KernelNeeds, Operands, Piece
+from actors.kernels.common.kernel import region as region_of
+from actors.kernels.cuda.calls import DeviceCall, LaunchCalls, OneOf
+from actors.kernels.cuda.epilogues import FinishedProduct, finished_products
+from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_device
+from actors.kernels.cuda.matmul import PlannedProduct, plan_product
+from actors.kernels.cuda.movement import copy_calls, copy_ns, seen_as_array
+from actors.kernels.cuda.programs import (
+    ProgramStep,
+    column_sum_step,
+    made_for_device,
+    uneven_operands,
+)
+from actors.kernels.program.spaces import (
     NOWHERE,
+    Made,
     Over,
     RegionArrays,
     check_once,
     held_pieces,
+    in_place_pairs,
     shared_bytes,
     unread,
 )
-from actors.kernels.codegen.spaces import in_place_pairs
-from actors.kernels.cuda.calls import DeviceCall, LaunchCalls, OneOf
-from actors.kernels.cuda.epilogues import FinishedProduct, finished_products
-from actors.kernels.cuda.gpu import Gpu
-from actors.kernels.cuda.movement import seen_as_array
-from actors.kernels.cuda.products import PlannedProduct, plan_product
-from actors.kernels.cuda.program_steps import ProgramStep, column_sum_step, uneven_operands
-from actors.kernels.cuda.strided_copy import copy_calls, copy_ns
-from actors.kernels.cuda.views import DeviceView, PlacedView, carve, on_device
-from actors.kernels.cuda.walks import made_for_device
-from actors.kernels.kernel import Attrs, KernelNeeds, Operands
-from actors.kernels.native.gemm import MatrixView, view_of_array
-from actors.kernels.scratch import Piece
-from actors.protocol import Array, Arrays
-from compiler.errors import InternalError
-from compiler.fusion.region import PRODUCTS, Region, Step, StepKind
-from compiler.types import TensorType, contiguous_strides
+from actors.machine.protocol import Array, Arrays
+from compiler.contract.errors import InternalError
+from compiler.contract.region import PRODUCTS, Region, Step, StepKind
+from compiler.contract.types import TensorType, contiguous_strides
 
 _PRODUCT_AND_PROGRAM = [StepKind.PRODUCT, StepKind.PROGRAM]
 
@@ -64,7 +65,7 @@ class CudaRegion:
         steps = _planned(self.gpu, region, unread(inputs), unread(outputs))
         _, pairs = steps.shared_bytes()
         pairs = tuple([(o, x) for o, x in pairs if inputs[x].is_dense and outputs[o].is_dense])
-        return KernelNeeds(scratch.size_bytes(steps.pieces()), pairs, steps.duration_ns())
+        return KernelNeeds(kernel.size_bytes(steps.pieces()), pairs, steps.duration_ns())
 
     def bind(
         self,
@@ -137,11 +138,11 @@ class _CudaSteps:
     def pieces(self) -> tuple[Piece, ...]:
         """Return the scratch: that of a step, copies of what lies unevenly, what is held, sums."""
         sizes = [
-            scratch.size_bytes(self._step_pieces(step, *chunk))
+            kernel.size_bytes(self._step_pieces(step, *chunk))
             for chunk in self._kinds_of_chunks()
             for step in self.region.steps
         ]
-        sizes += [scratch.size_bytes(product.pieces) for product in self._finished()]
+        sizes += [kernel.size_bytes(product.pieces) for product in self._finished()]
         return (Piece((max(sizes, default=0),), np.dtype(np.uint8)), *self._pieces)
 
     def shared_bytes(self) -> tuple[Over, tuple[tuple[int, int], ...]]:
@@ -251,7 +252,7 @@ class _CudaSteps:
         pieces = [self._program(step, first, last).pieces]
         if step.kind is StepKind.COLUMN_SUM:
             pieces.append(self._total(step).pieces)
-        return max(pieces, key=scratch.size_bytes)
+        return max(pieces, key=kernel.size_bytes)
 
     def _step_ns(self, step: Step, first: int, last: int) -> float:
         if step.kind in PRODUCTS:

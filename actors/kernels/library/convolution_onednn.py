@@ -26,7 +26,7 @@ from actors.kernels.library.onednn import (
     Onednn,
     Primitive,
 )
-from compiler.types import DType, contiguous_strides
+from compiler.contract.types import DType, contiguous_strides
 
 _TRAINING, _DIRECT = 64, 1
 

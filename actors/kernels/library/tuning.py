@@ -20,17 +20,20 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.fork_lock import forkable_lock
-from actors.kernels.library import onednn, openblas
-from actors.kernels.library.measured_file import read_object, replace_object, report_damage
-from actors.kernels.native import runtime
-from actors.kernels.native.gemm import Gemm, Side, chunks_of
-from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
-from actors.kernels.native.gemm_products import OpenBlas, Small
-from actors.kernels.native.launch import NativeLaunch
-from actors.kernels.native.sealed import DamagedFile
-from actors.protocol import Array
-from compiler.types import DType
+from actors.kernels.common.files import DamagedFile, read_object, replace_object, report_damage
+from actors.kernels.common.gemm import Gemm, Side, chunks_of
+from actors.kernels.library import onednn, openblas, runtime
+from actors.kernels.library.gemm_launch import (
+    Library,
+    OpenBlas,
+    Small,
+    gemm_launch,
+    workspace_bytes,
+)
+from actors.kernels.library.launch import NativeLaunch
+from actors.machine.errors import forkable_lock
+from actors.machine.protocol import Array
+from compiler.contract.types import DType
 
 BUDGET_NS = 20_000_000
 """What a candidate that is near the best may take; it is run five times in any case."""

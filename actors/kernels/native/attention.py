@@ -14,15 +14,25 @@ from functools import partial
 
 import numpy as np
 
-from actors.kernels import cost
-from actors.kernels.attributes import integer, number
-from actors.kernels.interpret.attention_blocks import BlockExtents, extents_of, work_of
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace, equal_operands
-from actors.kernels.native import runtime
-from actors.kernels.native.launch import Word, address, native_launch, single
-from actors.kernels.work import CWork, MatrixProduct
-from actors.protocol import Array, Arrays, Launch
-from compiler.types import DType
+from actors.kernels.common import cost
+from actors.kernels.common.attention_blocks import BlockExtents, extents_of, work_of
+from actors.kernels.common.host_memory import address
+from actors.kernels.common.kernel import (
+    Attrs,
+    CWork,
+    KernelNeeds,
+    MatrixProduct,
+    Operand,
+    Operands,
+    Workspace,
+    equal_operands,
+    integer,
+    number,
+)
+from actors.kernels.library import runtime
+from actors.kernels.library.launch import Word, native_launch, single
+from actors.machine.protocol import Array, Arrays, Launch
+from compiler.contract.types import DType
 
 LONGEST_ROW = 256
 """Longer rows would make scratch of megabytes."""
@@ -234,4 +244,4 @@ def _bytes(pieces: Sequence[int]) -> int:
     return sum([-(-4 * count // 64) * 64 for count in pieces])
 
 
-ATTENTION_KERNELS = (NativeAttention(), NativeAttentionGrad())
+NATIVE_ATTENTION_KERNELS = (NativeAttention(), NativeAttentionGrad())

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from actors.kernels.attributes import integer, integers
-from actors.kernels.kernel import Attrs
+from actors.kernels.common.kernel import Attrs, integer, integers
 from actors.kernels.library import onednn
 from actors.kernels.library.convolution_onednn import (
     BlockedTensor,
@@ -18,10 +17,10 @@ from actors.kernels.library.convolution_onednn import (
     PlainTensor,
     calls_of,
 )
+from actors.kernels.library.gemm_launch import ProductScratch, aligned
 from actors.kernels.library.onednn import Primitive
-from actors.kernels.native.gemm_launch import ProductScratch, aligned
-from actors.protocol import Array, Arrays
-from compiler.types import DType
+from actors.machine.protocol import Array, Arrays
+from compiler.contract.types import DType
 
 _CALL_BYTES = 2 << 20
 """x and y of the images of a call, about: they stay in a core's cache."""

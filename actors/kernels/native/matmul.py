@@ -10,17 +10,30 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-from actors.kernels import cost
-from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
-from actors.kernels.library import tuning
+from actors.kernels.common import cost
+from actors.kernels.common.gemm import Gemm, ThreadCut, chunks_of, gemm_of, views_of
+from actors.kernels.common.kernel import (
+    Attrs,
+    BytePass,
+    CWork,
+    KernelNeeds,
+    MatrixProduct,
+    Operands,
+    Work,
+    Workspace,
+    item_weight,
+)
+from actors.kernels.library import runtime, tuning
+from actors.kernels.library.gemm_launch import (
+    Library,
+    OpenBlas,
+    Small,
+    gemm_launch,
+    workspace_bytes,
+)
 from actors.kernels.library.gemm_onednn import OneDnn
-from actors.kernels.native import runtime
-from actors.kernels.native.gemm import Gemm, ThreadCut, chunks_of, gemm_of, views_of
-from actors.kernels.native.gemm_launch import Library, gemm_launch, workspace_bytes
-from actors.kernels.native.gemm_products import OpenBlas, Small
-from actors.kernels.work import BytePass, CWork, MatrixProduct, Work, item_weight
-from actors.protocol import Arrays, Launch
-from compiler.errors import InternalError
+from actors.machine.protocol import Arrays, Launch
+from compiler.contract.errors import InternalError
 
 LIBRARIES: tuple[Library, ...] = (
     OneDnn(ThreadCut.ROWS, is_packed=True),

@@ -12,14 +12,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from actors.kernels import cost
-from actors.kernels.axes import MAX_OUTER, Axis, columns_of, walk_arrays
-from actors.kernels.interpret.shape import SHAPE_KERNELS, CopiesOf, Copy, can_copy, written_over
-from actors.kernels.kernel import Attrs, KernelNeeds, Operand, Operands, Workspace
-from actors.kernels.native import chunks, runtime
-from actors.kernels.native.launch import NativeLaunch, Word, address, argument_block, native_launch
-from actors.kernels.work import NATIVE_CALLS, BytePass, CWork, Work
-from actors.protocol import Array, Arrays, Launch
+from actors.kernels.common import cost
+from actors.kernels.common.host_memory import (
+    SHAPE_KERNELS,
+    CopiesOf,
+    Copy,
+    address,
+    can_copy,
+    written_over,
+)
+from actors.kernels.common.kernel import (
+    NATIVE_CALLS,
+    Attrs,
+    BytePass,
+    CWork,
+    KernelNeeds,
+    Operand,
+    Operands,
+    Work,
+    Workspace,
+)
+from actors.kernels.common.strides import MAX_OUTER, Axis, columns_of, walk_arrays
+from actors.kernels.library import launch as chunks
+from actors.kernels.library import runtime
+from actors.kernels.library.launch import NativeLaunch, Word, argument_block, native_launch
+from actors.machine.protocol import Array, Arrays, Launch
 
 _MAX_RANK = MAX_OUTER + 2
 _TILE = 64

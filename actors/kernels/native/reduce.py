@@ -9,18 +9,32 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from actors.kernels import cost
-from actors.kernels.attributes import integers
-from actors.kernels.axes import Axis, walk
-from actors.kernels.kernel import Attrs, KernelNeeds, Operands, Workspace
-from actors.kernels.native import chunks, runtime
-from actors.kernels.native.launch import Word, address, native_launch
-from actors.kernels.work import NATIVE_CALLS, BytePass, CWork, Work
-from actors.protocol import Arrays, Launch
-from compiler.errors import InternalError
-from compiler.types import DType
+import numpy as np
 
-_TYPES = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64)
+from actors.kernels.common import cost, kernel
+from actors.kernels.common.host_memory import address
+from actors.kernels.common.kernel import (
+    NATIVE_CALLS,
+    Attrs,
+    BytePass,
+    CWork,
+    KernelNeeds,
+    Operand,
+    Operands,
+    Piece,
+    Work,
+    Workspace,
+    flag,
+    integers,
+)
+from actors.kernels.common.strides import MAX_OUTER, Axis, columns_of, walk
+from actors.kernels.library import launch, runtime
+from actors.kernels.library.launch import Word, native_launch
+from actors.machine.protocol import Array, Arrays, Launch
+from compiler.contract.errors import InternalError
+from compiler.contract.types import DType
+
+_REDUCED_TYPES = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64)
 """The types of reduce.c, in its order."""
 
 _MAX_COLUMNS, _MIN_COLUMNS = 512, 64
@@ -44,7 +58,10 @@ class NativeReduce:
         """Take the common types over neighbouring axes, with a dense output."""
         (x,), (out,) = inputs, outputs
         if not (
-            runtime.is_on() and x.type.dtype in _TYPES and x.type.num_elements and out.is_dense
+            runtime.is_on()
+            and x.type.dtype in _REDUCED_TYPES
+            and x.type.num_elements
+            and out.is_dense
         ):
             return None
         if self.op == "mean" and not x.type.dtype.is_float:
@@ -66,18 +83,18 @@ class NativeReduce:
         wanted = outer.extent * columns.extent // _ENOUGH_UNITS
         block = max(_MIN_COLUMNS, min(_MAX_COLUMNS, wanted))
         units = outer.extent * -(-columns.extent // block)
-        form = _TYPES.index(DType(x.dtype.name)) + len(_TYPES) * (self.op == "max")
+        form = _REDUCED_TYPES.index(DType(x.dtype.name)) + len(_REDUCED_TYPES) * (self.op == "max")
         words: list[Word] = [
             *(address(x), address(out), rows.extent, columns.extent),
             *(outer.steps[0], rows.steps[0], x.itemsize),
-            *(block, units, chunks.units_per_chunk(units, x.nbytes), runtime.num_threads(), form),
+            *(block, units, launch.units_per_chunk(units, x.nbytes), runtime.num_threads(), form),
             float(rows.extent) if self.op == "mean" else 1.0,
         ]
         return native_launch(runtime.address_in("reduce.c", "af_reduce"), words, (x, out))
 
 
 def _reduced_in_c(size_bytes: float) -> CWork:
-    return CWork(((BytePass.REDUCE, size_bytes),), pieces=chunks.num_chunks(size_bytes))
+    return CWork(((BytePass.REDUCE, size_bytes),), pieces=launch.num_chunks(size_bytes))
 
 
 def _walked(
@@ -102,3 +119,98 @@ def _walked(
 
 
 NATIVE_REDUCE_KERNELS = tuple([NativeReduce(op) for op in ("sum", "mean", "max")])
+
+
+# Order of elements and recurrences along the last axis, in C (`along.c`).
+
+_ALONG_TYPES = ("float32", "float64", "int64")
+"""The types of along.c, in its order."""
+
+_ENTRY = np.dtype(np.complex128)
+"""As large as a key and a place."""
+
+
+def are_walked(x: Operand) -> bool:
+    """Whether C can walk the rows of x, and knows its elements."""
+    axes = walk(x.shape[:-1], (x.strides_bytes[:-1],), in_order=True)
+    return x.type.dtype.value in _ALONG_TYPES and len(axes) <= MAX_OUTER
+
+
+def _rows(x: Array) -> list[Word]:
+    axes = walk(x.shape[:-1], (x.strides[:-1],), in_order=True)
+    return [address(x), x.strides[-1], *columns_of(axes, 1)]
+
+
+def _in_c(sort: BytePass, size_bytes: float) -> CWork:
+    return CWork(((sort, size_bytes),), pieces=launch.num_chunks(size_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class NativeArgsort:
+    """`argsort`(x) -> places in ascending order, equal ones as they came; attrs descending."""
+
+    name: str = "c.argsort"
+    op: str = "argsort"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take a dense output; scratch is two rows of keys and places for each thread."""
+        (x,), (out,) = inputs, outputs
+        if not (runtime.is_on() and are_walked(x) and out.is_dense):
+            return None
+        size = 4.0 * out.type.size_bytes
+        in_c = partial(_in_c, BytePass.GATHER, size)
+        work = Work(NATIVE_CALLS, passes=((BytePass.GATHER, size),), in_c=in_c)
+        pieces = _sort_pieces(x.shape[-1], runtime.num_threads())
+        return cost.needs(inputs, outputs, work, kernel.size_bytes(pieces))
+
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        """Return one launch."""
+        (x,), (out,) = inputs, outputs
+        pieces = partial(_sort_pieces, x.shape[-1])
+        workers = kernel.workers_for(pieces, workspace, runtime.num_threads())
+        (entries,) = kernel.carve(workspace, pieces(workers))
+        rows = math.prod(out.shape[:-1]) if out.size else 0
+        words: list[Word] = [
+            *(*_rows(x), address(out)),
+            *(rows, x.shape[-1], _ALONG_TYPES.index(x.dtype.name), int(flag(attrs, "descending"))),
+            *(launch.units_per_chunk(rows, 8 * out.nbytes), workers, address(entries)),
+        ]
+        where = runtime.address_in("along.c", "af_argsort")
+        return native_launch(where, words, (inputs, outputs, entries))
+
+
+def _sort_pieces(columns: int, workers: int) -> tuple[Piece, ...]:
+    return (Piece((workers, 2, columns), _ENTRY),)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRecurrence:
+    """`recurrence`(a, b): y[i] = a[i] * y[i - 1] + b[i]; attrs reverse."""
+
+    name: str = "c.recurrence"
+    op: str = "recurrence"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take a dense output; no scratch."""
+        (out,) = outputs
+        if not (runtime.is_on() and all(map(are_walked, inputs)) and out.is_dense):
+            return None
+        size = float(out.type.size_bytes)
+        in_c = partial(_in_c, BytePass.REDUCE, 3 * size)
+        work = Work(NATIVE_CALLS, passes=((BytePass.REDUCE, size),), in_c=in_c)
+        return cost.needs(inputs, outputs, work)
+
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        """Return one launch."""
+        (a, b), (out,) = inputs, outputs
+        rows = math.prod(out.shape[:-1]) if out.size else 0
+        words: list[Word] = [
+            *(*_rows(a), *_rows(b), address(out)),
+            *(rows, out.shape[-1], _ALONG_TYPES.index(out.dtype.name), int(flag(attrs, "reverse"))),
+            *(launch.units_per_chunk(rows, 8 * out.nbytes), runtime.num_threads()),
+        ]
+        where = runtime.address_in("along.c", "af_recurrence")
+        return native_launch(where, words, (inputs, outputs))
+
+
+NATIVE_ALONG_KERNELS = (NativeArgsort(), NativeRecurrence())

@@ -10,15 +10,12 @@ from functools import partial
 import numpy as np
 
 from actors.device.cuda.driver import CudaDriver
-from actors.device.cuda.status import argument_block
-from actors.kernels.cuda.calls import KernelText
+from actors.device.cuda.memory import argument_block
+from actors.kernels.cuda.calls import KernelText, LtLayout, LtProduct
 from actors.kernels.cuda.fused import CudaFused
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.product import LtLayout, LtProduct
-from actors.kernels.cuda.views import DeviceView
-from compiler.bfloat16 import to_bits
-from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.types import DType, TensorType
+from actors.kernels.cuda.kernel import DeviceView, gpu_named
+from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
+from compiler.contract.types import DType, TensorType, to_bits
 from gpu.opened import GPU, device_seconds, host_seconds, open_driver
 from gpu.section import Findings, Place
 

@@ -10,10 +10,10 @@ from rows.all_rows import find_row
 from rows.gpt2 import gpt2_row
 from rows.row import Row
 
-from actors.device.protocol import DeviceFault
 from actors.kernels.cuda.calls import KernelText, RunKernel
 from actors.kernels.cuda.kernel import CudaKernel
-from compiler.errors import OutOfMemory
+from actors.machine.protocol import DeviceFault
+from compiler.contract.errors import OutOfMemory
 from gpu.jobs import TINY
 from gpu.opened import GPU, driver_class, open_device, open_driver
 from gpu.section import Findings, Place

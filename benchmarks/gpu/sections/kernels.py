@@ -14,23 +14,29 @@ from types import MappingProxyType
 
 import numpy as np
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from actors.device.cuda import cudnn
 from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaError
-from actors.device.protocol import DeviceFault
+from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.calls import DeviceCall, RunCudnn, RunKernel, every_call
-from actors.kernels.cuda.cudnn_attention import CUDNN
-from actors.kernels.cuda.views import DeviceView
-from actors.kernels.kernel import Operand
-from compiler.bfloat16 import from_bits, to_bits
+from actors.kernels.cuda.cudnn_kernels import CUDNN
+from actors.kernels.cuda.kernel import DeviceView
+from actors.machine.protocol import DeviceFault
+from compiler.contract.placement import Memory
+from compiler.contract.types import (
+    DType,
+    TensorType,
+    contiguous_strides,
+    from_bits,
+    numpy_dtype,
+    to_bits,
+)
 from compiler.fusion import fuse
-from compiler.graph import Graph, GraphBuilder, Node, Output
-from compiler.ops.sources import INPUT
-from compiler.placement import Memory
-from compiler.registry import cost, find_op, reference, runs_as, view
-from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+from compiler.graph.graph import Graph, GraphBuilder, Node, Output
+from compiler.graph.registry import cost, find_op, reference, runs_as, view
+from compiler.ops.primitives.sources import INPUT
 from gpu.cases import Row, library_rows, rows
 from gpu.opened import GPU, device_seconds, open_device, open_driver
 from gpu.section import CUDNN_HOLDS, Findings, Place

@@ -15,7 +15,7 @@ from rows.gpt2 import gpt2_row
 
 from actors.device.cuda.driver import CudaDriver
 from actors.kernels.cuda.calls import LaunchCalls, OneOf, RunKernel, RunProduct, every_call
-from compiler.errors import ActorflowError
+from compiler.contract.errors import ActorflowError
 from gpu.jobs import TINY
 from gpu.opened import device_seconds, open_device, open_driver
 from gpu.planned import BoundCalls, bound_launches, device_bytes, plan_of

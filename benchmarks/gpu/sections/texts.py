@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.calls import KernelText, RunKernel, every_call
-from actors.kernels.cuda.gpu import gpu_named
-from actors.race import check_races
-from compiler.errors import ActorflowError
-from compiler.plan import Plan
+from actors.kernels.cuda.kernel import gpu_named
+from actors.race.race import check_races
+from compiler.contract.errors import ActorflowError
+from compiler.contract.plan import Plan
 from gpu.jobs import measured_rows, proven_rows
 from gpu.opened import GPU, kept_folder
 from gpu.planned import bound_launches, device_bytes, plan_of, simulated_s

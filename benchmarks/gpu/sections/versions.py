@@ -12,9 +12,9 @@ from actors.device.cuda.cublaslt import LIBRARY, CublasLt
 from actors.device.cuda.cudnn import Cudnn
 from actors.device.cuda.nvml import listed_gpus
 from actors.kernels.cuda import nvrtc
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.libraries import find_library
-from compiler.errors import DeviceError
+from actors.kernels.cuda.kernel import gpu_named
+from actors.kernels.cuda.nvrtc import find_library
+from compiler.contract.errors import DeviceError
 from gpu.opened import GPU, open_driver
 from gpu.section import Findings, Place, Skipped
 

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.bench.child import Child
-from actorflow.bench.engines import (
+from benchmarks.compare.engines import (
     OURS,
     RIVALS,
     ROOT,
+    Child,
     EngineError,
     chosen_rivals,
     command_of,

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import actorflow as af
 from actorflow import nn
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 

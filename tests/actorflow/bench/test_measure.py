@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.bench.child import Child
-from actorflow.bench.engines import Engine, EngineError, LossMismatch
-from actorflow.bench.measure import BenchTask, Method, measure_row
+from benchmarks.compare.engines import Child, Engine, EngineError, LossMismatch
+from benchmarks.compare.measure import BenchTask, Method, measure_row
 
 FAKE = str(Path(__file__).with_name("fake_engine.py"))
 TASK = BenchTask("gpt", "fp32", 100, "tokens")

@@ -1,8 +1,15 @@
 import json
 
-from actorflow.bench.picture import write_png
-from actorflow.bench.report import launches_markdown, markdown
-from actorflow.bench.results import Bench, MachineInfo, Measured, RowResult, as_json
+from benchmarks.compare.report import (
+    Bench,
+    MachineInfo,
+    Measured,
+    RowResult,
+    as_json,
+    launches_markdown,
+    markdown,
+    write_png,
+)
 
 OURS = Measured("actorflow", "", "as is", 10.0, 5, 300.0, 100.0, 0.5)
 JAX = Measured("jax", "jit", "donated", 15.0, 5, 600.0, 300.0, 2.0, idle_share=0.2)

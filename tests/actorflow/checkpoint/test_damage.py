@@ -10,9 +10,8 @@ import pytest
 from disks import LogFs
 
 from actorflow.checkpoint.errors import CheckpointDamaged, CheckpointError, NoValidCheckpoint
-from actorflow.checkpoint.expected import Expected
 from actorflow.checkpoint.manager import CheckpointManager
-from actorflow.checkpoint.manifest import decode, encode
+from actorflow.checkpoint.manifest import Expected, decode, encode
 from actorflow.checkpoint.shard import FileEntry, ShardSpec
 
 RUN = Path("/disk/run")

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from actorflow.checkpoint.errors import CheckpointError, CheckpointUnfit, NoValidCheckpoint
-from actorflow.checkpoint.expected import Expected
-from compiler.errors import CompileError
+from actorflow.checkpoint.manifest import Expected
+from compiler.contract.errors import CompileError
 
 TENSORS = {"w": "float32[3, 2]", "m": "float32[3, 2]", "step": "int64[]"}
 EXPECTED = Expected(TENSORS, frozenset({"skipped"}), "step")

@@ -4,8 +4,7 @@ import shutil
 import pytest
 
 from actorflow.checkpoint.errors import CheckpointError, CheckpointLocked, CheckpointLockLost
-from actorflow.checkpoint.fs import Fs
-from actorflow.checkpoint.lock import WriterLock
+from actorflow.checkpoint.fs import Fs, WriterLock
 
 
 def tree(path):

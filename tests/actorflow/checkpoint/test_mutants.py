@@ -8,7 +8,7 @@ from collections import Counter
 import mutate_checkpoints as mutate
 import pytest
 
-from actorflow.checkpoint.expected import Expected
+from actorflow.checkpoint.manifest import Expected
 
 COUNT = 60
 

@@ -1,7 +1,6 @@
 import pytest
 
-from actorflow.checkpoint.errors import CheckpointError
-from actorflow.checkpoint.policy import Every
+from actorflow.checkpoint.errors import CheckpointError, Every
 
 
 @pytest.mark.parametrize(

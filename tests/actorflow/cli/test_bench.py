@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.bench.child import Child
-from actorflow.bench.engines import EngineError
-from actorflow.cli import bench as cli_bench
 from actorflow.cli.main import main
 from actors.device.cuda.nvml import GpuListed, Listing
+from benchmarks.compare import command as cli_bench
+from benchmarks.compare.engines import Child, EngineError
 
 FAKE = str(Path(__file__).parents[1] / "bench" / "fake_engine.py")
 
@@ -148,9 +147,9 @@ def test_without_a_clone_it_says_where_the_rows_are(monkeypatch, tmp_path, capsy
 
 
 def test_a_picture_without_matplotlib_is_refused_politely(monkeypatch, capsys):
-    from actorflow.bench import picture
+    from benchmarks.compare import report
 
-    monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(report.importlib.util, "find_spec", lambda name: None)
     assert main(["bench", "--png", "a.png"]) == 1
     assert "pip install matplotlib" in capsys.readouterr().err
 

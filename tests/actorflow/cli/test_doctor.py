@@ -4,8 +4,8 @@ import pytest
 
 from actorflow.cli import doctor
 from actorflow.cli.doctor import findings
-from actorflow.compile.host import CUDA_PACKAGES, Host
-from actorflow.settings import ENVIRONMENT
+from actorflow.environment.host import CUDA_PACKAGES, Host
+from actorflow.environment.settings import ENVIRONMENT
 from actors.device.cuda.nvml import GpuListed, Listing
 from actors.kernels.library.openblas import BlasInfo
 

@@ -5,7 +5,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.cli.main import main
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 
 @af.job(optimizer=af.optim.SGD(0.1))

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.cli import pack as cli_pack
+from actorflow.cli import inspect as cli_pack
 from actorflow.cli.main import main
 
 SMALL = "id,lower,upper,size\na,0,2,3\nb,1,3,5\nc,2,4,3\n"

@@ -97,15 +97,15 @@ def test_all_frames_of_the_script_are_shown_with_the_log_level_debug(failing, mo
 
 
 def test_a_bug_of_ours_is_shown_with_our_frames(failing, monkeypatch):
-    monkeypatch.setattr("actorflow.jobs.trace_job", int)
+    monkeypatch.setattr(sys.modules["actorflow.jobs.job"], "trace_job", int)
     said = failing("plan", HEAD.format(loss=GOOD) + ARRAYS)
-    assert "jobs.py" in said
+    assert "job.py" in said
     assert "TypeError: int() takes at most 2 arguments" in said
 
 
 def test_a_cycle_of_causes_is_walked_once(failing):
     text = (
-        "import actorflow as af\nfrom compiler.errors import CompileError\n"
+        "import actorflow as af\nfrom compiler.contract.errors import CompileError\n"
         "first, second = ValueError('one'), CompileError('two')\n"
         "first.__cause__, second.__cause__ = second, first\nraise second\n"
     )

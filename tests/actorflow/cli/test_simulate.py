@@ -6,16 +6,25 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actorflow.cli import simulate
 from actorflow.cli import simulate as cli_simulate
 from actorflow.cli.main import main
-from actorflow.compile import agreed_plan
-from actorflow.run import measured_costs, pricing
+from actorflow.distributed import agreed_plan
 from actors.kernels.library import openblas
-from actors.run_costs import RunCosts
-from compiler.errors import CompileError
-from compiler.placement import StreamRole
-from compiler.plan import Actor, ActorKind, Launch, Port, Register, RegisterKind, Stream, View
-from compiler.types import ActorId, DType, RegisterId, StreamId, TensorType
+from actors.simulation.costs import RunCosts
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import StreamRole
+from compiler.contract.plan_tables import (
+    Actor,
+    ActorKind,
+    Launch,
+    Port,
+    Register,
+    RegisterKind,
+    Stream,
+    View,
+)
+from compiler.contract.types import ActorId, DType, RegisterId, StreamId, TensorType
 
 
 @af.job(optimizer=af.optim.SGD(0.1))
@@ -210,8 +219,8 @@ def test_measured_rates_are_kept_and_measured_again_on_demand(
         return 1e6
 
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
-    monkeypatch.setattr(pricing, "stopwatch", lambda clock: measure)
-    monkeypatch.setattr(measured_costs, "measure_costs", lambda settings: RunCosts())
+    monkeypatch.setattr(simulate, "stopwatch", lambda clock: measure)
+    monkeypatch.setattr(simulate, "measure_costs", lambda settings: RunCosts())
     parser = argparse.ArgumentParser()
     cli_simulate.add_arguments(parser)
     assert cli_simulate.run(plan, parser.parse_args([])) == 0
@@ -230,8 +239,8 @@ def test_threads_that_a_product_took_from_numpy_do_not_measure_again(plan, tmp_p
         return 1e6
 
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
-    monkeypatch.setattr(pricing, "stopwatch", lambda clock: measure)
-    monkeypatch.setattr(measured_costs, "measure_costs", lambda settings: RunCosts())
+    monkeypatch.setattr(simulate, "stopwatch", lambda clock: measure)
+    monkeypatch.setattr(simulate, "measure_costs", lambda settings: RunCosts())
     parser = argparse.ArgumentParser()
     cli_simulate.add_arguments(parser)
     openblas.use_threads(None)
@@ -247,7 +256,7 @@ def test_threads_that_a_product_took_from_numpy_do_not_measure_again(plan, tmp_p
 def test_launches_of_a_gpu_are_priced_by_its_description_and_nothing_is_measured(
     plan, capsys, monkeypatch
 ):
-    monkeypatch.setattr(pricing, "stopwatch", lambda clock: pytest.fail("measured"))
+    monkeypatch.setattr(simulate, "stopwatch", lambda clock: pytest.fail("measured"))
     planned = replace(plan, options=(*plan.options, ("gpu", "h200")))
     parser = argparse.ArgumentParser()
     cli_simulate.add_arguments(parser)
@@ -261,8 +270,8 @@ def test_launches_of_a_gpu_are_priced_by_its_description_and_nothing_is_measured
 
 def test_without_a_cache_rates_are_measured_every_time(plan, capsys, monkeypatch):
     monkeypatch.setenv("ACTORFLOW_CACHE", "off")
-    monkeypatch.setattr(pricing, "stopwatch", lambda clock: lambda probe: 1e6)
-    monkeypatch.setattr(pricing, "measure_costs", lambda settings: RunCosts())
+    monkeypatch.setattr(simulate, "stopwatch", lambda clock: lambda probe: 1e6)
+    monkeypatch.setattr(simulate, "measure_costs", lambda settings: RunCosts())
     parser = argparse.ArgumentParser()
     cli_simulate.add_arguments(parser)
     assert cli_simulate.run(plan, parser.parse_args([])) == 0

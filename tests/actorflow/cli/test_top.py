@@ -10,7 +10,7 @@ import pytest
 
 from actorflow.cli.top import add_arguments, is_alive, note, render, run, watch
 from actorflow.run.status import ActorStatus, Status, StatusError
-from compiler.errors import ActorflowError
+from compiler.contract.errors import ActorflowError
 
 STATUS = Status(
     job="char_gpt", pid=4711, host="box", state="running", written_at_s=1000.0, elapsed_s=3725.4,

@@ -8,18 +8,16 @@ from rank_threads import RankThreads
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import agreed_plan as agreeing
-from actorflow.compile.agreed_plan import plan_for
-from actorflow.compile.asked import compile_options
 from actorflow.compile.compiling import Compilation, compiled_plan, keep_plan
 from actorflow.compile.targets import hardware_for
-from actorflow.evaluation import evaluation_graph
-from actorflow.run.among import Among
-from actorflow.settings import Settings
-from compiler.errors import BudgetError, CompileError, OutOfMemory, PlanFormatError
-from compiler.mesh import INSIDE_A_HOST, joined
-from compiler.placement import HOST
-from compiler.plan import Plan
+from actorflow.distributed import agreed_plan as agreeing
+from actorflow.distributed.agreed_plan import plan_for
+from actorflow.distributed.process_group import Among
+from actorflow.environment.settings import Settings
+from actorflow.jobs.compile_request import compile_options, evaluation_graph
+from compiler.contract.errors import BudgetError, CompileError, OutOfMemory, PlanFormatError
+from compiler.contract.placement import HOST, INSIDE_A_HOST, joined
+from compiler.contract.plan import Plan
 
 
 class Net(nn.Module):

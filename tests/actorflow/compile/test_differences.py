@@ -8,8 +8,8 @@ from rank_threads import RankThreads
 
 import actorflow as af
 from actorflow import nn
-from actorflow.run.among import Among
-from compiler.errors import CompileError
+from actorflow.distributed.process_group import Among
+from compiler.contract.errors import CompileError
 
 X = np.ones((24, 8), np.float32)
 CHOSEN = {"rate": 0.1, "width": 4, "rows": 6, "p": 0.1, "act": af.relu, "every": 10, "more": None}

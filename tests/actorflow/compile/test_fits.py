@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actorflow.compile.cuda_target import CudaTarget
-from actorflow.compile.fits import check_fits
-from actorflow.compile.targets import HostTarget, target_for
-from compiler.errors import BudgetError, OutOfMemory
-from compiler.placement import HOST, Device, DeviceKind
-from compiler.target import one_device
+from actorflow.compile.compiling import check_fits
+from actorflow.compile.targets import CudaTarget, HostTarget, target_for
+from compiler.contract.errors import BudgetError, OutOfMemory
+from compiler.contract.placement import HOST, Device, DeviceKind
+from compiler.graph.target import one_device
 
 CUDA = Device(DeviceKind.CUDA)
 HARDWARE = one_device(target_for(CUDA, "h200"), CUDA)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actorflow.compile import gpus
-from actorflow.compile.gpus import check_gpu, described, gpu_called, gpu_for, gpu_of
-from actorflow.settings import Settings
+from actorflow.environment import host
+from actorflow.environment.host import check_gpu, described, gpu_called, gpu_for, gpu_of
+from actorflow.environment.settings import Settings
 from actors.device.cuda.nvml import GpuListed, Listing
-from actors.kernels.cuda.gpu import known_gpus
-from compiler.errors import CompileError
-from compiler.placement import HOST, Device, DeviceKind
+from actors.kernels.cuda.kernel import known_gpus
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import HOST, Device, DeviceKind
 
 CUDA, CUDA1 = Device(DeviceKind.CUDA), Device(DeviceKind.CUDA, 1)
 H200 = GpuListed("NVIDIA H200", "GPU-1", (9, 0), 140 << 30)
@@ -23,7 +23,7 @@ def here(monkeypatch):
     """Let this machine have some GPUs."""
 
     def set_(*seen, problem=""):
-        monkeypatch.setattr(gpus, "listed_gpus", lambda environ: Listing(seen, problem=problem))
+        monkeypatch.setattr(host, "listed_gpus", lambda environ: Listing(seen, problem=problem))
 
     set_(problem="no NVIDIA driver is here: there is no libnvidia-ml.so.1")
     return set_

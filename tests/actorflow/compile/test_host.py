@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
-from actorflow.compile import host
-from actorflow.compile.host import busy_cores, examine, is_writable
+from actorflow.environment import host
+from actorflow.environment.host import busy_cores, examine, is_writable
 
 
 def test_this_machine_can_be_examined_without_waiting():

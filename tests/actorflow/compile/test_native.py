@@ -4,15 +4,15 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import native
-from actorflow.compile.plan_cache import cache_key
+from actorflow.compile.compiling import cache_key
 from actorflow.compile.targets import hardware_for
-from actorflow.run.opening import make_ready
-from actorflow.settings import Settings
+from actorflow.environment import native
+from actorflow.environment.settings import Settings
+from actorflow.run.devices import make_ready
 from actors.kernels.library import tuning
-from compiler.options import CompileOptions
-from compiler.placement import HOST, Device, DeviceKind
-from compiler.types import DType, TensorType
+from compiler.contract.placement import HOST, Device, DeviceKind
+from compiler.contract.types import DType, TensorType
+from compiler.graph.target import CompileOptions
 
 SPEC = {"x": TensorType(DType.FLOAT32, (4, 3))}
 GPU, SIM = Device(DeviceKind.CUDA), Device(DeviceKind.SIM)

@@ -8,11 +8,11 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import plan_cache
-from actorflow.compile.plan_cache import PlanCache
-from actors.kernels.native.sealed import replace_sealed
-from compiler import pipeline
-from compiler.types import DType, TensorType
+from actorflow.compile import compiling
+from actorflow.compile.compiling import PlanCache
+from actors.kernels.common.files import replace_sealed
+from compiler.contract.types import DType, TensorType
+from compiler.pipeline import pipeline
 
 ROOT = Path(__file__).resolve().parents[3]
 SPEC = {"x": TensorType(DType.FLOAT32, (4, 3))}
@@ -140,9 +140,9 @@ def test_a_cache_that_is_off_keeps_nothing():
 
 OP = """
 import numpy as np
-from compiler.ops.rule import array_of, gradient_of
-from compiler.ops.binary import scaled
-from compiler.registry import define, infer_type
+from compiler.graph.columns import array_of, gradient_of
+from compiler.ops.families.arithmetic import scaled
+from compiler.graph.registry import define, infer_type
 
 TWIN = define("twin")
 infer_type.register(TWIN, lambda inputs, attrs: inputs)
@@ -156,8 +156,8 @@ def _twin(b, node, dy):
 KERNEL = """
 from functools import partial
 import numpy as np
-from actors.kernels import catalogue
-from actors.kernels.kernel import KernelNeeds
+from actors.kernels.host import catalogue
+from actors.kernels.common.kernel import KernelNeeds
 
 class Twin:
     name, op = "elsewhere.twin", "twin"
@@ -175,8 +175,8 @@ TRAIN = """
 import numpy as np
 import actorflow as af
 from actorflow import nn
-from actorflow.tensor import apply
-from compiler.registry import find_op
+from actorflow.tensor.tensor import apply
+from compiler.graph.registry import find_op
 import op, kernel
 
 class Model(nn.Module):
@@ -234,6 +234,6 @@ def test_a_file_written_while_the_process_runs_gives_a_key_of_this_process_alone
     for path in (early, late):
         path.write_text("x = 1")
     os.utime(early, ns=(1, 1))
-    stamps = [plan_cache._content_stamp(p) for p in (early, late, tmp_path / "<stdin>")]
+    stamps = [compiling._content_stamp(p) for p in (early, late, tmp_path / "<stdin>")]
     assert stamps[0] != stamps[1]
-    assert stamps[1] == stamps[2] == plan_cache._THIS_PROCESS
+    assert stamps[1] == stamps[2] == compiling._THIS_PROCESS

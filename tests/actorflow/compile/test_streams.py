@@ -6,15 +6,14 @@ from hypothesis import strategies as st
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import streams
-from actorflow.compile.streams import GAIN, with_streams_that_pay
-from compiler.options import CompileOptions
-from compiler.placement import HOST, Device, DeviceKind
-from compiler.printer import summarise
-from compiler.target import Hardware
-from compiler.types import DType, TensorType
+from actorflow.compile import targets
+from actorflow.compile.targets import GAIN, with_streams_that_pay
+from compiler.contract.placement import HOST, Device, DeviceKind
+from compiler.contract.types import DType, TensorType
+from compiler.graph.target import CompileOptions, Hardware
+from compiler.pipeline.printer import summarise
 
-ASKS_FOR_CHOICE = streams.asks_for_choice
+ASKS_FOR_CHOICE = targets.asks_for_choice
 
 
 class Towers(nn.Module):
@@ -53,7 +52,7 @@ def choose(plans, times):
     """Choose among plans whose steps take these times."""
     with pytest.MonkeyPatch.context() as patch:
         known = {plan.fingerprint: time for plan, time in zip(plans, times, strict=True)}
-        patch.setattr(streams, "step_ns", lambda plan: known[plan.fingerprint])
+        patch.setattr(targets, "step_ns", lambda plan: known[plan.fingerprint])
         return with_streams_that_pay("towers", len(plans), lambda number: plans[number - 1])
 
 
@@ -90,7 +89,7 @@ def test_the_compiler_asks_where_a_host_is_shared_and_nowhere_else():
 
 def test_a_job_whose_launches_use_all_cores_gets_one_stream(native, monkeypatch, tmp_path):
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
-    monkeypatch.setattr(streams, "asks_for_choice", ASKS_FOR_CHOICE)
+    monkeypatch.setattr(targets, "asks_for_choice", ASKS_FOR_CHOICE)
     plan = compiled(512, 2, batch=256)
     assert plan.option("num_streams") == 1
     assert plan.option("streams").startswith("1 of 2 used: with 2, a step would take ")
@@ -101,4 +100,4 @@ def test_a_job_whose_launches_use_all_cores_gets_one_stream(native, monkeypatch,
 def test_the_choice_is_made_with_fixed_rates(native, monkeypatch, tmp_path):
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
     plan = compiled(64, 2)
-    assert streams.step_ns(plan) == streams.step_ns(plan) > 0
+    assert targets.step_ns(plan) == targets.step_ns(plan) > 0

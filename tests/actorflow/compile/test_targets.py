@@ -2,8 +2,8 @@
 
 import pytest
 
-from actorflow.compile.cuda_target import CudaTarget
 from actorflow.compile.targets import (
+    CudaTarget,
     HostTarget,
     SimTarget,
     hardware_for,
@@ -11,14 +11,14 @@ from actorflow.compile.targets import (
     planned_for,
     target_for,
 )
-from actors.kernels import catalogue
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.kernel import KernelNeeds
-from compiler.attrs import NO_ATTRS
-from compiler.placement import HOST, HOST_SIDE, PINNED, Device, DeviceKind, StreamRole
-from compiler.registry import Layout
-from compiler.target import CallOperand, KernelCall
-from compiler.types import DType, TensorType
+from actors.kernels.common.kernel import KernelNeeds
+from actors.kernels.cuda.kernel import gpu_named
+from actors.kernels.host import catalogue
+from compiler.contract.attrs import NO_ATTRS
+from compiler.contract.placement import HOST, HOST_SIDE, PINNED, Device, DeviceKind, StreamRole
+from compiler.contract.types import DType, TensorType
+from compiler.graph.registry import Layout
+from compiler.graph.target import CallOperand, KernelCall
 
 CUDA = Device(DeviceKind.CUDA)
 SIM0, SIM1 = Device(DeviceKind.SIM), Device(DeviceKind.SIM, 1)

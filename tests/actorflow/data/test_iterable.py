@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actorflow.data import DataError, from_iterable
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 SPEC = {"x": TensorType(DType.INT64, (2,))}
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow.data import order as order_module
-from actorflow.data.order import EpochOrder
+from actorflow.data import arrays as order_module
+from actorflow.data.arrays import EpochOrder
 from actorflow.data.source import DataError
 
 

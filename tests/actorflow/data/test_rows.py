@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from actorflow.data import ArraySource, DataError, FillsRows, Tokens, from_iterable
 from actorflow.data.source import filler_of
 from actorflow.run.ports import DataPort, FedSteps
-from actors.errors import SourceExhausted
-from compiler.mesh import Mesh
-from compiler.sbp.parts import own_part
-from compiler.types import PartOf
+from actors.machine.errors import SourceExhausted
+from compiler.contract.placement import Mesh
+from compiler.contract.sbp import own_part
+from compiler.contract.types import PartOf
 
 ROWS = 7
 

@@ -5,7 +5,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.data import ArraySource, DataError, FillsBatches, Tokens, check_batch, from_iterable
 from actorflow.data.source import content_hash, items_of, spec_of
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 SPEC = {"x": TensorType(DType.INT32, (32, 64)), "y": TensorType(DType.FLOAT32, (32,))}
 GOOD = {"x": np.zeros((32, 64), np.int32), "y": np.zeros(32, np.float32)}

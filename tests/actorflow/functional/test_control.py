@@ -7,7 +7,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actors.errors import ActorFailed
+from actors.machine.errors import ActorFailed
 
 X = np.zeros((5, 2), np.float32)
 

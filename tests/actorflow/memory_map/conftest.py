@@ -2,7 +2,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 X, Y = TensorType(DType.FLOAT32, (32, 8)), TensorType(DType.INT32, (32,))
 

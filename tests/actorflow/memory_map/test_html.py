@@ -2,8 +2,7 @@ import json
 import re
 from dataclasses import replace
 
-from actorflow.memory_map.html import render_html
-from actorflow.memory_map.layout import map_memory
+from actorflow.cli.memory_map import map_memory, render_html
 
 DATA = re.compile(r'<script type="application/json"[^>]*>(.*?)</script>', re.DOTALL)
 

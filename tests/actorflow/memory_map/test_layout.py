@@ -1,7 +1,7 @@
 import numpy as np
 
-from actorflow.memory_map.layout import COLOURS, PHASE_COLOURS, BoxKind, map_memory
-from compiler.types import Phase
+from actorflow.cli.memory_map import COLOURS, PHASE_COLOURS, BoxKind, map_memory
+from compiler.contract.types import Phase
 
 
 def test_every_slot_of_every_register_with_bytes_is_one_box(training_plan):

@@ -3,8 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from actorflow.memory_map.layout import COLOURS, BoxKind, map_memory
-from actorflow.memory_map.png import MissingPillow, draw, write_png
+from actorflow.cli.memory_map import COLOURS, BoxKind, MissingPillow, draw, map_memory, write_png
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: extra cli")
 

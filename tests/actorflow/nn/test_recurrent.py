@@ -5,7 +5,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from compiler.errors import CompileError
+from compiler.contract.errors import CompileError
 
 X = np.zeros((4, 2, 3), np.float32)
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from actorflow.proof.launches import check_launches
-from compiler.errors import PlanFormatError
-from compiler.types import DType, TensorType
+from actorflow.compile.check_launches import check_launches
+from compiler.contract.errors import PlanFormatError
+from compiler.contract.types import DType, TensorType
 
 F32 = DType.FLOAT32
 

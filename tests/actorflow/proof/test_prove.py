@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actorflow.proof.prove import _check_memory, prove, prove_consistent
-from actorflow.run import opening
+from actorflow.compile.prove import _check_memory, prove, prove_consistent
+from actorflow.run import devices
 from actorflow.run.runner import Runner
-from compiler.errors import OutOfMemory, PlanFormatError
-from compiler.placement import Device, DeviceKind
-from compiler.plan import ActorKind, Plan, RegisterKind
+from compiler.contract.errors import OutOfMemory, PlanFormatError
+from compiler.contract.placement import Device, DeviceKind
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import ActorKind, RegisterKind
 
 
 def refused(plan, message):
@@ -35,7 +36,7 @@ def test_a_plan_of_the_compiler_is_proven_also_from_bytes(plan):
 
 
 def test_the_runner_proves_what_it_is_given_before_anything_is_built(edit, monkeypatch):
-    monkeypatch.setattr(opening, "build", lambda plan: pytest.fail("built before it was proven"))
+    monkeypatch.setattr(devices, "build", lambda plan: pytest.fail("built before it was proven"))
     with pytest.raises(PlanFormatError, match="no such kernel"):
         Runner(edit.with_launch("gelu", kernel="numpy.none"))
 
@@ -46,7 +47,7 @@ def test_more_memory_than_the_machine_has_is_told_before_it_is_asked_for(plan):
 
 
 def test_the_memory_of_a_gpu_is_none_of_the_machines(plan, monkeypatch):
-    monkeypatch.setattr("actorflow.proof.prove._memory_bytes", lambda: 0)
+    monkeypatch.setattr("actorflow.compile.prove._memory_bytes", lambda: 0)
     cuda = Device(DeviceKind.CUDA)
     on_gpu = [replace(a, device=cuda, memory=cuda.place.memory) for a in plan.arenas]
     _check_memory(replace(plan, arenas=tuple(on_gpu)))

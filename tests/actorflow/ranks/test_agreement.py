@@ -8,8 +8,8 @@ from acted_ranks import Meet, Play, Train, play_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow.ranks.agreement import MOST_DIGESTS, WINDOW_STEPS, Agreement
-from actorflow.ranks.messages import (
+from actorflow.distributed.agreement import MOST_DIGESTS, WINDOW_STEPS, Agreement
+from actorflow.distributed.messages import (
     Aborted,
     BatchGiven,
     Began,
@@ -170,7 +170,7 @@ def test_every_order_of_two_ranks_comes_to_one_end(script):
     [(Train(3, stop_before=3), {2, 3}), (Train(2, checkpoint_before=2), {3})],
 )
 def test_every_order_of_a_stop_or_a_checkpoint_is_one_step_on_both_ranks(monkeypatch, asks, steps):
-    monkeypatch.setattr("actorflow.ranks.agreement.WINDOW_STEPS", 2)
+    monkeypatch.setattr("actorflow.distributed.agreement.WINDOW_STEPS", 2)
     monkeypatch.setattr("acted_ranks.WINDOW_STEPS", 2)
     ends = every_end([(asks,), (Train(asks.steps),)])
     assert all([play.ranks[0].log == play.ranks[1].log for play in ends])

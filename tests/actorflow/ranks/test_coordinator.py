@@ -7,10 +7,16 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from actorflow.ranks.keys import hand_over, routing_id, take_over
-from actorflow.ranks.messages import Hello, Left, Reached
-from actorflow.ranks.wire import encode
-from compiler.errors import InternalError
+from actorflow.distributed.messages import (
+    Hello,
+    Left,
+    Reached,
+    encode,
+    hand_over,
+    routing_id,
+    take_over,
+)
+from compiler.contract.errors import InternalError
 
 ENOUGH_MS = 30_000
 

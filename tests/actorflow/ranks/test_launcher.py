@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 from launching import ENOUGH_S, end_of, launcher
 
-from actorflow.ranks.cores import shares
-from actorflow.ranks.keys import RankKeys
-from actorflow.ranks.output import MOST_BYTES, MOST_LINES, OutputTail
-from actorflow.ranks.starting import start_rank
+from actorflow.distributed.launcher import MOST_BYTES, MOST_LINES, OutputTail, shares, start_rank
+from actorflow.distributed.messages import RankKeys
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import os, queue, signal, sys, threading
-from actorflow.ranks.member import RunCallbacks, this_member
-from compiler.errors import PeerFailed
+from actorflow.distributed.shared_run import RunCallbacks
+from actorflow.distributed.member import this_member
+from compiler.contract.errors import PeerFailed
 
 member = this_member()
 phase, fault = [*sys.argv[1:], "", ""][:2]
@@ -85,7 +84,7 @@ def test_ranks_find_who_they_are_and_rank_0_is_heard(ended):
     script = """
 import os, sys
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "ACTORFLOW_THREADS")
-from actorflow.ranks.member import this_member
+from actorflow.distributed.member import this_member
 member = this_member()
 own = (*[os.environ[n] for n in names], *sys.argv[1:], len(os.sched_getaffinity(0)))
 rows = member.gather("rows", (own, int(os.environ["MASTER_PORT"])))
@@ -194,8 +193,8 @@ def test_an_error_on_purpose_is_its_message_and_a_second_writer_is_refused(ended
     script = """
 import sys, pathlib
 from actorflow.checkpoint.fs import Fs
-from actorflow.checkpoint.lock import WriterLock
-from actorflow.ranks.member import this_member
+from actorflow.checkpoint.fs import WriterLock
+from actorflow.distributed.member import this_member
 member = this_member()
 if member.rank == 0:
     lock = WriterLock(Fs(), pathlib.Path(sys.argv[1]))
@@ -214,7 +213,7 @@ member.gather("opened", None)
 STOPPED = (
     SCRIPT.split("told = queue")[0]
     + """
-from actorflow.run.signals import StopSignals
+from actorflow.run.stopping import StopSignals
 told = queue.SimpleQueue()
 run = member.begin_run(RunCallbacks(grant=lambda *grant: told.put(grant), abort=told.put))
 with StopSignals(lambda n: run.ask_stop(signal.Signals(n).name)) as signals:

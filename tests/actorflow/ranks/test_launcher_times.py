@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from actorflow.ranks import launcher as launcher_module
-from actorflow.ranks.launcher import RankLaunch, _Launcher
+from actorflow.distributed import launcher as launcher_module
+from actorflow.distributed.launcher import RankLaunch, _Launcher
 
 
 @pytest.fixture

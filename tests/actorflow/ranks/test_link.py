@@ -1,7 +1,7 @@
 """What a rank's end of the wire sends."""
 
-from actorflow.ranks.link import shortened
-from actorflow.ranks.messages import EndsAfter, Reached
+from actorflow.distributed.member import shortened
+from actorflow.distributed.messages import EndsAfter, Reached
 
 
 def test_of_steps_of_one_run_the_last_is_sent_and_of_several_runs_one_of_each():

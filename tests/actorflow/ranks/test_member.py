@@ -9,10 +9,11 @@ from functools import partial
 
 import pytest
 
-from actorflow.ranks import member as member_module
-from actorflow.ranks.agreement import WINDOW_STEPS
-from actorflow.ranks.member import RunCallbacks, become_member, this_member
-from compiler.errors import ActorflowError, InternalError, PeerFailed
+from actorflow.distributed import member as member_module
+from actorflow.distributed.agreement import WINDOW_STEPS
+from actorflow.distributed.member import become_member, this_member
+from actorflow.distributed.shared_run import RunCallbacks
+from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 
 
 def test_all_ranks_get_the_values_of_all_again_and_again(members, at_once):

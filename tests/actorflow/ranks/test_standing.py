@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from actorflow.ranks.standing import threads_at
+from actorflow.distributed.member import threads_at
 
 
 @pytest.fixture

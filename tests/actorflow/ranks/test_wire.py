@@ -8,9 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorflow.ranks import messages, wire
-from actorflow.ranks.messages import Came, FromRank, Met, RankFailed, Reached, ToRank
-from actorflow.ranks.wire import Malformed, decode, encode, pack_value, unpack_value
+from actorflow.distributed import messages
+from actorflow.distributed.messages import (
+    Came,
+    FromRank,
+    Malformed,
+    Met,
+    RankFailed,
+    Reached,
+    ToRank,
+    decode,
+    encode,
+    pack_value,
+    unpack_value,
+)
 
 FIELDS = {
     "int": st.integers(0, (1 << 62) - 1),
@@ -62,11 +73,11 @@ def test_msgpack_of_another_shape_is_refused(head):
         message = decode([msgpack.packb(head)], FromRank)
     except Malformed:
         return
-    assert head[:2] == [wire.VERSION, type(message).__name__]
+    assert head[:2] == [messages.VERSION, type(message).__name__]
 
 
 def packed(*head):
-    return msgpack.packb([wire.VERSION, *head])
+    return msgpack.packb([messages.VERSION, *head])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +137,7 @@ def test_a_value_that_cannot_travel_is_refused_by_name(monkeypatch):
         pack_value(object(), "plan")
     with pytest.raises(ValueError, match="brings to 'plan'"):
         pack_value(1 << 70, "plan")
-    monkeypatch.setattr(wire, "MOST_FRAME_BYTES", 10)
+    monkeypatch.setattr(messages, "MOST_FRAME_BYTES", 10)
     with pytest.raises(ValueError, match="has 13 bytes; at most 10 travel"):
         pack_value(bytes(11), "plan")
 

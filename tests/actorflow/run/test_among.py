@@ -12,12 +12,12 @@ import actorflow as af
 from actorflow import nn
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.data import ArraySource, DataError
-from actorflow.initialise import initial_values
-from actorflow.run.among import ONE_RANK, Among, agree_on_data, agree_on_plan
-from actorflow.settings import Settings
-from compiler.errors import CompileError, DeviceError, InternalError
-from compiler.printer import summarise
-from compiler.types import DType, PartOf, TensorType
+from actorflow.distributed.process_group import ONE_RANK, Among, agree_on_data, agree_on_plan
+from actorflow.environment.settings import Settings
+from actorflow.tensor.initial_values import initial_values
+from compiler.contract.errors import CompileError, DeviceError, InternalError
+from compiler.contract.types import DType, PartOf, TensorType
+from compiler.pipeline.printer import summarise
 
 HALF = PartOf((8, 6), (("data", 0),))
 ROWS = PartOf((4, 6), (("data", 0),))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from actorflow.run.console import Console
+from actorflow.run.report import Console
 
 
 class Pipe:
@@ -160,7 +160,7 @@ def test_the_stream_of_the_moment_is_used():
 def test_a_failure_leaves_nothing_behind_for_python_to_fail_on_at_exit(unbuffered):
     code = """
 import sys
-from actorflow.run.console import Console
+from actorflow.run.report import Console
 Console(lambda: sys.stdout).write("progress", is_kept=True)
 print("on", file=sys.stderr)
 """

@@ -10,12 +10,11 @@ import ranks_in_process
 
 import actorflow as af
 from actorflow import nn
+from actorflow.distributed.process_group import Among, Together
+from actorflow.environment.settings import Settings
 from actorflow.run import stopping
-from actorflow.run.among import Among
-from actorflow.run.together import Together
-from actorflow.settings import Settings
-from compiler.errors import CompileError, PeerFailed
-from compiler.types import DType, TensorType
+from compiler.contract.errors import CompileError, PeerFailed
+from compiler.contract.types import DType, TensorType
 
 SPEC = {"x": TensorType(DType.FLOAT32, (8, 4))}
 

@@ -1,6 +1,6 @@
 import threading
 
-from actorflow.run.fetching import Fetching
+from actorflow.run.ports import Fetching
 
 
 class Source:

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from rank_threads import RankThreads
 
-from actorflow.run import joining
-from actorflow.run.among import Among
-from actorflow.run.joining import Joining
-from actorflow.run.wholes import OfRank, cut
-from compiler.errors import InternalError, PeerFailed
-from compiler.mesh import Mesh
-from compiler.types import PartOf
+from actorflow.distributed import unshard
+from actorflow.distributed.process_group import Among
+from actorflow.distributed.unshard import Joining, OfRank, cut
+from compiler.contract.errors import InternalError, PeerFailed
+from compiler.contract.placement import Mesh
+from compiler.contract.types import PartOf
 
 SHAPES = {"rows": (5, 3), "columns": (4, 6), "blocks": (3, 4, 5), "empty": (0, 2), "step": ()}
 SPLITS = {
@@ -40,7 +39,7 @@ def held(monkeypatch):
             for v in sorted(plan.state, key=lambda v: v.name)
         ]
 
-    monkeypatch.setattr(joining, "_saved", saved)
+    monkeypatch.setattr(unshard, "_saved", saved)
 
 
 def wholes(seed):
@@ -72,7 +71,7 @@ def shared(own, plan, rank, step=1):
 
 @pytest.mark.parametrize("pipe_bytes", [4096, 1 << 20])
 def test_the_first_rank_has_the_wholes_of_each_snapshot(monkeypatch, pipe_bytes):
-    monkeypatch.setattr(joining, "PIPE_BYTES", pipe_bytes)
+    monkeypatch.setattr(unshard, "PIPE_BYTES", pipe_bytes)
 
     def some(own, plan, rank):
         return [shared(own, plan, rank, step) for step in (1, 2, 5)]

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 from rank_threads import RankThreads
 
-from actorflow.checkpoint.policy import Every
-from actorflow.run import joining
-from actorflow.run.among import ONE_RANK, Among
-from actorflow.run.keeping import Keeping
-from compiler.mesh import Mesh
+from actorflow.checkpoint.errors import Every
+from actorflow.distributed import unshard
+from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.run.run_options import Keeping
+from compiler.contract.placement import Mesh
 
 
 class Clocked:
@@ -24,7 +24,7 @@ class Clocked:
 @pytest.fixture
 def ranks(monkeypatch):
     """Return what makes the keepings of two ranks, and what they asked for."""
-    monkeypatch.setattr(joining, "_saved", lambda plan: [])
+    monkeypatch.setattr(unshard, "_saved", lambda plan: [])
     plan, settings = SimpleNamespace(mesh=Mesh(("data",), (2,))), SimpleNamespace(rank_seconds=1.0)
 
     def make(every, first_step=0):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actorflow.run import lease as leases
-from actorflow.run.lease import Cell, Claim, OpenLoop, change, claimed, lease, leased, newest
-from actors import fork_lock
-from compiler.graph import SourceLocation
+from actorflow.nn import lease as leases
+from actorflow.nn.lease import Cell, Claim, OpenLoop, change, claimed, lease, leased, newest
+from actors.machine import errors
+from compiler.graph.graph import SourceLocation
 
 ONE, TWO = (
     Claim("fit of job 'one'", SourceLocation("a.py", 1)),
@@ -248,7 +248,7 @@ def test_a_call_whose_run_is_over_is_over_for_other_threads_when_it_returns():
 # -- interrupts -----------------------------------------------------------------------------------
 
 
-FILES = (leases.__file__, fork_lock.__file__)
+FILES = (leases.__file__, errors.__file__)
 
 
 def interrupted(call, at):

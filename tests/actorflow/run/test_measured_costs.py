@@ -1,9 +1,9 @@
 import pytest
 
-from actorflow.run import measured_costs
-from actorflow.run.measured_costs import cached_costs, costs_of, least_of
-from actorflow.settings import Settings
-from actors.run_costs import RunCosts
+from actorflow.cli import simulate
+from actorflow.cli.simulate import cached_costs, costs_of, least_of
+from actorflow.environment.settings import Settings
+from actors.simulation.costs import RunCosts
 
 COSTS = RunCosts(1.0, 2.0, 3.0, 4.0, 5.0)
 
@@ -43,9 +43,7 @@ def test_a_trace_with_nothing_in_it_costs_nothing():
 @pytest.fixture
 def measured(monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        measured_costs, "measure_costs", lambda settings: calls.append(settings) or COSTS
-    )
+    monkeypatch.setattr(simulate, "measure_costs", lambda settings: calls.append(settings) or COSTS)
     return calls
 
 
@@ -76,6 +74,6 @@ def test_damaged_costs_are_measured_anew_with_a_line(tmp_path, measured, damage,
 
 @pytest.mark.parametrize("values", [{"turn_ns": 1.0}, {"turn_ns": "fast"}, {}])
 def test_a_sealed_file_that_holds_no_costs_is_damaged(tmp_path, measured, values, caplog):
-    measured_costs.replace_object(tmp_path / "run-costs-here.json", values)
+    simulate.replace_object(tmp_path / "run-costs-here.json", values)
     assert cached_costs(tmp_path, "here", Settings(), is_fresh=False) == COSTS
     assert "these are no costs" in caplog.text

@@ -9,22 +9,22 @@ from graphs import among
 from rank_threads import RankThreads
 
 import actorflow as af
-from actorflow.compile.native import choosing
+from actorflow.compile.prove import prove
 from actorflow.compile.targets import hardware_for
 from actorflow.data import ArraySource
-from actorflow.proof.prove import prove
-from actorflow.run.among import Among
-from actorflow.settings import Settings
-from compiler.errors import ActorflowError, PeerFailed, PlanFormatError
-from compiler.graph import GraphBuilder, Output
-from compiler.ops.binary import MUL
-from compiler.ops.comm import ALL_GATHER, ALL_REDUCE
-from compiler.ops.sources import INPUT, VARIABLE
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph, local_graphs
-from compiler.placement import HOST
-from compiler.plan import ActorKind
-from compiler.types import PartOf
+from actorflow.distributed.process_group import Among
+from actorflow.environment.native import choosing
+from actorflow.environment.settings import Settings
+from compiler.contract.errors import ActorflowError, PeerFailed, PlanFormatError
+from compiler.contract.placement import HOST
+from compiler.contract.plan_tables import ActorKind
+from compiler.contract.types import PartOf
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.arithmetic import MUL
+from compiler.ops.primitives.sources import INPUT, VARIABLE
+from compiler.ops.primitives.transfer import ALL_GATHER, ALL_REDUCE
+from compiler.pipeline.pipeline import compile_graph, local_graphs
 
 ROWS = PartOf((4, 6), (("data", 0),))
 X = np.linspace(-1, 1, 40 * 6, dtype=np.float32).reshape(40, 6)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actorflow.run.metrics import MetricsFile, MetricsKeeper, read_metrics
+from actorflow.run.report import MetricsFile, MetricsKeeper, read_metrics
 
 
 def test_lines_are_on_the_file_as_soon_as_they_are_appended(tmp_path):
@@ -117,7 +117,7 @@ def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(tmp_path, mo
 
 
 def test_what_a_disk_never_took_is_counted_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("actorflow.run.metrics._KEPT_ROWS", 2)
+    monkeypatch.setattr("actorflow.run.report._KEPT_ROWS", 2)
     disk = Disk(tmp_path / "m.jsonl", monkeypatch)
     keeper = MetricsKeeper(disk.path, disk.said.append)
     disk.room = 0

@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from actorflow.environment.settings import Settings
 from actorflow.run import open_gpus
-from actorflow.settings import Settings
 from actors.device.cuda.driver import GpuSeen
 from actors.device.cuda.nvml import Listing
-from actors.device.schedule import LateSchedule
-from actors.kernels.cuda.gpu import gpu_named
-from compiler.errors import DeviceError, OutOfMemory
-from compiler.placement import Device, DeviceKind
+from actors.kernels.cuda.kernel import gpu_named
+from actors.testing.simulated import LateSchedule
+from compiler.contract.errors import DeviceError, OutOfMemory
+from compiler.contract.placement import Device, DeviceKind
 
 CUDA = Device(DeviceKind.CUDA)
 H200 = GpuSeen("NVIDIA H200", (9, 0), 132, 140 << 30, 13_000)

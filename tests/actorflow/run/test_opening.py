@@ -8,10 +8,10 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.run.opening import make_ready
-from actorflow.settings import Settings
-from compiler.errors import PlanFormatError
-from compiler.placement import Device, DeviceKind
+from actorflow.environment.settings import Settings
+from actorflow.run.devices import make_ready
+from compiler.contract.errors import PlanFormatError
+from compiler.contract.placement import Device, DeviceKind
 
 
 @pytest.fixture(params=["host", "sim"])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorflow.run.positions import Positions
+from actorflow.run.ports import Positions
 
 
 @given(

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorflow.run.console import Console
-from actorflow.run.metrics import read_metrics
-from actorflow.run.report import Reporter
+from actorflow.run.report import Console, Reporter, read_metrics
 
 
 class Clock:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from actorflow.run.status import ActorStatus, Status, StatusError, StatusWriter, read_status
-from actors.statistics import ActorStatistics, Statistics, StreamStatistics, Waits
-from compiler.placement import HOST, Memory
-from compiler.plan import Arena, Plan
+from actors.machine.history import ActorStatistics, Statistics, StreamStatistics, Waits
+from compiler.contract.placement import HOST, Memory
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import Arena
 
 PLAN = Plan(
     "demo",

@@ -3,8 +3,9 @@ from queue import Queue, SimpleQueue
 
 import pytest
 
+from actorflow.options.fit_options import StopTraining
 from actorflow.run import stopping
-from actorflow.run.stopping import Stopper, StopTraining, drain_outputs
+from actorflow.run.stopping import Stopper, drain_outputs
 
 
 class Run:

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_threads import RankThreads
 
-from actorflow.run import wholes
-from actorflow.run.among import ONE_RANK, Among
-from actorflow.run.wholes import cut, gather_whole
-from compiler.errors import InternalError
-from compiler.mesh import Mesh
-from compiler.sbp.parts import own_part
-from compiler.types import PartOf
+from actorflow.distributed import unshard
+from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.distributed.unshard import cut, gather_whole
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import Mesh
+from compiler.contract.sbp import own_part
+from compiler.contract.types import PartOf
 
 
 class Meeting(RankThreads):
@@ -84,7 +84,7 @@ def test_all_ranks_have_the_wholes_whose_parts_they_had(case, message_bytes):
         return gather_whole(plan, own, among.gather, among.rank)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wholes, "MESSAGE_BYTES", message_bytes)
+        patch.setattr(unshard, "MESSAGE_BYTES", message_bytes)
         found, meeting = on_ranks(mesh.num_ranks, one)
     for own in found:
         assert own.keys() == whole.keys()

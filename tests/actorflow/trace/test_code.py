@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import actorflow
-from actorflow.trace.code import code_facts, is_ours, is_users, is_users_module
-from actorflow.trace.tracer import find_source
+from actorflow.tensor.tracer import code_facts, find_source, is_ours, is_users, is_users_module
 
 
 def facts(text):
@@ -67,7 +66,9 @@ def test_whose_a_file_is():
     assert is_ours(ours)
     assert not is_ours(__file__)
     assert not is_users(os.path.join("lib", "site-packages", "some", "x.py"))
-    assert [is_users_module(n) for n in ("actorflow.jobs", "json", "numpy", "_io")] == [False] * 4
+    assert [is_users_module(n) for n in ("actorflow.jobs.job", "json", "numpy", "_io")] == [
+        False
+    ] * 4
     assert is_users_module("a module that is gone")
 
 

@@ -6,10 +6,10 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.settings import SettingsError
-from compiler.graph import UNPLACED
+from actorflow.environment.settings import SettingsError
+from compiler.contract.types import Phase
+from compiler.graph.graph import UNPLACED
 from compiler.passes import autodiff
-from compiler.types import Phase
 
 SPEC = {"x": af.TensorType(af.DType.FLOAT32, (4, 6)), "y": af.TensorType(af.DType.FLOAT32, (4, 3))}
 TWO = ["sim:0", "sim:1"]
@@ -206,7 +206,7 @@ def test_gradients_follow_their_ops_to_the_other_device():
         h = model.lower(batch.x).to("sim:1")
         return af.mse_loss(model.upper(h), batch.y)
 
-    after = autodiff.run(traced(train))
+    after = autodiff.differentiate(traced(train))
     backward = [
         n.device for n in after.nodes if n.phase is Phase.BACKWARD and n.op.name == "matmul"
     ]

@@ -4,7 +4,7 @@ import pytest
 from rank_threads import RankThreads
 
 from actors.collectives.shared_memory import SharedMemory
-from compiler.mesh import Mesh
+from compiler.contract.placement import Mesh
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from meetings import call, placed, type_of
 
-from actors.collectives import agreement
-from actors.collectives.native import Line
+from actors.collectives import collective
+from actors.collectives.segments import Line
 from actors.collectives.shared_memory import SharedMemory
-from compiler.errors import DeviceError, PeerFailed
-from compiler.mesh import Mesh
-from compiler.types import DType
+from compiler.contract.errors import DeviceError, PeerFailed
+from compiler.contract.placement import Mesh
+from compiler.contract.types import DType
 
 ROWS = 8
 
@@ -235,7 +235,7 @@ def test_another_version_is_refused(together, monkeypatch):
         gather = communicator._gather
 
         def other(name, value):
-            return gather(name, (agreement.FORMAT + 1, *value[1:]) if value else value)
+            return gather(name, (collective.FORMAT + 1, *value[1:]) if value else value)
 
         if communicator.rank == 1:
             communicator._gather = other

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import rank_threads
 
-from actors.collectives import native
-from actors.kernels.native.runtime import text_of
+from actors.collectives import segments
+from actors.kernels.library.runtime import text_of
 
 HARNESS = Path(rank_threads.__file__).with_name("meet_threads.c")
 
@@ -16,7 +16,7 @@ HARNESS = Path(rank_threads.__file__).with_name("meet_threads.c")
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_meetings_are_sound(native_toolchain, tmp_path, sanitizer):
     source, program = tmp_path / "meet.c", tmp_path / "meet"
-    source.write_text(text_of(native.SOURCE) + HARNESS.read_text())
+    source.write_text(text_of(segments.SOURCE) + HARNESS.read_text())
     flags = ["-O1", "-g", f"-fsanitize={sanitizer}", "-std=gnu11", "-fopenmp-simd"]
     command = [*native_toolchain.command, *flags, str(source), "-o", str(program), "-lm"]
     built = subprocess.run([*command, "-lpthread"], capture_output=True, text=True, check=False)

@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meetings import call, cut, placed, reduced, same_bits, type_of, values
 
-from actors.collectives.native import DTYPES
-from actors.collectives.segments import OwnSegments
-from compiler.errors import DeviceError, InternalError
-from compiler.types import DType, TensorType
+from actors.collectives.segments import DTYPES, OwnSegments
+from compiler.contract.errors import DeviceError, InternalError
+from compiler.contract.types import DType, TensorType
 
 SIZES = (0, 1, 2, 1000, 1023, 4099, 100_003)
 

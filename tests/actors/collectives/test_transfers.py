@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from meetings import call, placed, type_of
 
-from actors.collectives.protocol import CollectiveCall
-from compiler.errors import DeviceError, PeerFailed
-from compiler.types import DType, TensorType
+from actors.machine.protocol import CollectiveCall
+from compiler.contract.errors import DeviceError, PeerFailed
+from compiler.contract.types import DType, TensorType
 
 TOKEN = TensorType(DType.UINT8, (0,))
 SMALL, LARGE = 100, 9000

@@ -12,12 +12,11 @@ import pytest
 
 from actors.device.executor import Executor, StreamHome
 from actors.device.host import HostDevice
-from actors.device.schedule import LateSchedule
-from actors.device.simulated import SimulatedDevice
-from actors.explore import explore
-from actors.machine import Machine
-from actors.table import Edge, MachineTable
-from actors.transitions import Message, State, message
+from actors.machine.machine import Machine
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import Message, State, message
+from actors.testing.oracle import explore
+from actors.testing.simulated import LateSchedule, SimulatedDevice
 
 MODULUS = (1 << 61) - 1
 HOST = 10

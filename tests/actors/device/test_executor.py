@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from actors.device.gate import EventRing, Gate
-from actors.device.protocol import DeviceFailure, DeviceFault
-from actors.device.schedule import LateSchedule
-from actors.device.waits import EventWait
-from compiler.errors import InternalError
-from compiler.placement import Device, DeviceKind
+from actors.device.executor import EventRing, Gate
+from actors.machine.protocol import DeviceFailure, DeviceFault
+from actors.race.waits import EventWait
+from actors.testing.simulated import LateSchedule
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import Device, DeviceKind
 
 
 @pytest.mark.parametrize("block", range(4))

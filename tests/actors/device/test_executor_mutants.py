@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from actors.device.schedule import LateSchedule, OperationKind
-from compiler.errors import InternalError
+from actors.testing.simulated import LateSchedule, OperationKind
+from compiler.contract.errors import InternalError
 
 _HOST = 10
 """As in the graphs: streams from here on are the host's."""

@@ -6,15 +6,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from actors.arena import Views
-from actors.device import host_memory
 from actors.device.host import HostDevice
-from actors.device.schedule import LateSchedule
-from actors.device.simulated import SimulatedDevice
-from compiler.errors import InternalError, OutOfMemory
-from compiler.placement import HOST, Device, DeviceKind, Memory
-from compiler.plan import Arena
-from compiler.types import DType, TensorType
+from actors.kernels.common import host_memory
+from actors.loop.bound import Views
+from actors.testing.simulated import LateSchedule, SimulatedDevice
+from compiler.contract.errors import InternalError, OutOfMemory
+from compiler.contract.placement import HOST, Device, DeviceKind, Memory
+from compiler.contract.plan_tables import Arena
+from compiler.contract.types import DType, TensorType
 
 SIM = Device(DeviceKind.SIM)
 

@@ -7,10 +7,9 @@ from random import Random
 
 import pytest
 
-from actors.device.protocol import DeviceFault
-from actors.device.schedule import LateSchedule
-from actors.device.simulated import SimulatedDevice
-from compiler.errors import InternalError
+from actors.machine.protocol import DeviceFault
+from actors.testing.simulated import LateSchedule, SimulatedDevice
+from compiler.contract.errors import InternalError
 
 
 def random_program(rng):

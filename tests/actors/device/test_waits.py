@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from actors.device.waits import Throttle, wait_table
-from actors.machine import Machine
-from actors.table import Edge, MachineTable
-from actors.transitions import Message, message
+from actors.machine.machine import Machine
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import Message, message
+from actors.race.waits import Throttle, wait_table
 
 RATES = [
     (produce, consume, least + extra, initial)

@@ -8,10 +8,10 @@ import kernel_calls
 import numpy as np
 import pytest
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from actors.kernels.floating_point import quiet_floating_point
-from actors.kernels.interpret import blocks
-from actors.kernels.native import chunks
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from actors.kernels.common import strides
+from actors.kernels.common.host_memory import quiet_floating_point
+from actors.kernels.library import launch
 
 
 @pytest.fixture(scope="session")
@@ -53,9 +53,9 @@ def quiet_thread():
 def pieces(request, monkeypatch):
     """Runs a test with blocks and chunks of 64 bytes as well, so that small tensors have many."""
     if request.param is not None:
-        monkeypatch.setattr(blocks, "BLOCK_BYTES", request.param)
+        monkeypatch.setattr(strides, "BLOCK_BYTES", request.param)
         for name in ("CHUNK_BYTES", "RUN_BYTES", "CACHED_BYTES"):
-            monkeypatch.setattr(chunks, name, request.param)
+            monkeypatch.setattr(launch, name, request.param)
 
 
 @pytest.fixture

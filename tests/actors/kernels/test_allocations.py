@@ -5,11 +5,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from actors.kernels import catalogue
-from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.fusion.region import Held, Region, Step, StepKind
-from compiler.registry import Op, runs_as
-from compiler.types import DType, TensorType
+from actors.kernels.host import catalogue
+from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
+from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.types import DType, TensorType
+from compiler.graph.registry import Op, runs_as
 
 LAUNCHES = 20
 NUMPY_1 = np.__version__.startswith("1.")

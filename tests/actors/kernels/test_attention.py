@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from kernel_calls import bind_kernel, low_operand, operand
 
-from actors.kernels.interpret import attention_blocks
-from actors.kernels.interpret.attention import ATTENTION_KERNELS
-from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
+from actors.kernels.common import attention_blocks
 from actors.kernels.native import attention
-from actors.kernels.native.attention import ATTENTION_KERNELS as NATIVE_KERNELS
-from compiler.bfloat16 import from_bits, to_bits
+from actors.kernels.native.attention import NATIVE_ATTENTION_KERNELS as NATIVE_KERNELS
+from actors.kernels.reference.attention import ATTENTION_KERNELS
+from actors.kernels.reference.attention_grad import ATTENTION_GRAD_KERNELS
+from compiler.contract.types import from_bits, to_bits
 
 SHAPES = [
     # leading axes, queries, keys, width of keys, width of values

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from actors.kernels.interpret import attention_blocks
-from actors.kernels.interpret.attention import ATTENTION_KERNELS
-from actors.kernels.interpret.attention_grad import ATTENTION_GRAD_KERNELS
+from actors.kernels.common import attention_blocks
 from actors.kernels.native import attention
-from actors.kernels.native.attention import ATTENTION_KERNELS as NATIVE_KERNELS
+from actors.kernels.native.attention import NATIVE_ATTENTION_KERNELS as NATIVE_KERNELS
+from actors.kernels.reference.attention import ATTENTION_KERNELS
+from actors.kernels.reference.attention_grad import ATTENTION_GRAD_KERNELS
 
 KERNELS = {"numpy": (*ATTENTION_KERNELS, *ATTENTION_GRAD_KERNELS), "native": NATIVE_KERNELS}
 BATCH, ROWS, COLUMNS = (2, 3), 21, 40

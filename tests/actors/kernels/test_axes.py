@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.kernels.axes import Axis, columns_of, walk
-from actors.kernels.native.chunks import CHUNK_BYTES, MAX_CHUNKS, units_per_chunk
+from actors.kernels.common.strides import Axis, columns_of, walk
+from actors.kernels.library.launch import CHUNK_BYTES, MAX_CHUNKS, units_per_chunk
 
 
 def offsets(axes, operand):

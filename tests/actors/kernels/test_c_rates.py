@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.kernels import c_rates
-from actors.kernels.c_rates import (
+from actors.kernels.common import cost
+from actors.kernels.common.cost import (
     ATTENTION_ROWS,
     ATTENTION_WIDTHS,
     C_DISTANCES_BYTES,
@@ -18,7 +18,7 @@ from actors.kernels.c_rates import (
     CRates,
     Price,
 )
-from actors.kernels.work import BytePass, CWork, MatrixProduct
+from actors.kernels.common.kernel import BytePass, CWork, MatrixProduct
 
 NUM_HEADS = len(ATTENTION_ROWS) * len(ATTENTION_WIDTHS)
 
@@ -71,7 +71,7 @@ def test_helpers_that_have_been_idle_for_long_are_woken_first():
 
 
 def test_helpers_spin_for_as_long_as_the_runtime_says():
-    text = (Path(c_rates.__file__).parent / "native" / "runtime.c").read_text()
+    text = (Path(cost.__file__).parents[1] / "native" / "runtime.c").read_text()
     assert f"#define SPIN_NS {HELPERS_SPIN_NS:.0f}\n" in text
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from actors.kernels import catalogue, scratch
-from actors.kernels.floating_point import quiet_floating_point
-from actors.kernels.kernel import KernelNeeds, Operand
-from actors.kernels.scratch import Piece
-from compiler.errors import InternalError
-from compiler.types import DType, TensorType, contiguous_strides
+from actors.kernels.common import kernel
+from actors.kernels.common.host_memory import quiet_floating_point
+from actors.kernels.common.kernel import KernelNeeds, Operand, Piece
+from actors.kernels.host import catalogue
+from compiler.contract.errors import InternalError
+from compiler.contract.types import DType, TensorType, contiguous_strides
 
 OP_TABLE = (
     "argsort attention attention_grad carry concat cond conv conv_input_grad conv_weight_grad "
@@ -129,10 +129,10 @@ def test_scratch_pieces_do_not_overlap_and_are_aligned():
         Piece((), np.dtype(np.int64)),
         Piece((0, 2), np.dtype(bool)),
     )
-    raw = np.zeros(scratch.size_bytes(pieces) + 64, np.uint8)
+    raw = np.zeros(kernel.size_bytes(pieces) + 64, np.uint8)
     start = -raw.ctypes.data % 64
-    arrays = scratch.carve(raw[start:], pieces)
-    assert scratch.size_bytes(pieces) == 128
+    arrays = kernel.carve(raw[start:], pieces)
+    assert kernel.size_bytes(pieces) == 128
     assert [a.ctypes.data - raw[start:].ctypes.data for a in arrays[:2]] == [0, 64]
     assert [a.shape for a in arrays] == [(3,), (), (0, 2)]
 
@@ -140,7 +140,7 @@ def test_scratch_pieces_do_not_overlap_and_are_aligned():
 def test_too_little_scratch_is_our_own_bug_with_both_sizes():
     piece = Piece((3,), np.dtype(np.float32))
     with pytest.raises(InternalError, match="needs 64 bytes of workspace and was given 0"):
-        scratch.carve(None, (piece,))
+        kernel.carve(None, (piece,))
 
 
 def test_a_quiet_thread_does_not_warn_and_others_still_do():

@@ -8,14 +8,14 @@ import pytest
 from emulated_run import emulated_run, loaded, stored
 from kernel_calls import call_kernel, low_operand, operand, strided
 
-from actors.kernels import catalogue
-from actors.kernels.convolution import OPS
+from actors.kernels.common.convolution_steps import OPS
 from actors.kernels.cuda import catalogue as gpus
-from actors.kernels.interpret import convolution as on_numpy
+from actors.kernels.host import catalogue
 from actors.kernels.library import onednn
-from compiler.attrs import Attrs
-from compiler.registry import find_op, reference
-from compiler.types import DType, TensorType
+from actors.kernels.reference import convolution as on_numpy
+from compiler.contract.attrs import Attrs
+from compiler.contract.types import DType, TensorType
+from compiler.graph.registry import find_op, reference
 
 KINDS = ("dense", "dense", "transposed", "sliced", "windowed", "permuted")
 POOLS = ("max_pool", "max_pool_grad", "max_pool_pick")

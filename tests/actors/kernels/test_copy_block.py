@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from emulated_run import execute
 
+from actors.kernels.common.host_memory import SHAPE_KERNELS
+from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import catalogue as cuda
 from actors.kernels.cuda.calls import CopyBytes
-from actors.kernels.cuda.views import DeviceView
-from actors.kernels.interpret.shape import SHAPE_KERNELS
-from actors.kernels.kernel import Operand
+from actors.kernels.cuda.kernel import DeviceView
 from actors.kernels.native.movement import MOVEMENT_KERNELS
-from compiler.types import DType, TensorType, contiguous_strides, numpy_dtype
+from compiler.contract.types import DType, TensorType, contiguous_strides, numpy_dtype
 
 GUARD = 0x5A
 ROWS = {

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.kernels import catalogue, cost
-from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, REFERENCE, Rates
-from actors.kernels.kernel import Operand
-from actors.kernels.work import BytePass, MatrixProduct, Work
-from compiler.types import DType, TensorType, contiguous_strides
+from actors.kernels.common import cost
+from actors.kernels.common.cost import DISTANCES_BYTES, EXTENTS, REFERENCE, Rates
+from actors.kernels.common.kernel import BytePass, MatrixProduct, Operand, Work
+from actors.kernels.host import catalogue
+from compiler.contract.types import DType, TensorType, contiguous_strides
 
 extents = st.integers(1, 5000)
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from kernel_calls import bind_kernel, chosen, low_operand
 
-from actors.kernels.interpret import attention_blocks
+from actors.kernels.common import attention_blocks
 from actors.kernels.native import attention as native_attention
-from compiler.attrs import Attrs
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.ops import attention as _ops  # noqa: F401  # registers the ops
-from compiler.registry import find_op, reference
+from compiler.contract.attrs import Attrs
+from compiler.contract.types import from_bits, to_bits
+from compiler.graph.registry import find_op, reference
+from compiler.ops.families import attention as _ops  # noqa: F401  # registers the ops
 
 ATTRS = {"scale": 0.5, "causal": True}
 BATCH, ROWS, COLUMNS, WIDTH, OUT = 2, 41, 45, 5, 7

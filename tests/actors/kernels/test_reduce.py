@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from actors.kernels import catalogue
-from actors.kernels.interpret.reduce import REDUCE_KERNELS
+from actors.kernels.host import catalogue
 from actors.kernels.native.reduce import NATIVE_REDUCE_KERNELS
+from actors.kernels.reference.reduce import REDUCE_KERNELS
 
 KERNELS = {
     "numpy": {kernel.op: kernel for kernel in REDUCE_KERNELS},

@@ -5,7 +5,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actors.kernels import scan
+from actors.kernels.host import control
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -22,13 +22,13 @@ def moved(monkeypatch):
     """Return the entries of all loops that are bound: whether each is worked on where it lies."""
     found = {}
 
-    class Watched(scan.BoundStep):
+    class Watched(control.BoundStep):
         def windows(self, move):
             words = super().windows(move)
             found[move.name] = words is not None
             return words
 
-    monkeypatch.setattr(scan, "BoundStep", Watched)
+    monkeypatch.setattr(control, "BoundStep", Watched)
     return found
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compiler.fusion.updates import update_op
+from compiler.ops.language.define import update_op
 
 SHAPES = [(5, 7), (), (130,), (0, 2), (70, 150)]
 ADAMW = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}

@@ -9,14 +9,14 @@ import whole_range as ranges
 from graph_oracles import pull, walked
 from kernel_calls import garbage, kernel_op, typed
 
-import compiler.ops.standard as standard
-from actors.kernels import catalogue
-from compiler.fusion import fuse as fuse
-from compiler.graph import GraphBuilder, Output
-from compiler.ops.elementwise import cast_to
-from compiler.ops.sources import INPUT
-from compiler.registry import Op, find_op, reference
-from compiler.types import DType, numpy_dtype
+from actors.kernels.host import catalogue
+from compiler.contract.types import DType, numpy_dtype
+from compiler.fusion import fuse
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.registry import Op, find_op, reference
+from compiler.ops.primitives.shape import cast_to
+from compiler.ops.primitives.sources import INPUT
+from compiler.pipeline import standard_ops
 
 PATHS = ("reference", "numpy", "native")
 VIEWS = ("reshape", "transpose", "broadcast_to", "slice", "constant")
@@ -236,6 +236,6 @@ def test_gated_units_are_0_at_minus_infinity_and_have_slopes_of_0_or_1_far_out(n
 
 
 def test_every_op_of_floats_is_here_or_somewhere_else():
-    families = standard.FAMILIES
+    families = standard_ops.FAMILIES
     ops = {op.name for family in families for op in vars(family).values() if isinstance(op, Op)}
     assert sorted(ops - {*ranges.NAMES, *ranges.UPDATES, *ELSEWHERE}) == []

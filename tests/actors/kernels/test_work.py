@@ -2,13 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.kernels.interpret.blocks import BLOCK_BYTES
-from actors.kernels.work import (
-    BytePass,
-    MatrixProduct,
-    over_blocks,
-    over_operands,
-)
+from actors.kernels.common.kernel import BytePass, MatrixProduct, over_blocks, over_operands
+from actors.kernels.common.strides import BLOCK_BYTES
 
 
 @st.composite

@@ -9,9 +9,9 @@ from plans import actor_of, register_of, with_actor
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import HostTarget
-from actors.proof.dependencies import Consequence, DependencyKind, main, removals
-from compiler.plan import Port, Register, RegisterKind
-from compiler.types import RegisterId
+from actors.testing.dependencies import Consequence, DependencyKind, main, removals
+from compiler.contract.plan_tables import Port, Register, RegisterKind
+from compiler.contract.types import RegisterId
 
 DATA, CONTROL, CREDIT, SLOT = (
     DependencyKind.DATA, DependencyKind.CONTROL, DependencyKind.CREDIT, DependencyKind.SLOT,

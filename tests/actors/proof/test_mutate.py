@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from actors.proof.mutants import mutants_of
-from actors.proof.mutate import ARGUED, ROOT, SUBJECTS, argued
+from actors.testing.mutate import ARGUED, ROOT, SUBJECTS, argued, mutants_of
 
 SOURCE = '''
 """A text."""
@@ -82,7 +81,7 @@ def test_what_is_argued_away_exists_and_has_an_argument():
 
 
 def mutate(*arguments):
-    command = [sys.executable, "-m", "actors.proof.mutate", *arguments]
+    command = [sys.executable, "-m", "actors.testing.mutate", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 

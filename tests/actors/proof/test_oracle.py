@@ -4,12 +4,18 @@ from random import Random
 
 import pytest
 
-from actors.errors import ProtocolError
-from actors.machine import Machine
-from actors.proof.oracle import OracleError, StampedSlots, expected_run
-from actors.proof.scenario import Command, EventOrder, Scenario
-from actors.table import Edge, MachineTable
-from actors.transitions import Message, kind_of, message
+from actors.machine.errors import ProtocolError
+from actors.machine.machine import Machine
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import Message, kind_of, message
+from actors.testing.oracle import (
+    Command,
+    EventOrder,
+    OracleError,
+    Scenario,
+    StampedSlots,
+    expected_run,
+)
 
 
 def scenario_of(*, flushed=(), commands=(), ends=None, fails=None, initial=0):

@@ -6,10 +6,9 @@ from textwrap import dedent
 
 import pytest
 
-from actors.proof.promela import model
-from actors.proof.study import Bug, Study
-from actors.table import Edge, MachineTable
-from actors.transitions import TRANSITIONS, Message, Reaction, State, Transition
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import TRANSITIONS, Message, Reaction, State, Transition
+from actors.testing.promela import Bug, Study, model
 
 
 @pytest.fixture

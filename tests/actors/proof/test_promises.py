@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from actors.proof.promises import check_promises
-from actors.table import MachineTable
-from compiler.errors import InternalError
-from compiler.plan import ActorKind, RegisterKind
+from actors.machine.table import MachineTable
+from actors.testing.dependencies import check_promises
+from compiler.contract.errors import InternalError
+from compiler.contract.plan_tables import ActorKind, RegisterKind
 
 
 @pytest.fixture

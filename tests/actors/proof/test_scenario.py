@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from actors.proof.scenario import Command, EventOrder, make_scenario, random_table
+from actors.testing.oracle import Command, EventOrder, make_scenario, random_table
 
 SCENARIOS = [make_scenario(Random(seed)) for seed in range(2000)]
 

@@ -4,11 +4,11 @@ from functools import cache
 
 import pytest
 
-from actors.ending import Ending
-from actors.proof import soak as soak_module
-from actors.proof.oracle import OracleError
-from actors.proof.soak import BLOCK, SeedBlock, main, replay, run_block, soak
-from actors.transitions import CHANGES
+from actors.machine.machine import Ending
+from actors.machine.transitions import CHANGES
+from actors.testing import soak as soak_module
+from actors.testing.oracle import OracleError
+from actors.testing.soak import BLOCK, SeedBlock, main, replay, run_block, soak
 
 NUM_BLOCKS = 20
 
@@ -78,7 +78,7 @@ def test_the_command_replays_the_first_seed_that_fails(broken, capsys):
     seed = run_block(0, 50).failed
     assert main(["--count", "50", "--processes", "1"]) == 1
     out = capsys.readouterr().out
-    assert f"replay it: python -m actors.proof.soak --first {seed} --count 1" in out
+    assert f"replay it: python -m actors.testing.soak --first {seed} --count 1" in out
 
 
 def test_an_interrupted_command_can_be_resumed(monkeypatch, capsys):

@@ -4,12 +4,20 @@ import re
 
 import pytest
 
-from actors.proof import spin
-from actors.proof.spin import FAMILY, FAULTS, ProtocolFault, Verdict, main, missing_tools, prove
-from actors.proof.state_space import StateSpace
-from actors.table import Edge
-from actors.transitions import CHANGES, Message, State
-from compiler.errors import ActorflowError
+from actors.machine.table import Edge
+from actors.machine.transitions import CHANGES, Message, State
+from actors.testing import spin
+from actors.testing.spin import (
+    FAMILY,
+    FAULTS,
+    ProtocolFault,
+    StateSpace,
+    Verdict,
+    main,
+    missing_tools,
+    prove,
+)
+from compiler.contract.errors import ActorflowError
 
 OUTPUT = """\
 reached 0 0 1

@@ -2,12 +2,12 @@
 
 import pytest
 
-from actors.ending import Ending
-from actors.proof.state_space import StateSpace, _Restorable, reach
-from actors.proof.study import Study
-from actors.table import Edge, MachineTable
-from actors.transitions import Message, message
-from compiler.errors import InternalError
+from actors.machine.machine import Ending
+from actors.machine.table import Edge, MachineTable
+from actors.machine.transitions import Message, message
+from actors.testing.promela import Study
+from actors.testing.spin import StateSpace, _Restorable, reach
+from compiler.contract.errors import InternalError
 
 
 def pair(**options):

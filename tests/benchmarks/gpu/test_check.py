@@ -17,7 +17,7 @@ from gpu.sections import training
 
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.nvml import GpuListed, Listing
-from actors.device.emulated.driver import EmulatedDriver
+from actors.testing.emulated.driver import EmulatedDriver
 
 CHECK = Path(check.__file__)
 

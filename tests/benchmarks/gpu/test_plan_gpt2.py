@@ -3,7 +3,7 @@
 import pytest
 from gpu.plan_gpt2 import BUDGET, MOST_BYTES, launch_lines, main, planned
 
-from compiler.placement import Device, DeviceKind, StreamRole
+from compiler.contract.placement import Device, DeviceKind, StreamRole
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@ from functools import partial
 
 import pytest
 
-from compiler.budget.trials import Trials
+from compiler.budget.search import Trials
 from compiler.lowering.lower import lower
-from compiler.pipeline import with_choice
+from compiler.pipeline.pipeline import with_choice
 
 
 @pytest.fixture(scope="session")

@@ -6,20 +6,18 @@ from random import Random
 import pytest
 from graphs import descend, made_up, variable
 
-from compiler.budget.choice import BudgetChoice
-from compiler.budget.fit_budget import fit
-from compiler.errors import BudgetError
-from compiler.graph import GraphBuilder
-from compiler.lowering import order
-from compiler.ops.activation import RELU
-from compiler.ops.binary import MUL
-from compiler.ops.elementwise import EXP, NEG
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.slicing import CONCAT
-from compiler.ops.sources import INPUT
-from compiler.options import CompileOptions
-from compiler.passes import autodiff, outputs, simplify
+from compiler.budget.search import fit
+from compiler.contract.errors import BudgetError
+from compiler.graph.graph import GraphBuilder
+from compiler.graph.target import BudgetChoice, CompileOptions
+from compiler.ops.families.activation import RELU
+from compiler.ops.families.arithmetic import EXP, MUL, NEG
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.slicing import CONCAT
+from compiler.ops.primitives.sources import INPUT
+from compiler.passes import autodiff, batches, simplify
+from compiler.storage import order
 
 
 def priced(seed):
@@ -57,7 +55,7 @@ def joined_levels(rng):
         width = num_out
     descend(b, b.one(SUM, b.one(MUL, h, h), axes=(0, 1), keepdims=False), weights)
     graph = b.freeze()
-    for run in (autodiff.run, simplify.run, outputs.run, order.run):
+    for run in (autodiff.differentiate, simplify.simplify_graph, batches.copy_outputs, order.run):
         graph = run(graph)
     return graph
 

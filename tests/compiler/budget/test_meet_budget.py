@@ -3,21 +3,20 @@
 import pytest
 from graphs import made_up
 
-import compiler.budget.meet_budget as budget_module
-from compiler.attrs import Attrs
-from compiler.budget.meet_budget import meet_budget
-from compiler.errors import BudgetError
-from compiler.graph import Output, UpdateRule
-from compiler.lowering import order
-from compiler.ops.elementwise import EXP
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.update import MOMENTUM_UPDATE
-from compiler.options import CompileOptions
-from compiler.passes import autodiff, outputs, simplify
-from compiler.target import Link
-from compiler.types import Phase
-from compiler.verify import verify_plan
+from compiler.budget import search as budget_module
+from compiler.budget.search import meet_budget
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import BudgetError
+from compiler.contract.types import Phase
+from compiler.graph.graph import Output, UpdateRule
+from compiler.graph.target import CompileOptions, Link
+from compiler.ops.families.arithmetic import EXP
+from compiler.ops.families.updates import MOMENTUM_UPDATE
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.passes import autodiff, batches, simplify
+from compiler.storage import order
+from compiler.verify.verify import verify_plan
 
 N = 4096
 TENSOR = 4 * N * N
@@ -53,7 +52,7 @@ def graph(sketch):
         for i, weight in enumerate(weights)
     ]
     built = b.freeze()
-    for run in (autodiff.run, simplify.run, outputs.run, order.run):
+    for run in (autodiff.differentiate, simplify.simplify_graph, batches.copy_outputs, order.run):
         built = run(built)
     return built
 

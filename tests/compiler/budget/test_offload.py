@@ -9,34 +9,30 @@ from graphs import adam, among, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.race import check_races
-from actors.simulate import simulate
-from compiler import pipeline
-from compiler.attrs import Attrs
-from compiler.budget import offload, spill
-from compiler.budget.choice import BudgetChoice
-from compiler.budget.choose_offload import choose_offload
-from compiler.errors import CompileError, InternalError
-from compiler.graph import GraphBuilder, Output
+from actors.race.race import check_races
+from actors.simulation.simulate import simulate
+from compiler.budget import offload
+from compiler.budget.search import choose_offload
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError, InternalError
+from compiler.contract.placement import HOST, HOST_SIDE, Device, DeviceKind, Mesh, MeshLink, joined
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.target import BudgetChoice, CompileOptions, Hardware, Link
 from compiler.lowering.lower import lower
-from compiler.mesh import Mesh, MeshLink, joined
-from compiler.ops.activation import TANH
-from compiler.ops.binary import MUL
-from compiler.ops.copies import COPY_TO, is_copy, places
-from compiler.ops.elementwise import EXP
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import MEAN
-from compiler.ops.shape import TRANSPOSE
-from compiler.ops.sources import INPUT, VARIABLE
-from compiler.options import CompileOptions
-from compiler.passes import distribute
-from compiler.passes.check import check
-from compiler.pipeline import with_choice
-from compiler.placement import HOST, HOST_SIDE, Device, DeviceKind
-from compiler.plan import ActorKind, Plan, RegisterKind
-from compiler.shared_bytes import check_shared_bytes
-from compiler.target import Hardware, Link
-from compiler.verify import verify_plan
+from compiler.ops.families.activation import TANH
+from compiler.ops.families.arithmetic import EXP, MUL
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import MEAN
+from compiler.ops.primitives.shape import TRANSPOSE
+from compiler.ops.primitives.sources import INPUT, VARIABLE
+from compiler.ops.primitives.transfer import COPY_TO, is_copy, places
+from compiler.pipeline import pipeline
+from compiler.pipeline.pipeline import with_choice
+from compiler.pipeline.rewrites import check
+from compiler.sbp import distribute
+from compiler.verify.verify import check_shared_bytes, verify_plan
 
 WIDTH = 8
 MATRIX_BYTES = WIDTH * WIDTH * 4
@@ -115,8 +111,8 @@ def copies(plan, name):
 
 def test_without_anything_to_move_the_graph_is_the_same_object():
     graph = adam_job()
-    assert offload.run(graph, (), linked()) is graph
-    assert spill.run(graph, (), linked()) is graph
+    assert offload.offload_variables(graph, (), linked()) is graph
+    assert offload.spill_values(graph, (), linked()) is graph
 
 
 def test_a_plan_without_offload_has_one_arena_and_no_stream_for_copies():
@@ -140,9 +136,9 @@ def test_any_state_and_any_activations_on_the_host_leave_all_results_the_same_bi
     graph, target = adam_job(depth, every, rng), linked(FAST)
     values = feeds(graph, seed)
     names = [name for name in offload.state_names(graph) if rng.random() < 0.7]
-    idle = [i.value for i in spill.idle_values(graph, target) if rng.random() < 0.6]
-    moved = check(offload.run(graph, names, target, bucket_bytes=bucket), "offload")
-    moved = check(spill.run(moved, idle, target, bucket_bytes=bucket), "spill")
+    idle = [i.value for i in offload.idle_values(graph, target) if rng.random() < 0.6]
+    moved = check(offload.offload_variables(graph, names, target, bucket_bytes=bucket), "offload")
+    moved = check(offload.spill_values(moved, idle, target, bucket_bytes=bucket), "spill")
     same(evaluate_graphs(moved, values), evaluate_graphs(graph, values))
     assert ways(moved).count("back") == len(names)
     assert ways(moved).count("out") == len(idle)
@@ -153,7 +149,7 @@ def test_any_state_and_any_activations_on_the_host_leave_all_results_the_same_bi
 
 def test_only_copies_touch_what_lives_on_the_host():
     graph, target = adam_job(), linked(FAST)
-    moved = offload.run(graph, offload.state_names(graph), target)
+    moved = offload.offload_variables(graph, offload.state_names(graph), target)
     on_host = {v for v, place in enumerate(places(moved)) if place == HOST_SIDE}
     touching = [
         n for n in moved.nodes if on_host & {*n.inputs, *n.outputs} and n.op is not VARIABLE
@@ -165,7 +161,7 @@ def test_only_copies_touch_what_lives_on_the_host():
 def test_a_late_reader_of_a_view_reads_the_same_view_of_the_copy():
     graph, target = adam_job(), linked(FAST)
     hidden = [n.outputs[0] for n in graph.nodes if n.op is TANH]
-    moved = spill.run(graph, hidden, target)
+    moved = offload.spill_values(graph, hidden, target)
     late = [n for n in moved.nodes if n.op is TRANSPOSE and moved.producers()[n.inputs[0]] >= 0]
     back = {n.outputs[0] for n in moved.nodes if is_copy(n) and n.attrs["to"] == 0}
     assert any([view.inputs[0] in back for view in late])
@@ -174,7 +170,7 @@ def test_a_late_reader_of_a_view_reads_the_same_view_of_the_copy():
 @pytest.mark.parametrize("name", ["w0", "step", "nonsense"])
 def test_what_cannot_live_on_the_host_is_named_with_what_can(name):
     with pytest.raises(CompileError, match=rf"variable '{name}' cannot live in host memory: .* m0"):
-        offload.run(adam_job(), [name], linked())
+        offload.offload_variables(adam_job(), [name], linked())
 
 
 def test_state_that_something_else_reads_stays_on_the_device():
@@ -185,13 +181,13 @@ def test_state_that_something_else_reads_stays_on_the_device():
     graph = watching.freeze()
     assert offload.state_names(graph) == ("v0",)
     with pytest.raises(CompileError, match="'m0' cannot live in host memory"):
-        offload.run(graph, ["m0"], linked())
+        offload.offload_variables(graph, ["m0"], linked())
 
 
 def test_an_output_cannot_be_taken_out():
     graph = adam_job()
     with pytest.raises(CompileError, match=rf"value %{graph.outputs[0].value} cannot go to host"):
-        spill.run(graph, [graph.outputs[0].value], linked())
+        offload.spill_values(graph, [graph.outputs[0].value], linked())
 
 
 def test_a_launch_that_reads_host_memory_is_a_bug_that_lowering_finds():
@@ -231,11 +227,13 @@ def test_a_link_takes_its_latency_and_the_time_of_the_bytes():
 
 def moved_plan(depth=8, bucket=2 * MATRIX_BYTES, link=FAST, *, spilled=False, every=1, **options):
     graph, target = adam_job(depth, every), linked(link)
-    moved = offload.run(graph, offload.state_names(graph), target, bucket_bytes=bucket)
+    moved = offload.offload_variables(
+        graph, offload.state_names(graph), target, bucket_bytes=bucket
+    )
     if spilled:
-        idle = [i.value for i in spill.idle_values(graph, target) if i.idle_ns > 3e6]
+        idle = [i.value for i in offload.idle_values(graph, target) if i.idle_ns > 3e6]
         assert idle
-        moved = spill.run(moved, idle, target, bucket_bytes=bucket)
+        moved = offload.spill_values(moved, idle, target, bucket_bytes=bucket)
     return planned(moved, target, accumulate=every, **options)
 
 
@@ -317,7 +315,9 @@ def test_however_late_anything_is_the_device_holds_two_buckets_and_steps_see_who
 @pytest.mark.parametrize("every", [1, 2])
 def test_gradients_meet_the_other_ranks_before_state_comes_in_for_them(every):
     graph, target = adam_job(6, every, ranks=4), among(linked(Link(0.1, 0.1, 0.0)), data=4)
-    moved = offload.run(graph, offload.state_names(graph), target, bucket_bytes=2 * MATRIX_BYTES)
+    moved = offload.offload_variables(
+        graph, offload.state_names(graph), target, bucket_bytes=2 * MATRIX_BYTES
+    )
     plan = planned(moved, target, accumulate=every, mesh=(("data", 4),))
     check_races(plan)
     kinds = {actor.kind for actor in plan.actors}
@@ -377,7 +377,7 @@ def test_the_estimated_step_is_that_of_the_simulation(budget_trials):
     graph = adam_job(8)
     for link in (FAST, Link(1e-2, 1e-2, 0.0), SLOW):
         target = linked(link)
-        moved = offload.run(
+        moved = offload.offload_variables(
             graph, offload.state_names(graph), target, bucket_bytes=2 * MATRIX_BYTES
         )
         trials = budget_trials(moved, target, CompileOptions("job"))
@@ -392,7 +392,7 @@ def test_the_estimated_step_is_that_of_the_simulation(budget_trials):
 def small_pieces(monkeypatch):
     """Buckets and activations of a few hundred bytes are worth a copy."""
     monkeypatch.setattr(offload, "MIN_BUCKET_BYTES", MATRIX_BYTES)
-    monkeypatch.setattr("compiler.budget.choose_offload.MIN_ACTIVATION_BYTES", MATRIX_BYTES)
+    monkeypatch.setattr("compiler.budget.search.MIN_ACTIVATION_BYTES", MATRIX_BYTES)
 
 
 @dataclass

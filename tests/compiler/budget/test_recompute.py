@@ -9,28 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import check_sequence, simulate
 
-from compiler.attrs import Attrs
 from compiler.budget import recompute
 from compiler.budget.recompute import describe
-from compiler.graph import GraphBuilder, Output, Write
-from compiler.lowering import order
-from compiler.lowering.buffers import assign_buffers, draft_launches
-from compiler.lowering.storage import assign_storage, old_reads
-from compiler.ops.activation import RELU
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.comm import ALL_REDUCE
-from compiler.ops.elementwise import EXP, NEG
-from compiler.ops.matmul import MATMUL
-from compiler.ops.random import DROPOUT
-from compiler.ops.reduce import SUM
-from compiler.ops.shape import TRANSPOSE
-from compiler.ops.sources import INPUT, VARIABLE
-from compiler.ops.update import INCREMENT
-from compiler.passes import autodiff, outputs, simplify
-from compiler.passes.check import check
-from compiler.types import Phase
+from compiler.contract.attrs import Attrs
+from compiler.contract.types import Phase
+from compiler.graph.graph import GraphBuilder, Output, Write
+from compiler.ops.families.activation import RELU
+from compiler.ops.families.arithmetic import ADD, EXP, MUL, NEG
+from compiler.ops.families.updates import INCREMENT
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.shape import TRANSPOSE
+from compiler.ops.primitives.sources import DROPOUT, INPUT, VARIABLE
+from compiler.ops.primitives.transfer import ALL_REDUCE
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.rewrites import check
+from compiler.storage import order
+from compiler.storage.buffers import assign_buffers, draft_launches
+from compiler.storage.storage import assign_storage, old_reads
 from memory.offsets import plan_offsets
-from memory.recompute.simulate import buffer_intervals
+from memory.recompute.problem import buffer_intervals
 
 ALIGNMENT = 64
 N = 8
@@ -81,7 +79,7 @@ def training_graph(rng, num_ops=8, shared=True):
     b.outputs.append(Output("side", side))
     b.writes.append(Write(step, b.one(INCREMENT, step)))
     graph = b.freeze()
-    for run in (autodiff.run, simplify.run, outputs.run, order.run):
+    for run in (autodiff.differentiate, simplify.simplify_graph, batches.copy_outputs, order.run):
         graph = run(graph)
     return graph
 
@@ -213,7 +211,7 @@ def test_what_first_runs_among_backward_nodes_waits_there_too():
     descend(b, loss, [w], rate)
     b.outputs.append(Output("aside", aside))
     graph = b.freeze()
-    for run in (autodiff.run, simplify.run, outputs.run, order.run):
+    for run in (autodiff.differentiate, simplify.simplify_graph, batches.copy_outputs, order.run):
         graph = run(graph)
     found = described(graph)
     ops = [graph.nodes[n].op.name for n in found.nodes]

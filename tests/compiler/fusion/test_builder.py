@@ -1,13 +1,12 @@
 import numpy as np
 import pytest
 
-from compiler.errors import InternalError
-from compiler.fusion.builder import ProgramBuilder
-from compiler.fusion.check import check_program
-from compiler.fusion.interpreter import evaluate
-from compiler.fusion.program import Kind, ProgramInput
-from compiler.fusion.spaces import Space
-from compiler.types import DType
+from compiler.contract.errors import InternalError
+from compiler.contract.program import Kind, ProgramInput, check_program
+from compiler.contract.spaces import Space
+from compiler.contract.types import DType
+from compiler.graph.program_builder import ProgramBuilder
+from compiler.ops.language.program_ops import evaluate
 
 F64 = DType.FLOAT64
 

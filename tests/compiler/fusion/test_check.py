@@ -5,17 +5,18 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from compiler.errors import PlanFormatError
-from compiler.fusion.check import ProgramError, check_program
-from compiler.fusion.program import (
+from compiler.contract.codec import from_row, packed, to_row
+from compiler.contract.errors import PlanFormatError
+from compiler.contract.plan_tables import Launch
+from compiler.contract.program import (
     FusedProgram,
     Instruction,
     Kind,
+    ProgramError,
     ProgramInput,
+    check_program,
 )
-from compiler.plan import Launch
-from compiler.rows import from_row, packed, to_row
-from compiler.types import DType
+from compiler.contract.types import DType
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
 F32, I32, I64, BOOL = DType.FLOAT32, DType.INT32, DType.INT64, DType.BOOL

@@ -4,20 +4,18 @@ import numpy as np
 import pytest
 from graphs import Net, WideFrom
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.fusion import chunk_wide
-from compiler.fusion import fuse as fuse
-from compiler.fusion.region import StepKind
-from compiler.graph import Output
-from compiler.ops.activation import GELU
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.loss import CROSS_ENTROPY_ROWS
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import MEAN, SUM
-from compiler.ops.shape import reshape_to, swap_last_axes
-from compiler.passes.check import check
-from compiler.rules import gradient
-from compiler.target import WIDE_IN_CACHE
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.region import StepKind
+from compiler.fusion import fuse, regions
+from compiler.graph.graph import Output, gradient
+from compiler.graph.target import WIDE_IN_CACHE
+from compiler.ops.families.activation import GELU
+from compiler.ops.families.arithmetic import ADD, MUL
+from compiler.ops.families.loss import CROSS_ENTROPY_ROWS
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import MEAN, SUM
+from compiler.ops.primitives.shape import reshape_to, swap_last_axes
+from compiler.pipeline.rewrites import check
 
 ROWS, WIDTH, COLUMNS = 12, 3, 20
 
@@ -57,7 +55,7 @@ def chunked(net, results, evaluate, limit=0):
     """Run the pass, compare all results, and return the regions."""
     net.b.outputs = [Output(name, value) for name, value in results.items()]
     graph = fuse.run(net.b.freeze())
-    after = check(chunk_wide.run(graph, WideFrom(limit, 5)), "chunk_wide")
+    after = check(regions.run(graph, WideFrom(limit, 5)), "chunk_wide")
     want, _ = evaluate(graph, net.feeds)
     got, _ = evaluate(after, net.feeds)
     for name in results:
@@ -130,5 +128,5 @@ def test_what_is_wide_follows_from_the_device_of_the_product(evaluate):
         net.b.outputs = [Output(name, value) for name, value in results.items()]
         graph = fuse.run(net.b.freeze())
         limits = {wide_on: WideFrom(0, 5), 1 - wide_on: WideFrom(1 << 40, 5)}
-        after = chunk_wide.run(graph, limits.get)
+        after = regions.run(graph, limits.get)
         assert [node.op.name for node in after.nodes].count("region") == count

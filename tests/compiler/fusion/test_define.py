@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from graph_oracles import fed, pull, slopes
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.attrs import Attrs
-from compiler.errors import CompileError
-from compiler.fusion import fuse as fuse
-from compiler.fusion.define import fused_op
-from compiler.fusion.notation import read_signature
-from compiler.graph import GraphBuilder, Output, SourceLocation
-from compiler.ops.sources import INPUT
-from compiler.passes.check import check
-from compiler.registry import cost, find_op, is_exact, reference
-from compiler.types import DType, TensorType
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType
+from compiler.fusion import fuse
+from compiler.graph.graph import GraphBuilder, Output, SourceLocation
+from compiler.graph.registry import cost, find_op, is_exact, reference
+from compiler.ops.language.define import fused_op
+from compiler.ops.language.expressions import read_signature
+from compiler.ops.primitives.sources import INPUT
+from compiler.pipeline.rewrites import check
 
 
 def rms_norm(x, gamma, *, eps: float = 1e-6):
@@ -290,7 +290,7 @@ def test_what_an_op_cannot_take_is_said_with_its_names(name, types, attrs, messa
     ],
 )
 def test_what_no_program_can_say_is_refused(program, message):
-    from compiler.registry import OpTypeError
+    from compiler.graph.registry import OpTypeError
 
     with pytest.raises(OpTypeError) as caught:
         fused_op(f"test.{message}", "x -> y", program)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from compiler.fusion.error_function import erf, erfc
+from compiler.contract.program import erf, erfc
 
 FUNCTIONS = {"erf": (erf, math.erf, 2), "erfc": (erfc, math.erfc, 8)}
 """Each with the units in the last place that it may be off; the library's own 2 are in them."""

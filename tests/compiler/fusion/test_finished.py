@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from graphs import Net, descend
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from compiler.fusion import fuse
-from compiler.fusion.finished import finished_values
-from compiler.fusion.fuse_products import fuse_products
+from compiler.fusion.fuse import finished_values
 from compiler.fusion.members import Members
-from compiler.ops.activation import GELU, SILU
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import MEAN
-from compiler.passes import autodiff, outputs, rates, simplify
-from compiler.passes.check import check
+from compiler.fusion.regions import fuse_products
+from compiler.ops.families.activation import GELU, SILU
+from compiler.ops.families.arithmetic import ADD, MUL
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import MEAN
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.rewrites import check
 
 M, K, N = 6, 5, 8
 
@@ -33,7 +33,9 @@ class Layers(Net):
         loss = self.b.one(MEAN, out, axes=(0, 1), keepdims=False)
         descend(self.b, loss, [w, bias, v], every=1)
         self.feeds["batches"] = np.array(0)
-        return outputs.run(rates.run(simplify.run(autodiff.run(self.b.freeze()))))
+        return batches.copy_outputs(
+            batches.split_rates(simplify.simplify_graph(autodiff.differentiate(self.b.freeze())))
+        )
 
 
 def prepared(graph):

@@ -4,29 +4,24 @@ from graphs import Net, descend, launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.fusion import fuse as fuse
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.program import Kind
+from compiler.fusion import fuse
 from compiler.fusion.members import Members
-from compiler.fusion.program import Kind
-from compiler.graph import (
-    Graph,
-    SourceLocation,
-    Write,
-)
-from compiler.lowering import order
-from compiler.ops.activation import GELU, RELU, TANH
-from compiler.ops.binary import ADD, MUL, SUB
-from compiler.ops.elementwise import EXP, NEG, SQUARE
-from compiler.ops.matmul import MATMUL
-from compiler.ops.norm import LAYER_NORM
-from compiler.ops.reduce import MEAN, SUM
-from compiler.ops.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
-from compiler.ops.slicing import SLICE
-from compiler.ops.sources import VARIABLE
-from compiler.ops.update import INCREMENT, SGD_UPDATE
-from compiler.passes import autodiff, outputs, rates, simplify
-from compiler.passes.check import check
-from compiler.rates import needed_per_step
+from compiler.graph.graph import Graph, SourceLocation, Write
+from compiler.ops.families.activation import GELU, RELU, TANH
+from compiler.ops.families.arithmetic import ADD, EXP, MUL, NEG, SQUARE, SUB
+from compiler.ops.families.normalisation import LAYER_NORM
+from compiler.ops.families.updates import INCREMENT, SGD_UPDATE
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import MEAN, SUM
+from compiler.ops.primitives.shape import BROADCAST_TO, RESHAPE, TRANSPOSE
+from compiler.ops.primitives.slicing import SLICE
+from compiler.ops.primitives.sources import VARIABLE
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.rewrites import check
+from compiler.storage import order
+from compiler.storage.order import needed_per_step
 
 R, C = 6, 8
 
@@ -187,7 +182,9 @@ def test_a_group_stops_growing_at_its_limits(net, evaluate):
 def trained(net, loss, trained_variables, every=1):
     descend(net.b, loss, trained_variables, every=every)
     net.feeds["batches"] = np.array(0)
-    return outputs.run(rates.run(simplify.run(autodiff.run(net.b.freeze()))))
+    return batches.copy_outputs(
+        batches.split_rates(simplify.simplify_graph(autodiff.differentiate(net.b.freeze())))
+    )
 
 
 def test_on_request_a_forward_group_ends_at_what_the_backward_pass_keeps(net, evaluate):
@@ -316,7 +313,9 @@ def test_the_groups_of_a_transformer_block_are_these(net, evaluate):
     loss = net.b.one(MEAN, net.b.one(SQUARE, y), axes=(0, 1, 2), keepdims=False)
     variables = [n.outputs[0] for n in net.b.nodes if n.op is VARIABLE]
     descend(net.b, loss, variables, 1.0)
-    graph = outputs.run(rates.run(simplify.run(autodiff.run(net.b.freeze()))))
+    graph = batches.copy_outputs(
+        batches.split_rates(simplify.simplify_graph(autodiff.differentiate(net.b.freeze())))
+    )
     after = fused(graph, net.feeds, evaluate, rtol=1e-3)
     assert [line for line in described(after) if "sgd_update" not in line] == GOLDEN.splitlines()
 

@@ -2,20 +2,20 @@ import numpy as np
 import pytest
 from graphs import Net, launches
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.fusion import fuse as fuse
-from compiler.fusion.fuse_products import fuse_products
-from compiler.fusion.program import Kind
-from compiler.fusion.region import StepKind
-from compiler.graph import Output
-from compiler.lowering import order
-from compiler.ops.activation import GELU, RELU
-from compiler.ops.binary import ADD, MUL, SUB
-from compiler.ops.matmul import MATMUL
-from compiler.ops.norm import LAYER_NORM
-from compiler.ops.reduce import SUM
-from compiler.ops.shape import RESHAPE
-from compiler.passes.check import check
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.program import Kind
+from compiler.contract.region import StepKind
+from compiler.fusion import fuse
+from compiler.fusion.regions import fuse_products
+from compiler.graph.graph import Output
+from compiler.ops.families.activation import GELU, RELU
+from compiler.ops.families.arithmetic import ADD, MUL, SUB
+from compiler.ops.families.normalisation import LAYER_NORM
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.shape import RESHAPE
+from compiler.pipeline.rewrites import check
+from compiler.storage import order
 
 M, K, N = 6, 5, 8
 

@@ -2,15 +2,14 @@ import numpy as np
 import pytest
 from graphs import Net
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.fusion.narrow_broadcasts import narrow_broadcasts
-from compiler.graph import Output
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import EXP
-from compiler.ops.matmul import MATMUL
-from compiler.ops.shape import BROADCAST_TO, RESHAPE
-from compiler.ops.sources import CONSTANT
-from compiler.passes.check import check
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.fusion.prepare import narrow_broadcasts
+from compiler.graph.graph import Output
+from compiler.ops.families.arithmetic import ADD, EXP, MUL
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.shape import BROADCAST_TO, RESHAPE
+from compiler.ops.primitives.sources import CONSTANT
+from compiler.pipeline.rewrites import check
 
 R, C = 4, 6
 

@@ -2,19 +2,18 @@
 
 import pytest
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.attrs import Attrs
-from compiler.errors import CompileError
-from compiler.fusion.builder import ProgramBuilder
-from compiler.fusion.program import Kind, ProgramInput
-from compiler.fusion.spaces import Space
-from compiler.graph import GraphBuilder, Output, SourceLocation
-from compiler.ops.fused import FUSED, fused_attrs
-from compiler.ops.region import REGION
-from compiler.ops.sources import INPUT
-from compiler.printer import print_graph
-from compiler.registry import OpTypeError, cost, infer_type, recompute
-from compiler.types import DType, TensorType
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.contract.program import Kind, ProgramInput
+from compiler.contract.spaces import Space
+from compiler.contract.types import DType, TensorType
+from compiler.graph.graph import GraphBuilder, Output, SourceLocation
+from compiler.graph.program_builder import ProgramBuilder
+from compiler.graph.registry import OpTypeError, cost, infer_type, recompute
+from compiler.ops.language.program_ops import FUSED, REGION, fused_attrs
+from compiler.ops.primitives.sources import INPUT
+from compiler.pipeline.printer import print_graph
 
 F32 = DType.FLOAT32
 FULL, COLUMN = TensorType(F32, (2, 3, 4)), TensorType(F32, (4,))

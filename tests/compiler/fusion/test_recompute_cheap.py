@@ -4,23 +4,21 @@ from graphs import descend, on_host, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.fusion import fuse as fuse
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.contract.types import Phase
+from compiler.fusion import fuse
 from compiler.fusion.recompute_cheap import recompute_cheap
-from compiler.graph import GraphBuilder, Output, SourceLocation
-from compiler.lowering import order
-from compiler.lowering.storage import assign_storage
-from compiler.ops.activation import GELU, SILU, TANH
-from compiler.ops.binary import ADD, DIV, MUL, SUB
-from compiler.ops.elementwise import EXP, NEG, RSQRT, SQUARE
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import MEAN
-from compiler.ops.shape import RESHAPE, TRANSPOSE
-from compiler.ops.sources import INPUT, VARIABLE
-from compiler.passes import autodiff, outputs, rates, simplify
-from compiler.passes.check import check
-from compiler.prune import prune
-from compiler.types import Phase
+from compiler.graph.graph import GraphBuilder, Output, SourceLocation, prune
+from compiler.ops.families.activation import GELU, SILU, TANH
+from compiler.ops.families.arithmetic import ADD, DIV, EXP, MUL, NEG, RSQRT, SQUARE, SUB
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import MEAN
+from compiler.ops.primitives.shape import RESHAPE, TRANSPOSE
+from compiler.ops.primitives.sources import INPUT, VARIABLE
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.rewrites import check
+from compiler.storage import order
+from compiler.storage.storage import assign_storage
 
 ROWS, WIDTH = 12, 16
 
@@ -61,7 +59,9 @@ class Job:
         objective = self.mean(self.apply(SQUARE, result), (0, 1), False)
         descend(self.b, objective, self.trained, 1.0, every=every)
         self.b.outputs += [Output(name, value) for name, value in also.items()]
-        return outputs.run(rates.run(simplify.run(autodiff.run(self.b.freeze()))))
+        return batches.copy_outputs(
+            batches.split_rates(simplify.simplify_graph(autodiff.differentiate(self.b.freeze())))
+        )
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.fusion.program import Kind
-from compiler.fusion.spaces import (
+from compiler.contract.program import Kind
+from compiler.contract.spaces import (
     COLUMN,
     FULL,
     ROW,

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-import compiler.ops.standard  # noqa: F401  # registers the ops
-from compiler.fusion.stage_reductions import stage_reductions
-from compiler.graph import GraphBuilder, Output
-from compiler.ops.reduce import ARGMAX, MAX, MEAN, SUM
-from compiler.ops.shape import TRANSPOSE
-from compiler.ops.sources import INPUT
-from compiler.passes.check import check
+import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
+from compiler.fusion.prepare import stage_reductions
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.ops.primitives.reduce import ARGMAX, MAX, MEAN, SUM
+from compiler.ops.primitives.shape import TRANSPOSE
+from compiler.ops.primitives.sources import INPUT
+from compiler.pipeline.rewrites import check
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 import pytest
 from graphs import HostCosts
 
-from compiler.graph import Output
-from compiler.lowering.buffers import assign_buffers, draft_launches
-from compiler.lowering.storage import assign_storage
-from compiler.ops.binary import ADD
-from compiler.ops.elementwise import EXP
-from compiler.ops.matmul import MATMUL
-from compiler.ops.shape import RESHAPE
-from compiler.target import KernelInfo, one_device
+from compiler.graph.graph import Output
+from compiler.graph.target import KernelInfo, one_device
+from compiler.ops.families.arithmetic import ADD, EXP
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.shape import RESHAPE
+from compiler.storage.buffers import assign_buffers, draft_launches
+from compiler.storage.storage import assign_storage
 
 
 class Offering(HostCosts):

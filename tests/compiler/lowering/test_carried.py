@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from compiler.errors import InternalError
-from compiler.lowering.carried import Carried, CarriedCount, CarriedRead, When
+from compiler.contract.errors import InternalError
+from compiler.verify.places import Carried, CarriedCount, CarriedRead, When
 
 READER, WRITER, OTHER = range(3)
 

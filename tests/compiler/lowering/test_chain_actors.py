@@ -9,23 +9,22 @@ from graphs import counter, descend, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.race import RaceError, check_races
-from compiler import pipeline
-from compiler.graph import GraphBuilder, Output
+from actors.race.race import RaceError, check_races
+from compiler.contract.placement import Mesh, MeshLink, joined
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.contract.types import StreamId
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.target import CompileOptions
 from compiler.lowering.actor_graph import ActorGraph
 from compiler.lowering.lower import lower
 from compiler.lowering.plan_builder import PlanBuilder
-from compiler.mesh import Mesh, MeshLink, joined
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import EXP, NEG
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.sources import INPUT
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
-from compiler.plan import ActorKind, RegisterKind
-from compiler.types import StreamId
-from compiler.verify import edges_of, verify_plan
+from compiler.ops.families.arithmetic import ADD, EXP, MUL, NEG
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.sources import INPUT
+from compiler.pipeline import pipeline
+from compiler.pipeline.pipeline import compile_graph
+from compiler.verify.verify import edges_of, verify_plan
 
 STEPS = 4
 NEAR = joined(Mesh(("data",), (4,)), MeshLink(latency_ns=0.0))

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.errors import InternalError
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import StreamRole
 from compiler.lowering.chains import (
     COMPUTE,
     LaunchWork,
     StreamKey,
     form_chains,
 )
-from compiler.placement import StreamRole
 
 COMM, H2D, D2H = [StreamKey(0, role) for role in (StreamRole.COMM, StreamRole.H2D, StreamRole.D2H)]
 

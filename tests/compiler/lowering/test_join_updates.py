@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 from graphs import Target
 
-from compiler.fusion.update_programs import update_programs
-from compiler.graph import Output, Write
-from compiler.lowering.join_updates import join_updates
-from compiler.lowering.order import run as ordered
-from compiler.ops.elementwise import EXP, NEG
-from compiler.ops.reduce import SUM
-from compiler.ops.update import INCREMENT, SGD_UPDATE
-from compiler.passes.check import check
-from compiler.target import one_device
+from compiler.fusion.join_updates import join_updates, update_programs
+from compiler.graph.graph import Output, Write
+from compiler.graph.target import one_device
+from compiler.ops.families.arithmetic import EXP, NEG
+from compiler.ops.families.updates import INCREMENT, SGD_UPDATE
+from compiler.ops.primitives.reduce import SUM
+from compiler.pipeline.rewrites import check
+from compiler.storage.order import run as ordered
 
 DECAY = {"weight_decay": 0.0}
 

@@ -1,8 +1,8 @@
 import pytest
 
-from compiler.lowering.launch_times import launch_times
-from compiler.ops.elementwise import EXP, NEG
-from compiler.ops.shape import RESHAPE
+from compiler.ops.families.arithmetic import EXP, NEG
+from compiler.ops.primitives.shape import RESHAPE
+from compiler.storage.buffers import launch_times
 
 
 @pytest.fixture

@@ -3,22 +3,22 @@ from dataclasses import replace
 import pytest
 from graphs import descend
 
-from compiler.errors import CompileError
-from compiler.graph import Accumulation, Output, SourceLocation, Write
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import Mesh, MeshLink, joined
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.graph.graph import Accumulation, Output, SourceLocation, Write
+from compiler.graph.target import CompileOptions
 from compiler.lowering.snapshots import MAX_SNAPSHOT_RATE
-from compiler.mesh import Mesh, MeshLink, joined
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import EXP, NEG, SIN
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.shape import TRANSPOSE
-from compiler.ops.sources import SCRATCH
-from compiler.ops.update import INCREMENT
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph, hash_graph
-from compiler.plan import ActorKind, RegisterKind
-from compiler.printer import print_graph, print_plan, summarise
-from compiler.verify import verify_plan
+from compiler.ops.families.arithmetic import ADD, EXP, MUL, NEG, SIN
+from compiler.ops.families.updates import INCREMENT
+from compiler.ops.primitives.body import hash_graph
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.shape import TRANSPOSE
+from compiler.ops.primitives.sources import SCRATCH
+from compiler.pipeline.pipeline import compile_graph
+from compiler.pipeline.printer import print_graph, print_plan, summarise
+from compiler.verify.verify import verify_plan
 
 pytestmark = pytest.mark.usefixtures("op_by_op")
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.lowering import packing
-from compiler.lowering.packing import Item, pack
+from compiler.lowering import plan_builder
+from compiler.lowering.plan_builder import Item, pack
 from memory.offsets import plan_offsets
 
 ALIGNMENT = 64
@@ -221,7 +221,7 @@ def test_credits_are_one_part_however_many_there_are(monkeypatch):
         placed.append(len(sizes))
         return plan_offsets(lower, upper, sizes, **options)
 
-    monkeypatch.setattr(packing, "plan_offsets", plan)
+    monkeypatch.setattr(plan_builder, "plan_offsets", plan)
     items = [Item(0, 1_000_000, (0,), None), Item(64, 3, (), None)]
     found = pack(items, [(0, 1)], ALIGNMENT)
     assert placed == [1 + 3]

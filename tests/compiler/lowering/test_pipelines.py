@@ -6,15 +6,16 @@ import pytest
 from staged_plans import Layers, computing, most_under_way, runs_of, staged_plans
 
 import actorflow as af
-from actors.race import check_races
-from compiler.errors import InternalError
-from compiler.joint import verify_ranks
-from compiler.lowering import pipelines, stage_fences, step_program
-from compiler.mesh import Mesh
-from compiler.plan import ActorKind, RegisterKind
-from compiler.rank_plans import RankPlans
-from compiler.sbp.cut import _StageGraph
-from compiler.verify import edges_of
+from actors.race.race import check_races
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import Mesh
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.contract.rank_plans import RankPlans
+from compiler.lowering import actor_graph, step_program
+from compiler.sbp.stages import _StageGraph
+from compiler.storage import order
+from compiler.verify.cross_rank import verify_ranks
+from compiler.verify.verify import edges_of
 from memory.registers import repetition_vector
 
 F, B = 1_000, 2_000
@@ -88,7 +89,7 @@ def test_a_stage_may_have_nothing_to_train(without, is_frozen, every, given):
 def test_what_all_stages_make_together_waits_for_all_that_the_batch_hands_on():
     """The mutant: a stage without a part of the norm waits for it before it hands gradients on."""
     model = Layers(3, without=1)
-    with patch.object(pipelines, "is_over_stages", lambda node: False):
+    with patch.object(order, "is_over_stages", lambda node: False):
         plans = staged_plans(model, 3, 1, clip_norm=1.0)
     with pytest.raises(InternalError, match=r"wait for each other for ever.*the script is not at"):
         verify_ranks(RankPlans(Mesh(("stage",), (3,)), tuple(plans), tuple(range(3))))
@@ -146,6 +147,6 @@ def test_a_variable_that_both_ways_touch_is_handed_on_in_turn():
         check_races(in_turn[0])
         _, runs = time_of(in_turn, 4)
         assert most_under_way(in_turn[0], runs[0]) == 1
-        lost = patch.object(stage_fences, "_turns", lambda program: [])
+        lost = patch.object(actor_graph, "_turns", lambda program: [])
         with lost, pytest.raises(InternalError, match="reads 'batches' as it is before"):
             plans()

@@ -3,21 +3,19 @@
 import pytest
 from graphs import Target, descend, made_up, variable
 
-from actors.race import check_races
-from compiler.errors import CompileError
-from compiler.graph import GraphBuilder, Output
+from actors.race.race import check_races
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import HOST, HOST_SIDE, PINNED, Device, DeviceKind, StreamRole
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.target import CompileOptions, Hardware, Link
 from compiler.lowering.lower import lower
-from compiler.ops.binary import MUL
-from compiler.ops.copies import COPY_TO
-from compiler.ops.elementwise import EXP, NEG
-from compiler.ops.reduce import SUM
-from compiler.ops.sources import INPUT
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
-from compiler.placement import HOST, HOST_SIDE, PINNED, Device, DeviceKind, StreamRole
-from compiler.plan import ActorKind, RegisterKind
-from compiler.target import Hardware, Link
-from compiler.verify import verify_plan
+from compiler.ops.families.arithmetic import EXP, MUL, NEG
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.sources import INPUT
+from compiler.ops.primitives.transfer import COPY_TO
+from compiler.pipeline.pipeline import compile_graph
+from compiler.verify.verify import verify_plan
 
 SIM, OTHER = Device(DeviceKind.SIM), Device(DeviceKind.SIM, 1)
 LINK = Link(25.0, 25.0, 10_000.0)

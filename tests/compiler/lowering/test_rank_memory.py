@@ -3,21 +3,20 @@
 import pytest
 from graphs import among, descend, made_up, sims, variable
 
-from actors.race import check_races
-from compiler.graph import GraphBuilder
-from compiler.lowering import order
+from actors.race.race import check_races
+from compiler.contract.placement import RANK_SIDE, SHARED
+from compiler.graph.graph import GraphBuilder
+from compiler.graph.target import CompileOptions
 from compiler.lowering.lower import lower
 from compiler.lowering.step_program import make_program
-from compiler.ops.binary import MUL
-from compiler.ops.comm import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
-from compiler.ops.elementwise import EXP
-from compiler.ops.reduce import SUM
-from compiler.ops.sources import INPUT
-from compiler.options import CompileOptions
-from compiler.passes import autodiff, outputs, simplify
-from compiler.placement import RANK_SIDE, SHARED
-from compiler.printer import summarise
-from compiler.verify import verify_plan
+from compiler.ops.families.arithmetic import EXP, MUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.sources import INPUT
+from compiler.ops.primitives.transfer import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.printer import summarise
+from compiler.storage import order
+from compiler.verify.verify import verify_plan
 
 PARTS = {
     ALL_REDUCE: {"by": "sum"},
@@ -66,7 +65,7 @@ def test_devices_that_are_apart_share_nothing():
 @pytest.mark.parametrize("op", PARTS, ids=str)
 def test_a_plan_has_an_arena_of_what_ranks_share_that_is_proven_and_told(op):
     graph, hardware = meeting(op)[0].freeze(), among(made_up("host", ("exp", "mul")), data=2)
-    for run in (autodiff.run, simplify.run, outputs.run, order.run):
+    for run in (autodiff.differentiate, simplify.simplify_graph, batches.copy_outputs, order.run):
         graph = run(graph)
     plan = lower(graph, hardware, CompileOptions("job"), "hash")
     verify_plan(plan)

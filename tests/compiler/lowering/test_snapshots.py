@@ -3,18 +3,16 @@
 import pytest
 from graphs import Target, variable, weighted_sum
 
-from actors.race import check_races
-from compiler.graph import GraphBuilder, Output
+from actors.race.race import check_races
+from compiler.contract.placement import HOST_SIDE, Device, DeviceKind
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.target import CompileOptions, Hardware, Link, one_device
 from compiler.lowering.lower import lower
-from compiler.ops.binary import MUL
-from compiler.ops.copies import COPY_TO
-from compiler.ops.elementwise import EXP
-from compiler.ops.sources import INPUT
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
-from compiler.placement import HOST_SIDE, Device, DeviceKind
-from compiler.target import Hardware, Link, one_device
-from compiler.verify import verify_plan
+from compiler.ops.families.arithmetic import EXP, MUL
+from compiler.ops.primitives.sources import INPUT
+from compiler.ops.primitives.transfer import COPY_TO
+from compiler.pipeline.pipeline import compile_graph
+from compiler.verify.verify import verify_plan
 
 SHAPES = [(3, 5), (7,), (), (0, 4), (33,)]
 LINK = Link(25.0, 50.0, 5_000.0)

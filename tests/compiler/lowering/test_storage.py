@@ -1,8 +1,8 @@
-from compiler.graph import Write
-from compiler.lowering.storage import OldRead, assign_storage, is_dense, old_reads, write_after_read
-from compiler.ops.elementwise import EXP, SQUARE
-from compiler.ops.shape import RESHAPE, TRANSPOSE
-from compiler.ops.update import INCREMENT, SGD_UPDATE
+from compiler.graph.graph import Write
+from compiler.ops.families.arithmetic import EXP, SQUARE
+from compiler.ops.families.updates import INCREMENT, SGD_UPDATE
+from compiler.ops.primitives.shape import RESHAPE, TRANSPOSE
+from compiler.storage.storage import OldRead, assign_storage, is_dense, old_reads, write_after_read
 
 
 def test_a_view_shares_its_input_and_is_no_launch(sketch):

@@ -1,12 +1,11 @@
 import pytest
 from graphs import made_up
 
-from compiler.lowering.plan_builder import PlanBuilder
-from compiler.lowering.storage import assign_storage
-from compiler.lowering.value_versions import ValueVersions
-from compiler.ops.elementwise import EXP
-from compiler.ops.shape import RESHAPE, TRANSPOSE
-from compiler.ops.slicing import SLICE
+from compiler.lowering.plan_builder import PlanBuilder, ValueVersions
+from compiler.ops.families.arithmetic import EXP
+from compiler.ops.primitives.shape import RESHAPE, TRANSPOSE
+from compiler.ops.primitives.slicing import SLICE
+from compiler.storage.storage import assign_storage
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 from graphs import Target, variable
 
-from compiler.attrs import Attrs
-from compiler.errors import InternalError
-from compiler.graph import GraphBuilder
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import HOST_SIDE
+from compiler.graph.graph import GraphBuilder
 from compiler.lowering.step_program import make_program
-from compiler.lowering.storage import assign_storage
-from compiler.ops.copies import COPY_TO, is_copy, place_number, places
-from compiler.ops.elementwise import EXP
-from compiler.ops.shape import TRANSPOSE
-from compiler.ops.sources import INPUT
-from compiler.placement import HOST_SIDE
+from compiler.ops.families.arithmetic import EXP
+from compiler.ops.primitives.shape import TRANSPOSE
+from compiler.ops.primitives.sources import INPUT
+from compiler.ops.primitives.transfer import COPY_TO, is_copy, place_number, places
+from compiler.storage.storage import assign_storage
 
 TARGET = Target("fake", ("exp", "copy"), lambda call: 1.0, lambda call: 0, None)
 

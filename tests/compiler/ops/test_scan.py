@@ -4,19 +4,17 @@ import numpy as np
 import pytest
 from graph_oracles import walked
 
-from compiler.attrs import Attrs
-from compiler.body import Body, body_of, closed, operand
-from compiler.errors import CompileError
-from compiler.gradients import emit_gradients
-from compiler.graph import GraphBuilder, Output
-from compiler.graph_hash import hash_graph
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import EXP
-from compiler.ops.matmul import MATMUL
-from compiler.ops.scan import SCAN
-from compiler.ops.sources import INPUT
-from compiler.passes import narrow_bodies
-from compiler.types import DType, TensorType
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.ops.families.arithmetic import ADD, EXP, MUL
+from compiler.ops.families.gradients import emit_gradients
+from compiler.ops.families.loops import SCAN
+from compiler.ops.primitives.body import Body, body_of, closed, hash_graph, operand
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.sources import INPUT
+from compiler.passes import simplify
 
 T, N = 4, 3
 ROW = TensorType(DType.FLOAT64, (1, N))
@@ -143,7 +141,7 @@ def test_gradients_are_differences(reverse, recompute):
 def test_what_nobody_reads_is_left_out():
     b, _, made = graph_with(["new", "wide", "wide", "new"])
     whole, _ = computed(b, [made[3]])
-    narrow = narrow_bodies.run(b.freeze())
+    narrow = simplify.narrow_bodies(b.freeze())
     (node,) = scan_of(narrow)
     assert (len(node.inputs), len(node.outputs)) == (3, 2), "h, x and w; h and the y"
     assert node.attrs["carries"] == node.attrs["xs"] == 1
@@ -155,7 +153,7 @@ def test_of_ys_that_are_equal_one_is_made():
     doubled = b.one(ADD, b.one(MUL, made[2], made[3]), made[4])
     b.outputs = [Output("0", doubled)]
     whole = run_graph(b.freeze(), fed(b.freeze()))
-    narrow = narrow_bodies.run(b.freeze())
+    narrow = simplify.narrow_bodies(b.freeze())
     (node,) = scan_of(narrow)
     assert len(node.outputs) - node.attrs["carries"] == 2
     np.testing.assert_array_equal(run_graph(narrow, fed(narrow))["0"], whole["0"])
@@ -164,7 +162,7 @@ def test_of_ys_that_are_equal_one_is_made():
 def test_a_carry_stays_that_another_result_depends_on():
     b, _, made = graph_with(["new", "wide", "wide"])
     b.outputs = [Output("0", made[2])]
-    (node,) = scan_of(narrow_bodies.run(b.freeze()))
+    (node,) = scan_of(simplify.narrow_bodies(b.freeze()))
     assert len(node.outputs) == 2
     assert isinstance(node.attrs["body"], Body)
 

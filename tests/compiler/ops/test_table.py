@@ -10,24 +10,22 @@ from emulated_run import emulated_run
 from graph_oracles import pull, slopes, walked
 from kernel_calls import GUARD, garbage, kernel_op
 
-from actors.device.emulated import kernels as emulated_kernels
-from actors.kernels import catalogue
+from actors.kernels.common import strides
+from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import catalogue as cuda
 from actors.kernels.cuda.programs import text_of
-from actors.kernels.interpret import blocks
-from actors.kernels.kernel import Operand
-from actors.kernels.native import chunks
-from compiler.attrs import Attrs
-from compiler.bfloat16 import from_bits, to_bits
+from actors.kernels.host import catalogue
+from actors.kernels.library import launch
+from actors.testing.emulated import kernels as emulated_kernels
+from compiler.contract.attrs import Attrs
+from compiler.contract.types import DType, TensorType, from_bits, numpy_dtype, to_bits
 from compiler.fusion import fuse
-from compiler.fusion.expansion import expand
-from compiler.graph import GraphBuilder, Output
-from compiler.ops import standard
-from compiler.ops.copies import is_copy
-from compiler.ops.sources import INPUT
-from compiler.registry import Op, cost, find_op, infer_type, is_source, reference, view
-from compiler.rules import gradient
-from compiler.types import DType, TensorType, numpy_dtype
+from compiler.graph.graph import GraphBuilder, Output, gradient
+from compiler.graph.program_builder import expand
+from compiler.graph.registry import Op, cost, find_op, infer_type, is_source, reference, view
+from compiler.ops.primitives.sources import INPUT
+from compiler.ops.primitives.transfer import is_copy
+from compiler.pipeline import standard_ops
 
 ROWS = (*table.ROWS_OF_OPS, *ROWS_OF_ELEMENTS)
 LOW = DType.BFLOAT16
@@ -446,9 +444,9 @@ def test_a_gpu_has_a_kernel_for_every_launch_in_floats_of_every_width(row):
 
 def cut_small(monkeypatch):
     """Let small tensors have many blocks and chunks from here on."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 96)
+    monkeypatch.setattr(strides, "BLOCK_BYTES", 96)
     for name in ("CHUNK_BYTES", "RUN_BYTES", "CACHED_BYTES"):
-        monkeypatch.setattr(chunks, name, 64)
+        monkeypatch.setattr(launch, name, 64)
 
 
 def widened(array):
@@ -471,7 +469,7 @@ def close(got, want, dtype, is_exact):
 
 def shipped_ops():
     """Return the ops of the standard families; other tests may have defined more."""
-    families = standard.FAMILIES
+    families = standard_ops.FAMILIES
     found = {op for family in families for op in vars(family).values() if isinstance(op, Op)}
     return sorted(found, key=str)
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from rank_graphs import OPS, ROWS, parts_of, types_of, whole_of
 
-from compiler.attrs import Attrs
-from compiler.registry import infer_type, reference, writes
-from compiler.sbp.signatures import SbpSignature
-from compiler.sbp.ways import ways_of
-from compiler.sbp.words import BROADCAST, PARTIAL, Partial, Split
+from compiler.contract.attrs import Attrs
+from compiler.contract.sbp import BROADCAST, PARTIAL, Partial, Split
+from compiler.graph.columns import SbpSignature
+from compiler.graph.registry import infer_type, reference, writes
+from compiler.sbp.local_form import ways_of
 
 UNSAID = {
     "argmax": "over one element the answer is always 0",

@@ -11,18 +11,19 @@ from rank_jobs import drawn, laid_out, part
 
 import actorflow as af
 from actorflow import nn
-from compiler.attrs import Attrs
-from compiler.errors import CompileError
-from compiler.mesh import Mesh
-from compiler.ops.channels import RECEIVE, SEND, TOKEN
-from compiler.ops.sources import INPUT, NUMBERS, SCRATCH, VARIABLE
-from compiler.options import CompileOptions
-from compiler.passes import autodiff, buffers, clip, simplify, skip_updates, stages
-from compiler.passes.check import check
-from compiler.registry import OpTypeError, infer_type
-from compiler.sbp.cut import cut
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import Mesh
+from compiler.contract.types import DType, Phase, TensorType
+from compiler.graph.registry import OpTypeError, infer_type
+from compiler.graph.target import CompileOptions
+from compiler.ops.primitives.sources import INPUT, NUMBERS, SCRATCH, VARIABLE
+from compiler.ops.primitives.transfer import RECEIVE, SEND, TOKEN
+from compiler.passes import autodiff, batches, simplify
+from compiler.pipeline.rewrites import check
+from compiler.sbp import stages
 from compiler.sbp.distribute import distribute
-from compiler.types import DType, Phase, TensorType
+from compiler.sbp.stages import cut
 
 WORDS = {"x": TensorType(DType.INT64, (4, 5)), "y": TensorType(DType.INT64, (4, 5))}
 ROWS = {"x": TensorType(DType.FLOAT32, (4, 6)), "y": TensorType(DType.FLOAT32, (4, 6))}
@@ -71,10 +72,16 @@ def rows(model, batch):
 def step_graph(job, model, spec, num_stages, *, skips=False, **options):
     """Return a training graph whose nodes are on stages, as ranks are to share it."""
     job = af.job(job, **options)
-    graph = autodiff.run(buffers.run(stages.run(job.graph(model, spec), num_stages)))
-    graph = skip_updates.run(simplify.run(graph)) if skips else simplify.run(graph)
+    graph = autodiff.differentiate(
+        batches.chain_buffers(stages.run(job.graph(model, spec), num_stages))
+    )
+    graph = (
+        autodiff.skip_updates(simplify.simplify_graph(graph))
+        if skips
+        else simplify.simplify_graph(graph)
+    )
     clipped = CompileOptions("job", clip_norm=options.get("clip_norm", 0.0))
-    return check(clip.run(graph, clipped), "clip")
+    return check(autodiff.clip_gradients(graph, clipped), "clip")
 
 
 class Rank:

@@ -8,13 +8,13 @@ from rank_jobs import check_step, drawn, laid_out, run_parts, step_graph
 
 import actorflow as af
 from actorflow import nn
-from compiler.attrs import Attrs
-from compiler.graph_hash import hash_graph
-from compiler.mesh import Mesh
-from compiler.ops.random import DROPOUT, RANDOM_BITS
+from compiler.contract.attrs import Attrs
+from compiler.contract.placement import Mesh
+from compiler.contract.sbp import BROADCAST, Split
+from compiler.contract.types import DType, TensorType
+from compiler.ops.primitives.body import hash_graph
+from compiler.ops.primitives.sources import DROPOUT, RANDOM_BITS
 from compiler.sbp.distribute import distribute
-from compiler.sbp.words import BROADCAST, Split
-from compiler.types import DType, TensorType
 
 
 class Block(nn.Module):

@@ -2,16 +2,16 @@
 
 import pytest
 
-from compiler.errors import CompileError
-from compiler.graph import GraphBuilder, Output, SourceLocation
-from compiler.mesh import MeshLink
-from compiler.ops.along import ARGSORT
-from compiler.ops.elementwise import EXP
-from compiler.ops.sources import INPUT, VARIABLE
-from compiler.ops.to_sbp import TO_SBP
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import MeshLink
+from compiler.contract.sbp import BROADCAST, PARTIAL, Split
+from compiler.contract.types import Phase
+from compiler.graph.graph import GraphBuilder, Output, SourceLocation
+from compiler.ops.families.along import ARGSORT
+from compiler.ops.families.arithmetic import EXP
+from compiler.ops.primitives.sources import INPUT, VARIABLE
+from compiler.ops.primitives.transfer import TO_SBP
 from compiler.sbp.infer import MeshAxis, Speed, choose
-from compiler.sbp.words import BROADCAST, PARTIAL, Split
-from compiler.types import Phase
 
 
 def axis(parts):

@@ -5,12 +5,12 @@ from rank_jobs import check_step, step_graph
 
 import actorflow as af
 from actorflow import nn
-from compiler.mesh import Mesh
-from compiler.ops.scan import SCAN
+from compiler.contract.placement import Mesh
+from compiler.contract.sbp import BROADCAST, PARTIAL, Split
+from compiler.contract.types import DType, TensorType
+from compiler.ops.families.loops import SCAN
 from compiler.sbp.infer import Speed
-from compiler.sbp.ways import ways_of
-from compiler.sbp.words import BROADCAST, PARTIAL, Split
-from compiler.types import DType, TensorType
+from compiler.sbp.local_form import ways_of
 
 SLOW = Speed(1e-4, 1e-4)
 """What a rank computes with, so that it pays to split even what is small."""

@@ -6,19 +6,17 @@ import os
 import numpy as np
 import pytest
 
-from compiler.graph import GraphBuilder, Output, consumers
-from compiler.mesh import MeshLink
-from compiler.ops.binary import ADD, MUL
-from compiler.ops.elementwise import EXP
-from compiler.ops.matmul import MATMUL
-from compiler.ops.reduce import SUM
-from compiler.ops.shape import TRANSPOSE
-from compiler.ops.sources import INPUT, VARIABLE
+from compiler.contract.placement import MeshLink
+from compiler.contract.sbp import BROADCAST, PARTIAL, Split
+from compiler.graph.graph import GraphBuilder, Output, consumers
+from compiler.ops.families.arithmetic import ADD, EXP, MUL
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
+from compiler.ops.primitives.shape import TRANSPOSE
+from compiler.ops.primitives.sources import INPUT, VARIABLE
 from compiler.sbp import infer
-from compiler.sbp.infer import MeshAxis, Speed, choose
-from compiler.sbp.moves import ways_between
-from compiler.sbp.problem import LayoutProblem, fill, waiting_for_nobody
-from compiler.sbp.words import BROADCAST, PARTIAL, Split
+from compiler.sbp.boxing import ways_between
+from compiler.sbp.infer import LayoutProblem, MeshAxis, Speed, choose, fill, waiting_for_nobody
 
 AXIS = MeshAxis(2, MeshLink(bytes_per_ns=1.0, latency_ns=10.0), Speed(50.0, 10.0))
 N = 64

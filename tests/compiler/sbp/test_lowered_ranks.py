@@ -11,13 +11,13 @@ from rank_graphs import run_ranks
 from rank_jobs import ALONE, drawn, part, sources_of, step_graph
 
 import actorflow as af
-from compiler.fusion.updates import update
-from compiler.mesh import Mesh
-from compiler.ops.sources import INPUT, VARIABLE
-from compiler.plan import ActorKind
-from compiler.registry import is_comm
-from compiler.sbp.words import BROADCAST, PARTIAL, Split
-from compiler.types import DType, TensorType
+from compiler.contract.placement import Mesh
+from compiler.contract.plan_tables import ActorKind
+from compiler.contract.sbp import BROADCAST, PARTIAL, Split
+from compiler.contract.types import DType, TensorType
+from compiler.graph.registry import is_comm
+from compiler.ops.language.define import update
+from compiler.ops.primitives.sources import INPUT, VARIABLE
 
 SPEC = {name: TensorType(DType.INT64, (6, 4)) for name in ("x", "y")}
 MESHES = [

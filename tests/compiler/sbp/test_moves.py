@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from rank_graphs import parts_of, run_ranks, whole_of
 
-from compiler.graph import GraphBuilder, Output
-from compiler.mesh import Mesh, MeshLink
-from compiler.ops.shape import COPY
-from compiler.ops.sources import INPUT
+from compiler.contract.placement import Mesh, MeshLink
+from compiler.contract.sbp import BROADCAST, PARTIAL, PARTIAL_MAX, Split, words_text
+from compiler.contract.types import DType, TensorType
+from compiler.graph.columns import SbpSignature
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.ops.primitives.shape import COPY
+from compiler.ops.primitives.sources import INPUT
+from compiler.sbp.boxing import ways_between
 from compiler.sbp.derive import Found
 from compiler.sbp.distribute import Layouts, distribute
 from compiler.sbp.infer import SbpChoice
-from compiler.sbp.moves import ways_between
-from compiler.sbp.signatures import SbpSignature
-from compiler.sbp.words import BROADCAST, PARTIAL, PARTIAL_MAX, Split, words_text
-from compiler.types import DType, TensorType
 
 S0, S1, S2, B, P = Split(0), Split(1), Split(2), BROADCAST, PARTIAL
 WORDS = (S0, S1, S2, B, P)

@@ -5,11 +5,11 @@ from rank_jobs import check_step, laid_out, step_graph
 
 import actorflow as af
 from actorflow import nn
-from compiler.errors import CompileError
-from compiler.mesh import Mesh
-from compiler.ops.sources import VARIABLE
-from compiler.sbp.words import BROADCAST, Split
-from compiler.types import DType, TensorType
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import Mesh
+from compiler.contract.sbp import BROADCAST, Split
+from compiler.contract.types import DType, TensorType
+from compiler.ops.primitives.sources import VARIABLE
 
 
 class Net(nn.Module):

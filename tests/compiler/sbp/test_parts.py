@@ -8,17 +8,16 @@ from graphs import made_up
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.graph import GraphBuilder, Output
-from compiler.mesh import Mesh, MeshLink, joined
-from compiler.ops.elementwise import EXP
-from compiler.ops.sources import INPUT, VARIABLE
-from compiler.options import CompileOptions
-from compiler.pipeline import compile_graph
+from compiler.contract.placement import Mesh, MeshLink, joined
+from compiler.contract.sbp import BROADCAST, Split, is_part, local_slices, own_part, splits_of
+from compiler.contract.types import PartOf
+from compiler.graph.graph import GraphBuilder, Output
+from compiler.graph.target import CompileOptions
+from compiler.ops.families.arithmetic import EXP
+from compiler.ops.primitives.sources import INPUT, VARIABLE
+from compiler.pipeline.pipeline import compile_graph
 from compiler.sbp.distribute import Layouts, distribute
 from compiler.sbp.infer import MeshAxis, Speed, choose
-from compiler.sbp.parts import is_part, own_part, splits_of
-from compiler.sbp.words import BROADCAST, Split, local_slices
-from compiler.types import PartOf
 
 
 @st.composite

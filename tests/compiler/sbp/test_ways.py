@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 from rank_graphs import OPS, ROWS, parts_of, run_ranks, types_of, whole_of
 
-from compiler.attrs import Attrs
-from compiler.graph import UNKNOWN_SOURCE, GraphBuilder, Node
-from compiler.mesh import Mesh
-from compiler.ops.comm import ALL_REDUCE
-from compiler.ops.sources import INPUT
-from compiler.registry import infer_type, reference
-from compiler.sbp.parts import splits_of
-from compiler.sbp.project import LocalCall
-from compiler.sbp.ways import emit_part, ways_of
-from compiler.sbp.words import local_slices
+from compiler.contract.attrs import Attrs
+from compiler.contract.placement import Mesh
+from compiler.contract.sbp import local_slices, splits_of
+from compiler.graph.columns import LocalCall
+from compiler.graph.graph import UNKNOWN_SOURCE, GraphBuilder, Node
+from compiler.graph.registry import infer_type, reference
+from compiler.ops.primitives.sources import INPUT
+from compiler.ops.primitives.transfer import ALL_REDUCE
+from compiler.sbp.local_form import emit_part, ways_of
 
 TOLERANCE = {"float16": 2e-3, "float32": 1e-5}
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.sbp.words import (
+from compiler.contract.sbp import (
     BROADCAST,
     PARTIAL,
     PARTIAL_MAX,

@@ -5,8 +5,7 @@ from random import Random
 import pytest
 from problems import check_sequence, random_problem, simulate
 
-from memory.recompute.blocks import block_checkpointing
-from memory.recompute.planner import Planner
+from memory.recompute.planner import Planner, block_checkpointing
 from memory.recompute.problem import Problem, ProblemOp
 
 

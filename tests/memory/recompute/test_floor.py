@@ -3,8 +3,7 @@ from random import Random
 import pytest
 from problems import simulate
 
-from memory.recompute.floor import floor_op
-from memory.recompute.problem import Problem, ProblemOp
+from memory.recompute.problem import Problem, ProblemOp, floor_op
 
 
 def test_the_floor_is_what_an_op_reads_and_writes_with_its_scratch():

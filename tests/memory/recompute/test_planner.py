@@ -3,8 +3,7 @@ from problems import check_sequence, simulate
 
 from memory.offsets import plan_offsets
 from memory.recompute.planner import Planner
-from memory.recompute.problem import Problem, ProblemOp
-from memory.recompute.simulate import buffer_intervals
+from memory.recompute.problem import Problem, ProblemOp, buffer_intervals
 
 
 def network(sizes, *, skip=None, time=1.0):

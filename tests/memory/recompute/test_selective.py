@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import check_sequence, simulate
 
-from memory.recompute.blocks import block_checkpointing
-from memory.recompute.floor import floor_op
-from memory.recompute.problem import Problem, ProblemOp
+from memory.recompute.planner import block_checkpointing
+from memory.recompute.problem import Problem, ProblemOp, floor_op
 from memory.recompute.selective import Selective
 
 

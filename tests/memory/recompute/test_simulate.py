@@ -5,8 +5,7 @@ import pytest
 from problems import check_sequence, live_bytes_by_step, random_problem, simulate
 
 from memory.liveness import lower_bound
-from memory.recompute.problem import Problem, ProblemOp
-from memory.recompute.simulate import buffer_intervals, make_versions
+from memory.recompute.problem import Problem, ProblemOp, buffer_intervals, make_versions
 
 
 def random_sequence(rng, problem):

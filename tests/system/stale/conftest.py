@@ -92,7 +92,7 @@ def counted(monkeypatch):
 @pytest.fixture
 def traces(counted):
     """A list that grows with each trace."""
-    return counted(sys.modules["actorflow.jobs"], "trace_job")  # af.job is a function
+    return counted(sys.modules["actorflow.jobs.job"], "trace_job")  # af.job is a function
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
 import actorflow as af
-from compiler.graph_hash import hash_graph
+from compiler.ops.primitives.body import hash_graph
 
 EXAMPLES = int(os.environ.get("STALE_EXAMPLES", "60"))
 """Programs that are tried; STALE_EXAMPLES=2000 for a long run."""

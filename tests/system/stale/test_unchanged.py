@@ -73,7 +73,7 @@ def test_what_only_functions_read_that_no_trace_calls_may_change(program, readin
 def test_another_model_of_the_class_gets_the_plan_of_the_first(
     program, model_text, traces, counted
 ):
-    from compiler import pipeline
+    from compiler.pipeline import pipeline
 
     compiles = counted(pipeline, "compile_graph")
     module = program(model_text("x * self.w * 2.0"))
@@ -86,7 +86,7 @@ def test_another_model_of_the_class_gets_the_plan_of_the_first(
 def test_a_module_imported_again_gives_the_plan_that_there_is(
     program, model_text, outputs, counted
 ):
-    from compiler import pipeline
+    from compiler.pipeline import pipeline
 
     compiles = counted(pipeline, "compile_graph")
     for _ in range(2):

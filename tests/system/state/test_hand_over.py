@@ -8,7 +8,8 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.run import lease, open_model, runner
+from actorflow.nn import lease
+from actorflow.run import open_model, runner
 
 STEPS = 12
 

@@ -7,9 +7,9 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import HostTarget
-from actors.machine import Machine
-from actors.table import MachineTable
-from actors.transitions import Message, message
+from actors.machine.machine import Machine
+from actors.machine.table import MachineTable
+from actors.machine.transitions import Message, message
 
 STEPS = 12
 

@@ -6,7 +6,7 @@ import pytest
 
 from actors.device.cuda.device import CudaDevice
 from actors.kernels.cuda.calls import CopyBytes
-from compiler.placement import Memory
+from compiler.contract.placement import Memory
 from tests.shared.recording_driver import RecordingDriver
 
 

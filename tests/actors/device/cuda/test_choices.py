@@ -2,7 +2,7 @@
 
 import logging
 
-from actors.device.cuda.choices import ProductChoices
+from actors.device.cuda.cublaslt import ProductChoices
 
 ONE, OTHER = bytes(64), bytes([7] * 64)
 

@@ -7,12 +7,11 @@ import gc
 import pytest
 
 from actors.device.cuda import cublaslt
-from actors.device.cuda.choices import ProductChoices
-from actors.device.cuda.cublaslt import LIBRARY, CublasLt
+from actors.device.cuda.cublaslt import LIBRARY, CublasLt, ProductChoices
 from actors.device.cuda.driver import CudaError
-from actors.kernels.cuda.libraries import find_library
-from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
-from compiler.types import DType
+from actors.kernels.cuda.calls import LtEpilogue, LtLayout, LtProduct
+from actors.kernels.cuda.nvrtc import find_library
+from compiler.contract.types import DType
 
 F32, F64, F16, BF16 = DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16
 

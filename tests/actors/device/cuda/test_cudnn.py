@@ -10,12 +10,11 @@ import pytest
 from graphs_of_cudnn import RECORDS, B, H, S, conv, graph_of, record, tensor
 
 from actors.device.cuda import cudnn
-from actors.device.cuda.cudnn import Cudnn
-from actors.device.cuda.cudnn_graphs import UnknownGraph, read_back
+from actors.device.cuda.cudnn import Cudnn, UnknownGraph, read_back
 from actors.device.cuda.driver import CudaError
-from actors.kernels.cuda.cudnn_records import BACKWARD, CONV, FORWARD, SdpaCall
-from compiler.errors import DeviceError
-from compiler.types import DType
+from actors.kernels.cuda.calls import BACKWARD, CONV, FORWARD, SdpaCall
+from compiler.contract.errors import DeviceError
+from compiler.contract.types import DType
 
 # -- the frontend as far as we use it ------------------------------------------------------------
 

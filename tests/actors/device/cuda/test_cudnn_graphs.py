@@ -5,8 +5,8 @@ import json
 import pytest
 from graphs_of_cudnn import RECORDS, conv, graph_of, record
 
-from actors.device.cuda.cudnn_graphs import UnknownGraph, read_back
-from actors.kernels.cuda.cudnn_records import BACKWARD, CONV, FORWARD
+from actors.device.cuda.cudnn import UnknownGraph, read_back
+from actors.kernels.cuda.calls import BACKWARD, CONV, FORWARD
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -10,14 +10,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from actors.device.cuda import cupy_calls, cupy_driver
+from actors.device.cuda import cupy_driver
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.driver import CudaError
-from actors.kernels.cuda.calls import KernelText
-from actors.kernels.cuda.cudnn_records import FORWARD, CudnnTensor, SdpaCall
-from actors.kernels.cuda.product import LtLayout, LtProduct
-from compiler.errors import DeviceError
-from compiler.types import DType
+from actors.kernels.cuda.calls import (
+    FORWARD,
+    CudnnTensor,
+    KernelText,
+    LtLayout,
+    LtProduct,
+    SdpaCall,
+)
+from compiler.contract.errors import DeviceError
+from compiler.contract.types import DType
 
 
 class Refused(Exception):
@@ -64,8 +69,8 @@ def modules(monkeypatch):
         memGetInfo=(7, 9),
     )
     made = SimpleNamespace(calls=calls, cuda=Noted(calls), runtime=runtime)
-    monkeypatch.setattr(cupy_calls, "modules", lambda: (made.cuda, made.runtime))
-    monkeypatch.setattr(cupy_calls, "_current", threading.local())
+    monkeypatch.setattr(cupy_driver, "modules", lambda: (made.cuda, made.runtime))
+    monkeypatch.setattr(cupy_driver, "_current", threading.local())
     return made
 
 

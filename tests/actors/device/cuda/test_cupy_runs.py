@@ -15,11 +15,11 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actorflow.environment.settings import Settings
 from actorflow.run import open_gpus
 from actorflow.run.runner import Runner
-from actorflow.settings import Settings
-from actors.device.cuda import cupy_calls, cupy_driver
-from actors.device.emulated import driver, kernels, products
+from actors.device.cuda import cupy_driver
+from actors.testing.emulated import driver, kernels, library_calls
 
 ROWS = {
     "x": np.random.default_rng(0).standard_normal((32, 6)).astype(np.float32),
@@ -190,7 +190,7 @@ class Acted:
         self.used.add("warm")
 
     def run(self, choice, a, b, c, d, workspace, stream):
-        self._put(lambda: products.run(choice.product, a, b, c, d))
+        self._put(lambda: library_calls.run_product(choice.product, a, b, c, d))
 
 
 class Model(nn.Module):
@@ -220,7 +220,7 @@ def acted(monkeypatch, native_toolchain):
         return tuple([text.text.encode() for text in texts])
 
     made = Acted(native_toolchain)
-    monkeypatch.setattr(cupy_calls, "modules", lambda: (made, made))
+    monkeypatch.setattr(cupy_driver, "modules", lambda: (made, made))
     monkeypatch.setattr(cupy_driver, "cubins", cubins)
     monkeypatch.setattr(cupy_driver, "CublasLt", lambda path: made)
     monkeypatch.setattr(open_gpus, "toolchain_of", lambda settings: native_toolchain)

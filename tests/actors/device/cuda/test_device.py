@@ -15,14 +15,14 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actorflow.environment.settings import Settings
 from actorflow.run import training_run
 from actorflow.run.runner import Runner
-from actorflow.settings import Settings
 from actors.device.cuda.device import CudaDevice
 from actors.device.host import HostDevice
-from actors.kernels import catalogue
-from compiler.errors import ActorflowError, OutOfMemory
-from compiler.placement import Device, DeviceKind
+from actors.kernels.host import catalogue
+from compiler.contract.errors import ActorflowError, OutOfMemory
+from compiler.contract.placement import Device, DeviceKind
 from tests.shared.recording_driver import HostedKernel, RecordingDriver
 
 PER_FIRING = {"record", "wait", "graph_later", "copy_later", "launch_later", "synchronize_event"}

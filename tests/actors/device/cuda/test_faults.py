@@ -2,11 +2,10 @@
 
 import pytest
 
-from actors.device.cuda.driver import CudaError
-from actors.device.cuda.faults import STICKY, explained, fault_of, is_out_of_memory
-from actors.device.protocol import DeviceFault
-from compiler.errors import DeviceError, InternalError, OutOfMemory
-from compiler.placement import Device, DeviceKind
+from actors.device.cuda.driver import STICKY, CudaError, explained, fault_of, is_out_of_memory
+from actors.machine.protocol import DeviceFault
+from compiler.contract.errors import DeviceError, InternalError, OutOfMemory
+from compiler.contract.placement import Device, DeviceKind
 
 HERE = Device(DeviceKind.CUDA, 1)
 

@@ -8,13 +8,21 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.driver import CudaError
-from actors.device.cuda.graphs import WholeChain
-from actors.device.protocol import DeviceFault
-from actors.kernels.cuda.calls import CopyBytes, FillBytes, OneOf, RunCudnn, RunProduct
-from actors.kernels.cuda.cudnn_records import SdpaCall
-from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
-from compiler.errors import DeviceError, InternalError, OutOfMemory
-from compiler.types import DType
+from actors.device.cuda.streams import WholeChain
+from actors.kernels.cuda.calls import (
+    CopyBytes,
+    FillBytes,
+    LtEpilogue,
+    LtLayout,
+    LtProduct,
+    OneOf,
+    RunCudnn,
+    RunProduct,
+    SdpaCall,
+)
+from actors.machine.protocol import DeviceFault
+from compiler.contract.errors import DeviceError, InternalError, OutOfMemory
+from compiler.contract.types import DType
 from tests.shared.recording_driver import kernel_call
 
 

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.device.cuda.choices import ProductChoices
+from actors.device.cuda.cublaslt import LibraryTrial, ProductChoices
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.driver import CudaError, TriedWays
-from actors.device.cuda.library_trial import LibraryTrial
 
 
 class Clock:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.memory import capturing
-from actors.device.protocol import FullDevice
-from compiler.errors import InternalError
-from compiler.placement import Memory
-from compiler.types import DType, TensorType
+from actors.machine.protocol import FullDevice
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import Memory
+from compiler.contract.types import DType, TensorType
 
 FLOATS = TensorType(DType.FLOAT32, (3, 4))
 

@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import pytest
 
-from actors.device.cuda.status import Reports
+from actors.device.cuda.memory import Reports
 from actors.device.cuda.streams import _NUM_FIRSTS
-from actors.device.protocol import DeviceFault
 from actors.kernels.cuda.calls import StatusWord
+from actors.machine.protocol import DeviceFault
 from tests.shared.recording_driver import kernel_call
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from actors.device.cuda.driver import SCRATCH_BYTE
 from actors.kernels.cuda.calls import OneOf
-from actors.kernels.cuda.views import DeviceView
-from compiler.placement import Memory
-from compiler.types import DType, TensorType
+from actors.kernels.cuda.kernel import DeviceView
+from compiler.contract.placement import Memory
+from compiler.contract.types import DType, TensorType
 from tests.shared.recording_driver import array_on, kernel_call
 
 BYTES = TensorType(DType.UINT8, (16,))

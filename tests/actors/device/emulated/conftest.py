@@ -5,9 +5,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from actors.device.cuda.status import argument_block
-from actors.device.emulated import kernels
+from actors.device.cuda.memory import argument_block
 from actors.kernels.cuda.calls import KernelText
+from actors.testing.emulated import kernels
 
 HEAD = """
 typedef struct { af_word w[4]; } NAME_arguments;

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from actors.device.cuda.driver import CudaError
-from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
-from actors.device.schedule import LateSchedule
-from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.kernel import gpu_named
+from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
+from actors.testing.simulated import LateSchedule
 
 
 class Bench:

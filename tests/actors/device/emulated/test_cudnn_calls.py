@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.driver import CudaError
-from actors.device.emulated import cudnn_calls
-from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
-from actors.device.schedule import LateSchedule
-from actors.kernels.cuda.cudnn_records import (
+from actors.kernels.cuda.calls import (
     BACKWARD,
     CONV,
     CONV_INPUT_GRAD,
@@ -20,8 +17,11 @@ from actors.kernels.cuda.cudnn_records import (
     CudnnTensor,
     SdpaCall,
 )
-from actors.kernels.cuda.gpu import gpu_named
-from compiler.types import DType, contiguous_strides
+from actors.kernels.cuda.kernel import gpu_named
+from actors.testing.emulated import library_calls
+from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
+from actors.testing.simulated import LateSchedule
+from compiler.contract.types import DType, contiguous_strides
 
 SHAPE, LSE = (1, 2, 8, 8), (1, 2, 8, 1)
 SIZE = 1 * 2 * 8 * 8 * 2
@@ -118,14 +118,14 @@ def test_a_result_over_an_operand_is_found(driver, places, result, operand):
 def test_the_librarys_graph_gives_the_bits_of_our_record(names, causal):
     pytest.importorskip("cudnn", reason="needs the extra [cudnn]")
     sdpa = record(names, causal=causal)
-    said = cudnn_calls.described(sdpa)
+    said = library_calls.described_cudnn_call(sdpa)
     assert said is not sdpa
     found = []
     for call in (sdpa, said):
         rng = np.random.default_rng(4)
         arrays = [rng.standard_normal(SHAPE).astype(np.float16) for _ in names]
         arrays[names.index("lse")] = rng.standard_normal(LSE).astype(np.float32)
-        cudnn_calls.run(call, tuple([array.ctypes.data for array in arrays]))
+        library_calls.run_cudnn_call(call, tuple([array.ctypes.data for array in arrays]))
         found.append([array.tobytes() for array in arrays])
     assert found[0] == found[1]
 
@@ -139,6 +139,6 @@ def test_the_librarys_graph_of_a_convolution_is_our_record():
         held = {t.name: t for t in tensors} | {f"d{t.name}": t for t in tensors}
         own = tuple([replace(held[name], name=name) for name in names])
         call = ConvCall(own, (1, 1), (2, 1), (1, 1))
-        said = cudnn_calls.described(call)
+        said = library_calls.described_cudnn_call(call)
         assert said == call
         assert said is not call

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.driver import CudaError
-from actors.device.cuda.status import argument_block
-from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
-from actors.device.schedule import LateSchedule
-from actors.kernels.cuda.calls import KernelText
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.product import LtLayout, LtProduct
-from compiler.types import DType
+from actors.device.cuda.memory import argument_block
+from actors.kernels.cuda.calls import KernelText, LtLayout, LtProduct
+from actors.kernels.cuda.kernel import gpu_named
+from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
+from actors.testing.simulated import LateSchedule
+from compiler.contract.types import DType
 
 ADD = KernelText.of(
     "af_add",

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from actors.device.emulated import kernels
-from actors.device.emulated.kernels import KernelTrouble
-from actors.kernels.native.toolchain import CompilerError
+from actors.kernels.library.runtime import CompilerError
+from actors.testing.emulated import kernels
+from actors.testing.emulated.kernels import KernelTrouble
 
 SUM = """
     AF_SHARED(double, partial, 32);

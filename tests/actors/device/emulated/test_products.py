@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.driver import CudaError
-from actors.device.emulated import products
-from actors.kernels.cuda.product import LtEpilogue, LtLayout, LtProduct
-from compiler.types import DType, numpy_dtype
+from actors.kernels.cuda.calls import LtEpilogue, LtLayout, LtProduct
+from actors.testing.emulated import library_calls
+from compiler.contract.types import DType, numpy_dtype
 
 TOLERANCE = {DType.FLOAT64: 1e-13, DType.FLOAT32: 1e-5, DType.FLOAT16: 2e-3, DType.BFLOAT16: 2e-2}
 
@@ -78,7 +78,7 @@ def test_a_product_is_what_its_layouts_say(dtype, transposed, batch, beta):
     expected = left @ right + beta * d.values
     compute = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
     record = LtProduct(a.layout, b.layout, d.layout, *transposed, batch, beta, compute)
-    products.run(record, a.address, b.address, d.address, d.address)
+    library_calls.run_product(record, a.address, b.address, d.address, d.address)
     np.testing.assert_allclose(d.values, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 9)
     for x in (a, b, d):
         x.check_holes()
@@ -104,7 +104,7 @@ def with_epilogue(epilogue, dtype, *, bias_size=5, bias_dtype=None):
         bias_dtype=bias_dtype,
     )  # fmt: skip
     given = [x.values for x in (bias, aux)]
-    products.run(record, a.address, b.address, d.address, d.address)
+    library_calls.run_product(record, a.address, b.address, d.address, d.address)
     for x in (d, bias, aux):
         x.check_holes()
     return a.values[0], b.values[0], d.values[0], bias, aux, given
@@ -151,27 +151,29 @@ def test_an_aux_that_lies_as_the_library_does_not_take_it_is_refused(aux, stride
         epilogue=LtEpilogue.GELU_AUX, aux=aux, aux_stride=stride,
     )  # fmt: skip
     with pytest.raises(CudaError, match=f"columns {stride} elements apart"):
-        products.described(record, 0)
-    assert products.described(replace(record, aux=16, aux_stride=16), 0).aux_stride == 16
+        library_calls.described_product(record, 0)
+    assert (
+        library_calls.described_product(replace(record, aux=16, aux_stride=16), 0).aux_stride == 16
+    )
 
 
 def test_an_inner_extent_of_nothing_gives_zeros():
     rng = np.random.default_rng(3)
     a, b, d = (Matrix(rng, DType.FLOAT32, 1, *shape) for shape in ((5, 0), (0, 7), (5, 7)))
     record = LtProduct(a.layout, b.layout, d.layout, False, False)
-    products.run(record, a.address, b.address, d.address, d.address)
+    library_calls.run_product(record, a.address, b.address, d.address, d.address)
     np.testing.assert_array_equal(d.values, 0)
 
 
 @pytest.mark.cuda
 def test_what_is_computed_is_what_the_librarys_descriptors_say(monkeypatch):
-    library = products._library()
+    library = library_calls._cublaslt()
     if library is None:
         pytest.skip("the extra [cuda] is not installed")
     layout = LtLayout(DType.FLOAT32, 4, 4, 4)
     record = LtProduct(layout, layout, layout, False, True)
-    assert products.described(record, 0) == record
+    assert library_calls.described_product(record, 0) == record
     describe = library.describe
     turned = lambda product, size: describe(replace(product, transpose_a=True), size)  # noqa: E731
     monkeypatch.setattr(library, "describe", turned)
-    assert products.described(record, 0) == replace(record, transpose_a=True)
+    assert library_calls.described_product(record, 0) == replace(record, transpose_a=True)

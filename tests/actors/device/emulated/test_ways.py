@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from actors.device.cuda.driver import CudaError, TriedWays
-from actors.device.emulated.ways import tried
+from actors.testing.emulated.driver import tried
 from tests.shared.recording_driver import RecordingDriver
 
 

@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 from plans import trained_plan
 
-from actorflow.initialise import initial_values
+from actorflow.tensor.initial_values import initial_values
 from actors.device.host import HostDevice
-from actors.device.schedule import LateSchedule
-from actors.device.simulated import SimulatedDevice
-from actors.explore import explore
-from actors.load import _fill, load
-from actors.loop import Loop
-from actors.machine import Machine
-from actors.table import MachineTable
-from actors.transitions import Message, State
-from compiler.placement import Device, DeviceKind, StreamRole
-from compiler.plan import ActorKind, RegisterKind, Stream
-from compiler.types import StreamId
+from actors.loop.load import _fill, load
+from actors.loop.loop import Loop
+from actors.machine.machine import Machine
+from actors.machine.table import MachineTable
+from actors.machine.transitions import Message, State
+from actors.testing.oracle import explore
+from actors.testing.simulated import LateSchedule, SimulatedDevice
+from compiler.contract.placement import Device, DeviceKind, StreamRole
+from compiler.contract.plan_tables import ActorKind, RegisterKind, Stream
+from compiler.contract.types import StreamId
 
 GPU = Device(DeviceKind.SIM)
 PORTED = (ActorKind.SOURCE, ActorKind.SINK)

@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from actors.device.protocol import DeviceFailure
-from actors.errors import ActorFailed
-from actors.kernels import catalogue
-from actors.race import RaceError, check_races
-from compiler.errors import DeviceError, InternalError
-from compiler.placement import Device, DeviceKind, Memory
+from actors.kernels.host import catalogue
+from actors.machine.errors import ActorFailed
+from actors.machine.protocol import DeviceFailure
+from actors.race.race import RaceError, check_races
+from compiler.contract.errors import DeviceError, InternalError
+from compiler.contract.placement import Device, DeviceKind, Memory
 
 # -- plans of jobs -------------------------------------------------------------------------------
 

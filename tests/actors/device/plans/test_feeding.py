@@ -9,15 +9,15 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import SimTarget
-from actors.device.poison import POISON_KERNELS, poison
-from actors.kernels import catalogue
-from actors.race import check_races
+from actors.kernels.host import catalogue
+from actors.race.race import check_races
+from actors.testing.simulated import POISON_KERNELS, poison
 from compiler.budget import offload
-from compiler.placement import HOST_SIDE, Device, DeviceKind, Memory, StreamRole
-from compiler.plan import ActorKind, RegisterKind
-from compiler.target import Link
-from compiler.types import Phase
-from compiler.verify import verify_plan
+from compiler.contract.placement import HOST_SIDE, Device, DeviceKind, Memory, StreamRole
+from compiler.contract.plan_tables import ActorKind, RegisterKind
+from compiler.contract.types import Phase
+from compiler.graph.target import Link
+from compiler.verify.verify import verify_plan
 
 SIM = Device(DeviceKind.SIM)
 SEEDS = 50
@@ -148,7 +148,7 @@ def deep(cache, device, **options):
 def test_a_budget_below_the_activations_has_them_copied_out_and_back(tmp_path, plans, monkeypatch):
     monkeypatch.setattr(SimTarget, "link", Link(1e3, 1e3, 0.0))
     monkeypatch.setattr(SimTarget, "message_ns", 0.0)
-    monkeypatch.setattr("compiler.budget.choose_offload.MIN_ACTIVATION_BYTES", 1)
+    monkeypatch.setattr("compiler.budget.search.MIN_ACTIVATION_BYTES", 1)
     monkeypatch.setattr(offload, "MIN_BUCKET_BYTES", 1 << 13)
     size = deep(tmp_path / "free", "sim").arenas[0].size_bytes
     plan = deep(tmp_path / "tight", "sim", memory_budget=int(0.75 * size))

@@ -8,12 +8,12 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actors.device.poison import poison
-from actors.kernels import catalogue
-from actors.race import RaceError, check_races
-from compiler import pipeline
-from compiler.budget import offload, spill
-from compiler.plan import RegisterKind
+from actors.kernels.host import catalogue
+from actors.race.race import RaceError, check_races
+from actors.testing.simulated import poison
+from compiler.budget import offload
+from compiler.contract.plan_tables import RegisterKind
+from compiler.pipeline import pipeline
 
 
 class Model(nn.Module):
@@ -46,11 +46,11 @@ def compiled(cache, move, **options):
 def move(graph, target):
     """All optimizer state, and every activation that is idle at all, in buckets of 600 bytes."""
     names = offload.state_names(graph)
-    idle = [i.value for i in spill.idle_values(graph, target) if i.idle_ns > 0]
+    idle = [i.value for i in offload.idle_values(graph, target) if i.idle_ns > 0]
     assert len(names) == 12
     assert len(idle) >= 3
-    graph = offload.run(graph, names, target, bucket_bytes=600)
-    return spill.run(graph, idle, target, bucket_bytes=600)
+    graph = offload.offload_variables(graph, names, target, bucket_bytes=600)
+    return offload.spill_values(graph, idle, target, bucket_bytes=600)
 
 
 @pytest.fixture(scope="module", params=[{}, {"accumulate": 2}, {"streams": 2}], ids=str)

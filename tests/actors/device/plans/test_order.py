@@ -5,12 +5,11 @@ from random import Random
 
 import pytest
 
-from actors.device.order import asynchronous_streams, order_of_run, order_of_work
-from actors.device.poison import POISON_KERNELS
-from actors.device.waits import wait_table
-from actors.race import RaceError, check_order, check_races
-from actors.table import MachineTable
-from compiler.placement import Device, DeviceKind
+from actors.machine.table import MachineTable
+from actors.race.race import RaceError, check_order, check_races
+from actors.race.waits import asynchronous_streams, order_of_run, order_of_work, wait_table
+from actors.testing.simulated import POISON_KERNELS
+from compiler.contract.placement import Device, DeviceKind
 
 
 def waits_of(plan):
@@ -107,11 +106,11 @@ def test_streams_of_two_devices_are_ordered_by_events_between_them(job_plan, pla
 
 
 def test_a_long_period_on_a_device_is_checked_to_its_end(pipeline, monkeypatch):
-    from actors import rounds
+    from actors.race import happens_before
 
     plan = pipeline()
     whole = check_races(plan, periods=60)
-    monkeypatch.setattr(rounds, "LONG_PERIOD", 0)
+    monkeypatch.setattr(happens_before, "LONG_PERIOD", 0)
     short = check_races(plan, periods=60)
     assert short.is_exhaustive
     assert short.num_firings < whole.num_firings / 2
@@ -119,14 +118,14 @@ def test_a_long_period_on_a_device_is_checked_to_its_end(pipeline, monkeypatch):
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3])
 def test_what_is_left_out_of_a_long_period_hides_no_race(num_slots, pipeline, monkeypatch):
-    from actors import rounds
+    from actors.race import happens_before
 
     plan = pipeline(num_slots=num_slots)
     _, _, needed = waits_of(plan)
     places = [(actor, wait) for actor, row in enumerate(needed) for wait in row]
     found = []
-    for long_period in (rounds.LONG_PERIOD, 0):
-        monkeypatch.setattr(rounds, "LONG_PERIOD", long_period)
+    for long_period in (happens_before.LONG_PERIOD, 0):
+        monkeypatch.setattr(happens_before, "LONG_PERIOD", long_period)
         found.append(
             [
                 bool(races_without(plan, lambda *some, place=place: some == place, periods=40))

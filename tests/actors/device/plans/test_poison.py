@@ -6,14 +6,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from actors.device.poison import CUDA_POISON_KERNELS, poison
-from actors.kernels import catalogue
 from actors.kernels.cuda.calls import FillBytes
-from actors.kernels.cuda.views import DeviceView
-from actors.race import check_races
-from compiler.placement import DeviceKind
-from compiler.plan import RegisterKind
-from compiler.types import DType, TensorType
+from actors.kernels.cuda.kernel import DeviceView
+from actors.kernels.host import catalogue
+from actors.race.race import check_races
+from actors.testing.simulated import CUDA_POISON_KERNELS, poison
+from compiler.contract.placement import DeviceKind
+from compiler.contract.plan_tables import RegisterKind
+from compiler.contract.types import DType, TensorType
 
 
 @pytest.mark.parametrize("is_apart", [False, True])

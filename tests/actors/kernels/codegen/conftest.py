@@ -10,12 +10,12 @@ from emulated_run import emulated_run
 from fused_programs import Builder, compare, interpret, operands, results_of
 from kernel_calls import run_typed
 
-from actors.kernels.codegen.emit import emit
-from actors.kernels.codegen.fused_kernel import FusedKernel
 from actors.kernels.cuda.fused import CudaFused
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.interpret.fused import NumpyFusedKernel
-from actors.kernels.native import runtime
+from actors.kernels.cuda.kernel import gpu_named
+from actors.kernels.library import runtime
+from actors.kernels.native.emit import emit
+from actors.kernels.native.fused import FusedKernel
+from actors.kernels.reference.fused import NumpyFusedKernel
 
 CUDA = CudaFused(gpu_named("h200"))
 

@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from actors.kernels.native import runtime
-from actors.kernels.native.launch import address, native_launch
-from actors.kernels.native.runtime import CFunction
-from compiler.bfloat16 import from_bits, to_bits
+from actors.kernels.common.host_memory import address
+from actors.kernels.library import runtime
+from actors.kernels.library.launch import native_launch
+from actors.kernels.library.runtime import CFunction
+from compiler.contract.types import from_bits, to_bits
 
 ERRORS = {"af_expf": 1.1, "af_logf": 1.0, "af_tanhf": 2.6, "af_erff": 2.5}
 """The table of the header: units in the last place of the float32 result."""

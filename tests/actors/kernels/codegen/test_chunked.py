@@ -27,15 +27,15 @@ from wide_regions import (
     loss_region,
 )
 
-from actors.kernels.codegen.chunked import ChunkedKernel
-from actors.kernels.codegen.emit import emit
-from actors.kernels.codegen.region_arrays import buffers_of
-from actors.kernels.interpret.chunked import NumpyRegionKernel
-from actors.kernels.interpret.upcast import WidenedKernel
-from actors.kernels.native import runtime
-from compiler.fusion.check import ProgramError
-from compiler.fusion.region import Region, check_region
-from compiler.types import TensorType
+from actors.kernels.library import runtime
+from actors.kernels.native.emit import emit
+from actors.kernels.native.region import ChunkedKernel
+from actors.kernels.program.spaces import buffers_of
+from actors.kernels.reference.bfloat16 import WidenedKernel
+from actors.kernels.reference.region import NumpyRegionKernel
+from compiler.contract.program import ProgramError
+from compiler.contract.region import Region, check_region
+from compiler.contract.types import TensorType
 
 
 def run(kernel, region, dtypes, arrays):

@@ -17,17 +17,16 @@ from fused_programs import (
 )
 from kernel_calls import garbage, operand
 
-from actors.kernels.codegen import arguments as words
-from actors.kernels.codegen.emit import emit, is_taken
-from actors.kernels.codegen.fused_kernel import FusedKernel
-from actors.kernels.codegen.loops import num_rows_at_once
-from actors.kernels.native import runtime
-from actors.kernels.native.prepare import Generated
-from compiler.errors import InternalError, PlanFormatError
-from compiler.fusion.check import ProgramError
-from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.rows import from_row, packed, to_row
-from compiler.types import DType
+from actors.kernels.host.catalogue import Generated
+from actors.kernels.library import runtime
+from actors.kernels.native.emit import emit, is_taken
+from actors.kernels.native.fused import FusedKernel
+from actors.kernels.native.loops import num_rows_at_once
+from actors.kernels.program import values as words
+from compiler.contract.codec import from_row, packed, to_row
+from compiler.contract.errors import InternalError, PlanFormatError
+from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramError, ProgramInput
+from compiler.contract.types import DType
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
 F32, F64, BF16 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16

@@ -10,17 +10,15 @@ import pytest
 from kernel_calls import Declined, garbage, run_typed, spoiled, typed
 from library_products import skip_without, takes
 
-from actors.kernels.codegen.emit import emit
-from actors.kernels.codegen.fused_product import FUSED_PRODUCT_KERNELS
-from actors.kernels.interpret.chunked import NumpyRegionKernel
-from actors.kernels.interpret.upcast import upcast
-from actors.kernels.library import tuning
-from actors.kernels.native import runtime
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.errors import InternalError
-from compiler.fusion.program import Kind
-from compiler.fusion.region import Held, Region, Step, StepKind
-from compiler.types import DType, numpy_dtype
+from actors.kernels.library import runtime, tuning
+from actors.kernels.native.emit import emit
+from actors.kernels.native.fused import FUSED_PRODUCT_KERNELS
+from actors.kernels.reference.bfloat16 import upcast
+from actors.kernels.reference.region import NumpyRegionKernel
+from compiler.contract.errors import InternalError
+from compiler.contract.program import Kind
+from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.types import DType, from_bits, numpy_dtype, to_bits
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
 F32, F64, BF16, I64 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.INT64

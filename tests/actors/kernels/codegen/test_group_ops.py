@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from fused_programs import random_program
 
-from actors.kernels.codegen import chunks
-from actors.kernels.codegen.emit import is_taken
-from actors.kernels.codegen.fused_kernel import FusedKernel
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.fusion.program import ELEMENTWISE, Kind
-from compiler.types import DType
+from actors.kernels.native.emit import is_taken
+from actors.kernels.native.fused import FusedKernel
+from actors.kernels.program import phases
+from compiler.contract.program import ELEMENTWISE, Kind
+from compiler.contract.types import DType, from_bits, to_bits
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
 F32, F64, BF16 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16
@@ -115,7 +114,7 @@ def test_a_nan_in_any_piece_of_a_long_row_is_its_greatest_and_least(
     kernel, groups, column, monkeypatch
 ):
     """Few rows are cut into pieces of columns, whose results are put together afterwards."""
-    monkeypatch.setattr(chunks, "PIECE_NS", 1000)  # or so little work is one piece
+    monkeypatch.setattr(phases, "PIECE_NS", 1000)  # or so little work is one piece
     b = groups.Builder()
     x = b.input()
     program = b.program(*[b.reduce(op, x) for op in ("row_max", "row_min")])

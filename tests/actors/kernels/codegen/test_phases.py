@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actors.kernels.codegen.phases import last_reads, schedule, store_phases
-from compiler.fusion.program import Kind
-from compiler.types import DType
+from actors.kernels.program.phases import last_reads, schedule, store_phases
+from compiler.contract.program import Kind
+from compiler.contract.types import DType
 
 
 def test_a_group_without_reductions_is_one_phase(groups):

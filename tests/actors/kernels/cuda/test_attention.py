@@ -4,17 +4,16 @@ import numpy as np
 import pytest
 from emulated_run import loaded, stored
 
-import compiler.ops.attention  # noqa: F401  # registers the ops
-from actors.kernels.cuda import attention_chunks, nvrtc
+import compiler.ops.families.attention  # noqa: F401  # registers the ops
+from actors.kernels.common.kernel import Operand
+from actors.kernels.cuda import attention, nvrtc
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
 from actors.kernels.cuda.attention_rows import attention_text
 from actors.kernels.cuda.calls import RunProduct
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.views import DeviceView
-from actors.kernels.kernel import Operand
-from compiler.attrs import Attrs
-from compiler.registry import find_op, reference
-from compiler.types import DType, TensorType, contiguous_strides
+from actors.kernels.cuda.kernel import DeviceView, gpu_named
+from compiler.contract.attrs import Attrs
+from compiler.contract.types import DType, TensorType, contiguous_strides
+from compiler.graph.registry import find_op, reference
 
 GPU = gpu_named("h200")
 FORWARD, BACKWARD = CudaAttention(GPU), CudaAttentionGrad(GPU)
@@ -41,8 +40,8 @@ both_masks = pytest.mark.parametrize("causal", [False, True])
 def chunks(request, monkeypatch):
     """Runs a test with chunks of few rows of few heads as well."""
     if request.param != "usual chunks":
-        monkeypatch.setattr(attention_chunks, "CHUNK_BYTES", 700)
-        monkeypatch.setattr(attention_chunks, "_LEAST_ROWS", 3)
+        monkeypatch.setattr(attention, "CHUNK_BYTES", 700)
+        monkeypatch.setattr(attention, "_LEAST_ROWS", 3)
 
 
 def laid_out(x, kind):
@@ -350,7 +349,7 @@ def heads_of(batch, heads, length, width=64):
 
 
 def test_scratch_is_bounded_whatever_the_lengths():
-    cap = attention_chunks.CHUNK_BYTES + (64 << 20)
+    cap = attention.CHUNK_BYTES + (64 << 20)
     packed = (1024 * 3 * 768 * 2, 64 * 2, 3 * 768 * 2, 2)
     for causal in (False, True):
         assert (

@@ -3,14 +3,14 @@
 import pytest
 from kernel_calls import kernel_op
 
-from actors.kernels import catalogue as host
 from actors.kernels.cuda import catalogue
-from actors.kernels.cuda.gpu import known_gpus
-from compiler.fusion.expansion import expand
-from compiler.fusion.updates import update
-from compiler.ops import standard
-from compiler.ops.copies import COPY_TO
-from compiler.registry import Op, is_comm, is_source, view
+from actors.kernels.cuda.kernel import known_gpus
+from actors.kernels.host import catalogue as host
+from compiler.graph.program_builder import expand
+from compiler.graph.registry import Op, is_comm, is_source, view
+from compiler.ops.language.define import update
+from compiler.ops.primitives.transfer import COPY_TO
+from compiler.pipeline import standard_ops
 
 ON_HOSTS_ALONE = {"while"}
 """A job on a GPU is refused with the user's line: hosts alone decide how often it goes round."""
@@ -34,7 +34,7 @@ def launched_as(op):
 
 @every_gpu
 def test_every_op_that_a_plan_can_launch_has_a_kernel(gpu):
-    families = standard.FAMILIES
+    families = standard_ops.FAMILIES
     ops = {op for family in families for op in vars(family).values() if isinstance(op, Op)}
     wanted = {launched_as(op) for op in ops} - {None}
     assert {"fused", "embedding_update", "copy", "attention_grad", "region"} <= wanted

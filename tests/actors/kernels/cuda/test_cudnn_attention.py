@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from emulated_run import loaded, stored
 
-import compiler.ops.attention  # noqa: F401  # registers the ops
+import compiler.ops.families.attention  # noqa: F401  # registers the ops
+from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
 from actors.kernels.cuda.calls import RunCudnn
-from actors.kernels.cuda.cudnn_attention import CudnnAttention, CudnnAttentionGrad
-from actors.kernels.cuda.gpu import gpu_named, known_gpus
-from actors.kernels.kernel import Operand
-from compiler.attrs import Attrs
-from compiler.registry import find_op, reference
-from compiler.types import DType, TensorType, contiguous_strides
+from actors.kernels.cuda.cudnn_kernels import CudnnAttention, CudnnAttentionGrad
+from actors.kernels.cuda.kernel import gpu_named, known_gpus
+from compiler.contract.attrs import Attrs
+from compiler.contract.types import DType, TensorType, contiguous_strides
+from compiler.graph.registry import find_op, reference
 
 GPU = gpu_named("h200")
 FORWARD, BACKWARD = CudnnAttention(GPU), CudnnAttentionGrad(GPU)

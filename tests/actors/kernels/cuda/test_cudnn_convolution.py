@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from emulated_run import loaded, stored
 
-import compiler.ops.convolution  # noqa: F401  # registers the ops
-from actors.kernels.convolution import OPS
+import compiler.ops.primitives.convolution  # noqa: F401  # registers the ops
+from actors.kernels.common.convolution_steps import OPS
+from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.calls import RunCudnn
-from actors.kernels.kernel import Operand
-from compiler.attrs import Attrs
-from compiler.registry import find_op, reference
-from compiler.types import DType, TensorType, contiguous_strides
+from compiler.contract.attrs import Attrs
+from compiler.contract.types import DType, TensorType, contiguous_strides
+from compiler.graph.registry import find_op, reference
 
 KERNELS = catalogue.binders("h200")
 LIMITS = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}

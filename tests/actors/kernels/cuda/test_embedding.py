@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 
 from actors.kernels.cuda.calls import RunKernel
-from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.row_sums import CHUNK
-from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
-from compiler.types import DType, TensorType
+from actors.kernels.cuda.embedding import CHUNK, CudaEmbedding, CudaEmbeddingGrad
+from actors.kernels.cuda.kernel import gpu_named
+from actors.kernels.reference.embedding import EMBEDDING_KERNELS
+from compiler.contract.types import DType, TensorType
 
 GPU = gpu_named("h200")
 GATHER, GRAD = CudaEmbedding(GPU), CudaEmbeddingGrad(GPU)

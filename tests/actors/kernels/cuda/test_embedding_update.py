@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
 
-from actors.kernels.cuda.embedding import CudaEmbeddingGrad
-from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
-from compiler.types import DType, TensorType
+from actors.kernels.cuda.embedding import CudaEmbeddingGrad, CudaEmbeddingUpdate
+from actors.kernels.cuda.kernel import gpu_named
+from actors.kernels.reference.fused import NUMPY_FUSED_KERNELS
+from compiler.contract.types import DType, TensorType
 
 GPU = gpu_named("h200")
 GRAD, UPDATE = CudaEmbeddingGrad(GPU), CudaEmbeddingUpdate(GPU)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from actors.kernels.common.kernel import KernelNeeds
 from actors.kernels.cuda.calls import CopyBytes, FillBytes, KernelText, RunKernel, StatusWord
-from actors.kernels.kernel import KernelNeeds
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType
 
 BODY = """
 typedef struct { af_word w[4]; } NAME_arguments;

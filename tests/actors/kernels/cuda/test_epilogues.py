@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 from fused_programs import Builder
 
+from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import epilogues
-from actors.kernels.cuda.calls import RunKernel, RunProduct
+from actors.kernels.cuda.calls import LtEpilogue, RunKernel, RunProduct
 from actors.kernels.cuda.epilogues import AddedTerms, added_terms, finishes
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.product import LtEpilogue
+from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.region import CudaRegion
-from actors.kernels.kernel import Operand
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.fusion.program import Kind
-from compiler.fusion.region import Held, Region, Step, StepKind
-from compiler.types import DType, TensorType, contiguous_strides
+from compiler.contract.program import Kind
+from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.types import DType, TensorType, contiguous_strides, from_bits, to_bits
 
 KERNEL = CudaRegion(gpu_named("h200"))
 FULL, ROW, COLUMN = Kind.FULL, Kind.ROW, Kind.COLUMN

@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from fused_programs import Builder, compare, cross_entropy, interpret, known, operands, results_of
 
+from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda.fused import CudaFused
-from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.programs import text_of
-from actors.kernels.kernel import Operand
-from compiler.fusion.check import ProgramError, check_program
-from compiler.fusion.program import COLUMN_REDUCTIONS, ELEMENTWISE, ROW_REDUCTIONS, Kind
-from compiler.types import DType, TensorType, contiguous_strides
+from compiler.contract.program import (
+    COLUMN_REDUCTIONS,
+    ELEMENTWISE,
+    ROW_REDUCTIONS,
+    Kind,
+    ProgramError,
+    check_program,
+)
+from compiler.contract.types import DType, TensorType, contiguous_strides
 
 GPU = gpu_named("h200")
 KERNEL = CudaFused(GPU)

@@ -9,22 +9,18 @@ import numpy as np
 import pytest
 
 from actors.kernels.cuda import epilogues
-from actors.kernels.cuda.calls import RunKernel
-from actors.kernels.cuda.epilogues import finishes
-from actors.kernels.cuda.gelu_forms import GeluGradient, gelu_gradient, gelu_operand
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.product import LtEpilogue
+from actors.kernels.cuda.calls import LtEpilogue, RunKernel
+from actors.kernels.cuda.epilogues import GeluGradient, finishes, gelu_gradient, gelu_operand
+from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.region import CudaRegion
-from compiler.attrs import Attrs
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.fusion.builder import ProgramBuilder
-from compiler.fusion.define import definition
-from compiler.fusion.expansion import expand
-from compiler.fusion.products import product_of
-from compiler.fusion.program import Kind, ProgramInput
-from compiler.fusion.region import Held, Region, Step, StepKind
-from compiler.ops.activation import GELU, SILU
-from compiler.types import DType, TensorType
+from compiler.contract.attrs import Attrs
+from compiler.contract.program import Kind, ProgramInput
+from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.types import DType, TensorType, from_bits, to_bits
+from compiler.graph.program_builder import ProgramBuilder, expand
+from compiler.ops.families.activation import GELU, SILU
+from compiler.ops.language.definition import definition
+from compiler.ops.language.vjp import product_of
 
 KERNEL = CudaRegion(gpu_named("h200"))
 FULL, COLUMN = Kind.FULL, Kind.COLUMN

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.device import CudaDevice
-from actors.device.emulated.driver import EmulatedCuda, EmulatedDriver
-from actors.device.protocol import DeviceFault
-from actors.device.schedule import LateSchedule
 from actors.kernels.cuda.catalogue import binders
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.indices import status_of
-from compiler.placement import Memory
-from compiler.types import DType, TensorType, contiguous_strides
+from actors.kernels.cuda.kernel import gpu_named, status_of
+from actors.machine.protocol import DeviceFault
+from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
+from actors.testing.simulated import LateSchedule
+from compiler.contract.placement import Memory
+from compiler.contract.types import DType, TensorType, contiguous_strides
 
 TABLE, IDS, ROWS = (
     TensorType(DType.FLOAT32, (5, 4)),

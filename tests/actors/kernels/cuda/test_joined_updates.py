@@ -4,18 +4,16 @@ import numpy as np
 import pytest
 from emulated_run import type_of
 
+from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import nvrtc
-from actors.kernels.cuda.fused import CudaFused
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.joined_updates import _WAY, CudaJoinedUpdates, joined_text, most_joined
+from actors.kernels.cuda.fused import _WAY, CudaFused, CudaJoinedUpdates, joined_text, most_joined
+from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.loops import NARROW, WIDE
-from actors.kernels.kernel import Operand
-from compiler.attrs import Attrs
-from compiler.bfloat16 import to_bits
-from compiler.fusion.updates import update
-from compiler.passes.round_in_updates import with_rounded
-from compiler.registry import find_op, infer_type, reference
-from compiler.types import DType, TensorType
+from compiler.contract.attrs import Attrs
+from compiler.contract.types import DType, TensorType, to_bits
+from compiler.graph.registry import find_op, infer_type, reference
+from compiler.ops.language.define import update
+from compiler.passes.precision import with_rounded
 
 GPU = gpu_named("h200")
 ALONE, JOINED = CudaFused(GPU), CudaJoinedUpdates(GPU)

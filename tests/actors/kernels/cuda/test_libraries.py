@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.kernels.cuda import libraries
-from actors.kernels.cuda.libraries import find_library, places_of
+from actors.kernels.cuda import nvrtc
+from actors.kernels.cuda.nvrtc import find_library, places_of
 
 
 @pytest.fixture
@@ -13,8 +13,8 @@ def here(monkeypatch, tmp_path):
     """Return a function that puts empty files somewhere; two environments have packages."""
     roots = [str(tmp_path / "own" / "nvidia"), str(tmp_path / "other" / "nvidia")]
     found = SimpleNamespace(submodule_search_locations=roots)
-    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: found)
-    monkeypatch.setattr(libraries, "_USUAL_TOOLKIT", str(tmp_path / "usual"))
+    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: found)
+    monkeypatch.setattr(nvrtc, "_USUAL_TOOLKIT", str(tmp_path / "usual"))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
 
@@ -47,5 +47,5 @@ def test_the_own_environment_comes_first(here):
 def test_what_is_nowhere_is_left_to_the_loader(here, monkeypatch):
     here()
     assert find_library("libc.so.9") == "libc.so.9"
-    monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
     assert places_of("libc.so.9") == []

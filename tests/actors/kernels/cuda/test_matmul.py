@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.cublaslt import LIBRARY, CublasLt
-from actors.kernels.cuda import products
+from actors.kernels.common.kernel import Operand
+from actors.kernels.cuda import matmul
 from actors.kernels.cuda.calls import FillBytes, RunKernel, RunProduct
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.libraries import find_library
+from actors.kernels.cuda.kernel import DeviceView, gpu_named
 from actors.kernels.cuda.matmul import CudaMatmul
-from actors.kernels.cuda.views import DeviceView
-from actors.kernels.kernel import Operand
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.types import DType, TensorType, contiguous_strides
+from actors.kernels.cuda.nvrtc import find_library
+from compiler.contract.types import DType, TensorType, contiguous_strides, from_bits, to_bits
 
 GPU = gpu_named("h200")
 KERNEL = CudaMatmul(GPU)
@@ -225,7 +223,7 @@ def test_what_would_be_many_calls_is_copied_instead(emulated_run):
 
 
 def test_a_batch_longer_than_one_call_takes_is_several(emulated_run, monkeypatch):
-    monkeypatch.setattr(products, "_MOST_PLACES", 3)
+    monkeypatch.setattr(matmul, "_MOST_PLACES", 3)
     run = compared(emulated_run, numbers(7, 2, 3), numbers(7, 3, 2, seed=1))
     assert [product.batch for product in products_of(run)] == [3, 3, 1]
 
@@ -288,8 +286,8 @@ def apart(layout, more):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_in_a_record_is_found(emulated_run, monkeypatch, name):
-    right = products._record
-    monkeypatch.setattr(products, "_record", lambda *given: FAULTS[name](right(*given)))
+    right = matmul._record
+    monkeypatch.setattr(matmul, "_record", lambda *given: FAULTS[name](right(*given)))
     with pytest.raises(AssertionError):
         compared(emulated_run, numbers(4, 6, 6), numbers(4, 6, 6, seed=1))
 

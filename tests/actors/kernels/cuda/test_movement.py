@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from emulated_run import Place, execute, type_of
 
-from actors.device.emulated import kernels
-from actors.kernels.cuda import nvrtc, strided_copy
-from actors.kernels.cuda.branch import choose_text
+from actors.kernels.common.host_memory import SHAPE_KERNELS
+from actors.kernels.cuda import movement, nvrtc
 from actors.kernels.cuda.calls import CopyBytes, FillBytes, RunKernel
-from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.control import choose_text
+from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.movement import movement_kernels
-from actors.kernels.interpret.shape import SHAPE_KERNELS
-from compiler.types import DType, TensorType, numpy_dtype
+from actors.testing.emulated import kernels
+from compiler.contract.types import DType, TensorType, numpy_dtype
 
 GPU = gpu_named("h200")
 KERNELS = {kernel.op: kernel for kernel in movement_kernels(GPU)}
@@ -68,13 +68,13 @@ def text_of(found):
 def test_long_runs_are_copied_in_elements_of_16_bytes_and_transposes_in_tiles(emulated_run):
     x = values((4, 6, 32), "float16")
     heads = copied(emulated_run, x.transpose(1, 0, 2))
-    assert text_of(heads) == strided_copy.elements_text(16)
+    assert text_of(heads) == movement.elements_text(16)
     odd = copied(emulated_run, x.transpose(1, 0, 2), offset_bytes=4)
-    assert text_of(odd) == strided_copy.elements_text(4)
+    assert text_of(odd) == movement.elements_text(4)
     narrow = copied(emulated_run, x[0].T)
-    assert text_of(narrow) == strided_copy.elements_text(2)
+    assert text_of(narrow) == movement.elements_text(2)
     square = values((40, 70), "float32").T
-    assert text_of(copied(emulated_run, square)) == strided_copy.tiles_text(4)
+    assert text_of(copied(emulated_run, square)) == movement.tiles_text(4)
     np.testing.assert_array_equal(copied(emulated_run, square).outputs[0], square)
 
 
@@ -101,7 +101,7 @@ def test_more_axes_or_elements_than_a_kernel_takes_are_cut(emulated_run, monkeyp
     found = copied(emulated_run, x)
     assert len(found.calls) == 4
     np.testing.assert_array_equal(found.outputs[0], x)
-    monkeypatch.setattr(strided_copy, "_MAX_ELEMENTS", 100)
+    monkeypatch.setattr(movement, "_MAX_ELEMENTS", 100)
     y = values((9, 50), "float32")[:, ::2]
     found = copied(emulated_run, y)
     assert len(found.calls) == 4
@@ -208,8 +208,8 @@ def test_a_copy_costs_its_bytes_and_a_sector_for_each_element_that_lies_alone(ha
 
 
 TEXTS = {
-    **{f"elements of {n}": strided_copy.elements_text(n) for n in (1, 2, 4, 8, 16)},
-    **{f"tiles of {n}": strided_copy.tiles_text(n) for n in (1, 2, 4, 8)},
+    **{f"elements of {n}": movement.elements_text(n) for n in (1, 2, 4, 8, 16)},
+    **{f"tiles of {n}": movement.tiles_text(n) for n in (1, 2, 4, 8)},
     **{f"chosen elements of {n}": choose_text(n) for n in (1, 16)},
 }
 

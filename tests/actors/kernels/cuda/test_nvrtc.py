@@ -13,7 +13,7 @@ from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.loops import MAX_THREADS
 from actors.kernels.cuda.programs import text_of
-from compiler.errors import CompileError, DeviceError
+from compiler.contract.errors import CompileError, DeviceError
 
 ARCHES = ("sm_80", "sm_90a", "sm_100")
 

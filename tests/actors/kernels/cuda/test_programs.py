@@ -17,16 +17,20 @@ from fused_programs import (
     results_of,
 )
 
+from actors.kernels.common.kernel import KernelNeeds, size_bytes
 from actors.kernels.cuda.fused import CudaFused
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.programs import program_calls, program_ns, program_pieces, text_of
-from actors.kernels.cuda.views import DeviceView
-from actors.kernels.cuda.walks import matrix_views, walk_of
-from actors.kernels.kernel import KernelNeeds
-from actors.kernels.scratch import size_bytes
-from compiler.errors import InternalError
-from compiler.fusion.program import Kind
-from compiler.types import DType, TensorType, contiguous_strides
+from actors.kernels.cuda.kernel import DeviceView, gpu_named
+from actors.kernels.cuda.programs import (
+    matrix_views,
+    program_calls,
+    program_ns,
+    program_pieces,
+    text_of,
+    walk_of,
+)
+from compiler.contract.errors import InternalError
+from compiler.contract.program import Kind
+from compiler.contract.types import DType, TensorType, contiguous_strides
 
 GPU = gpu_named("h200")
 

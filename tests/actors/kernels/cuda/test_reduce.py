@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from actors.kernels.cuda import nvrtc, reduce
-from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.reduce import reduce_kernels
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.types import DType, TensorType
+from compiler.contract.types import DType, TensorType, from_bits, to_bits
 
 GPU = gpu_named("h200")
 KERNELS = {kernel.op: kernel for kernel in reduce_kernels(GPU)}
@@ -161,6 +160,6 @@ def test_texts_are_built_for_every_gpu_and_spill_nothing(arch):
     for dtype, is_maximum in itertools.product(some, (False, True)):
         stage = wide.get(dtype.is_float, DType.INT64)
         for of, to in {(dtype, dtype), (dtype, stage), (stage, dtype)}:
-            (usage,) = nvrtc.usage(reduce._text(is_maximum, of, to), arch).values()
+            (usage,) = nvrtc.usage(reduce._reduce_text(is_maximum, of, to), arch).values()
             assert usage.spilled_bytes == 0
             assert usage.registers <= 80

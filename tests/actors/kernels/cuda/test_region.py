@@ -18,16 +18,14 @@ from wide_regions import (
     loss_region,
 )
 
+from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import region as cuda_region
 from actors.kernels.cuda.calls import RunProduct
-from actors.kernels.cuda.gpu import gpu_named
+from actors.kernels.cuda.kernel import DeviceView, gpu_named
 from actors.kernels.cuda.region import CudaRegion
-from actors.kernels.cuda.views import DeviceView
-from actors.kernels.kernel import Operand
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.fusion.program import Kind
-from compiler.fusion.region import Held, Region, Step, StepKind
-from compiler.types import DType, TensorType, contiguous_strides
+from compiler.contract.program import Kind
+from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.types import DType, TensorType, contiguous_strides, from_bits, to_bits
 
 KERNEL = CudaRegion(gpu_named("h200"))
 COLUMN, ROW = Kind.COLUMN, Kind.ROW

@@ -20,14 +20,13 @@ from fused_programs import (
     results_of,
 )
 
-from actors.device.emulated import kernels
 from actors.kernels.cuda.fused import CudaFused
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.loops import NARROW, RUNS, WIDE
+from actors.kernels.cuda.kernel import gpu_named
+from actors.kernels.cuda.loops import NARROW, RUNS, WIDE, access_bytes
 from actors.kernels.cuda.programs import text_of
-from actors.kernels.cuda.runs import access_bytes
-from compiler.fusion.program import Kind
-from compiler.types import DType
+from actors.testing.emulated import kernels
+from compiler.contract.program import Kind
+from compiler.contract.types import DType
 
 KERNEL = CudaFused(gpu_named("h200"))
 F32, F64, BF16 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from emulated_run import execute
 
-from actors.device.emulated import kernels
-from actors.kernels.cuda.sort import KEY, TILE, sort_calls, sort_pieces
+from actors.kernels.cuda.embedding import KEY, TILE, sort_calls, sort_pieces
+from actors.testing.emulated import kernels
 
 SEEDS = (0, 1)
 

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from actors.kernels.cuda import nvrtc
-from actors.kernels.cuda.embedding import CudaEmbedding, CudaEmbeddingGrad
-from actors.kernels.cuda.embedding_update import CudaEmbeddingUpdate
-from actors.kernels.cuda.gpu import gpu_named
-from actors.kernels.cuda.sort import TILE
-from compiler.types import DType, TensorType
+from actors.kernels.cuda.embedding import (
+    TILE,
+    CudaEmbedding,
+    CudaEmbeddingGrad,
+    CudaEmbeddingUpdate,
+)
+from actors.kernels.cuda.kernel import gpu_named
+from compiler.contract.types import DType, TensorType
 
 GPU = gpu_named("h200")
 

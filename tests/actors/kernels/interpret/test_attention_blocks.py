@@ -5,9 +5,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from actors.kernels import catalogue
-from actors.kernels.interpret import attention_blocks
-from actors.kernels.interpret.attention_blocks import BlockExtents
+from actors.kernels.common import attention_blocks
+from actors.kernels.common.attention_blocks import BlockExtents
+from actors.kernels.host import catalogue
 
 
 def calls_of(harness, batch, length, width):

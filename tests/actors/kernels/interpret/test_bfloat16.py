@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from kernel_calls import bind_kernel, chosen, low_operand, operand
 
-from actors.kernels import catalogue
-from compiler.fusion.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.types import DType
+from actors.kernels.host import catalogue
+from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
+from compiler.contract.types import DType
 
 LOW = DType.BFLOAT16
 EVERY = np.arange(1 << 16, dtype=np.uint16)

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.kernels.interpret.blocks import cut, merge_leading
+from actors.kernels.common.strides import cut, merge_leading
 
 
 @st.composite

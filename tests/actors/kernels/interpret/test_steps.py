@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from actors.kernels.interpret.steps import _BY_SERIES, step_calls
-from compiler.fusion.program import Instruction, Kind
-from compiler.fusion.ufuncs import UFUNCS
-from compiler.types import DType
+from actors.kernels.reference.walk import _BY_SERIES, step_calls
+from compiler.contract.program import UFUNCS, Instruction, Kind
+from compiler.contract.types import DType
 
 
 @pytest.mark.parametrize("op", sorted(_BY_SERIES))

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from actors.kernels.c_rates import (
+from actors.kernels.common.cost import (
     ATTENTION_ROWS,
     ATTENTION_WIDTHS,
     C_DISTANCES_BYTES,
@@ -12,9 +12,9 @@ from actors.kernels.c_rates import (
     MOVES,
     CRates,
 )
-from actors.kernels.library import c_probes
-from actors.kernels.library.c_calibration import calibrate_c, stopwatch_c
-from actors.kernels.work import BytePass
+from actors.kernels.common.kernel import BytePass
+from actors.kernels.host import c_calibration
+from actors.kernels.host.c_calibration import calibrate_c, stopwatch_c
 
 NUM_HEADS = len(ATTENTION_ROWS) * len(ATTENTION_WIDTHS)
 
@@ -72,16 +72,18 @@ def test_every_probe_of_the_catalogue_can_be_bound_and_run(native):
     ticks = count(step=10**9)  # every reading of this clock is a second after the one before
     measure = stopwatch_c(lambda: next(ticks))
     probes = (
-        *[c_probes.program(op, times, 64) for op, times in c_probes.INSTRUCTIONS.items()],
-        c_probes.row_sums(4, 64),
-        c_probes.random_bits(64),
-        c_probes.moved(16),
-        c_probes.taken(16, 8),
-        c_probes.added(16, 8),
-        c_probes.shared_product(64, on_all_threads=True),
-        c_probes.attention(32, 32, is_forward=True),
-        c_probes.attention(32, 32, is_forward=False),
-        c_probes.after(c_probes.taken(16, 8), c_probes.shared_product(64, on_all_threads=True)),
+        *[c_calibration.program(op, times, 64) for op, times in c_calibration.INSTRUCTIONS.items()],
+        c_calibration.row_sums(4, 64),
+        c_calibration.random_bits(64),
+        c_calibration.moved(16),
+        c_calibration.taken(16, 8),
+        c_calibration.added(16, 8),
+        c_calibration.shared_product(64, on_all_threads=True),
+        c_calibration.attention(32, 32, is_forward=True),
+        c_calibration.attention(32, 32, is_forward=False),
+        c_calibration.after(
+            c_calibration.taken(16, 8), c_calibration.shared_product(64, on_all_threads=True)
+        ),
     )
     assert [measure(probe) for probe in probes] == [1e9] * len(probes)
 
@@ -98,11 +100,11 @@ def test_a_probe_takes_the_median_of_its_samples(native):
 
     is_end = False
     measure = stopwatch_c(clock)
-    assert measure(c_probes.taken(16, 8)) == 20e9
+    assert measure(c_calibration.taken(16, 8)) == 20e9
 
 
 def test_what_no_kernel_takes_is_told_before_it_is_measured(native, monkeypatch):
-    probe = c_probes.taken(16, 8)
-    assert c_probes.is_taken(probe)
+    probe = c_calibration.taken(16, 8)
+    assert c_calibration.is_taken(probe)
     monkeypatch.setattr("actors.kernels.native.embedding.is_id", lambda ids: False)
-    assert not c_probes.is_taken(probe)
+    assert not c_calibration.is_taken(probe)

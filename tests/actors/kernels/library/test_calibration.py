@@ -7,15 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.kernels import cost
-from actors.kernels.cost import DISTANCES_BYTES, EXTENTS, REFERENCE, Rates
-from actors.kernels.library.calibration import (
-    cached_rates,
-    calibrate,
-    probes,
-    stopwatch,
-)
-from actors.kernels.work import BytePass
+from actors.kernels.common import cost
+from actors.kernels.common.cost import DISTANCES_BYTES, EXTENTS, REFERENCE, Rates
+from actors.kernels.common.kernel import BytePass
+from actors.kernels.host.calibration import cached_rates, calibrate, probes, stopwatch
 
 
 def priced(rates):

@@ -5,11 +5,10 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actors.kernels import scan
+from actors.kernels.common.gemm import gemm_of, view_of_array
+from actors.kernels.host import control
 from actors.kernels.library import onednn
-from actors.kernels.library.gemm_held import HeldProduct
-from actors.kernels.library.gemm_onednn import PACKED_ROWS
-from actors.kernels.native.gemm import gemm_of, view_of_array
+from actors.kernels.library.gemm_onednn import PACKED_ROWS, HeldProduct
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -65,13 +64,13 @@ def trained():
     def train(model, batch):
         return (model(batch.x)[0] ** 2.0).mean()
 
-    class Watched(scan.BoundStep):
+    class Watched(control.BoundStep):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             found.append(len(self.before))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "BoundStep", Watched)
+        patch.setattr(control, "BoundStep", Watched)
         model = nn.LSTM(40, 72)
         x = np.random.default_rng(0).standard_normal((5, 20, 40)).astype(np.float32)
         losses = [float(train.step(model, {"x": x})["loss"]) for _ in range(2)]
@@ -82,7 +81,7 @@ def trained():
 def test_a_loop_packs_what_stays_the_same_and_computes_the_same(monkeypatch):
     losses, packs = trained()
     assert packs == [1, 1]
-    monkeypatch.setattr(scan, "held_products", lambda body: {})
+    monkeypatch.setattr(control, "held_products", lambda body: {})
     others, packs = trained()
     assert packs == [0, 0]
     np.testing.assert_allclose(others, losses, rtol=1e-5)

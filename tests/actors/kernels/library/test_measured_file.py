@@ -5,8 +5,7 @@ import stat
 
 import pytest
 
-from actors.kernels.library.measured_file import read_object, replace_object
-from actors.kernels.native.trust import distrust_of_folder
+from actors.kernels.common.files import distrust_of_folder, read_object, replace_object
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 
 from actors.kernels.library import onednn
 from actors.kernels.library.onednn import LibraryError, Matrix
-from compiler.types import DType
+from compiler.contract.types import DType
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import os
 import numpy as np
 import pytest
 
+from actors.kernels.common.files import read_object, replace_object
+from actors.kernels.common.gemm import gemm_of, view_of_array
 from actors.kernels.library import tuning
-from actors.kernels.library.measured_file import read_object, replace_object
-from actors.kernels.native.gemm import gemm_of, view_of_array
 from actors.kernels.native.matmul import LIBRARIES
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from actors.kernels.interpret.attention_blocks import BlockExtents
+from actors.kernels.common.attention_blocks import BlockExtents
 from actors.kernels.native.attention import _CHUNK_FLOPS, _chunks, in_c
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from actors.in_flight import launch_number
-from actors.kernels.native.chain import JoinedLaunches, join
-from actors.kernels.native.launch import NativeError, address, native_launch
-from actors.kernels.native.runtime import CFunction, unique_name
+from actors.kernels.common.host_memory import address
+from actors.kernels.library.launch import JoinedLaunches, NativeError, join, native_launch
+from actors.kernels.library.runtime import CFunction, unique_name
+from actors.loop.worker import launch_number
 
 APPEND = """
 AF_EXPORT int32_t NAME(void *arguments) {

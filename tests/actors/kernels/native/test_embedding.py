@@ -1,13 +1,11 @@
 import numpy as np
 import pytest
 
-from actors.kernels.codegen.embedding_update import EMBEDDING_UPDATE_KERNELS
-from actors.kernels.codegen.fused_kernel import FUSED_KERNELS
-from actors.kernels.interpret.embedding import EMBEDDING_KERNELS
-from actors.kernels.interpret.embedding_update import EMBEDDING_UPDATE
-from actors.kernels.interpret.fused import NUMPY_FUSED_KERNELS
-from actors.kernels.native import chunks
-from actors.kernels.native.embedding import NATIVE_EMBEDDING_KERNELS
+from actors.kernels.library import launch
+from actors.kernels.native.embedding import EMBEDDING_UPDATE_KERNELS, NATIVE_EMBEDDING_KERNELS
+from actors.kernels.native.fused import FUSED_KERNELS
+from actors.kernels.reference.embedding import EMBEDDING_KERNELS, EMBEDDING_UPDATE
+from actors.kernels.reference.fused import NUMPY_FUSED_KERNELS
 
 OF_ROWS = (*NATIVE_EMBEDDING_KERNELS, *EMBEDDING_UPDATE_KERNELS)
 NATIVE = {k.op: k for k in (*OF_ROWS, *FUSED_KERNELS)}
@@ -160,7 +158,7 @@ def test_rows_that_are_not_dense_are_left_to_numpy(native, native_call):
 def test_sums_have_the_same_bits_with_one_thread_and_with_two(
     with_threads, native_call, descent, monkeypatch
 ):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 << 10)
+    monkeypatch.setattr(launch, "CHUNK_BYTES", 4 << 10)
     rng = np.random.default_rng(5)
     for rows, columns in ((50, 512), (40_000, 16)):
         dy = rng.standard_normal((3000, columns), dtype=np.float32)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.kernels.native.gemm import MatrixView, ThreadCut, chunks_of, gemm_of, view_of_array
-from compiler.types import DType
+from actors.kernels.common.gemm import MatrixView, ThreadCut, chunks_of, gemm_of, view_of_array
+from compiler.contract.types import DType
 
 
 def strided(shape, kind, dtype=np.float64):
@@ -75,7 +75,7 @@ def test_the_calls_of_all_chunks_make_the_product_and_write_each_element_once(
     gemm = gemm_of(*map(view_of_array, (a, b, out)))
     assert gemm is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actors.kernels.native.gemm.CHUNK_FLOPS", least)
+        patch.setattr("actors.kernels.common.gemm.CHUNK_FLOPS", least)
         count = walk(gemm, cut, a, b, out)
     np.testing.assert_array_equal(out, expected)
     assert count.sum() == expected.size

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from kernel_calls import GUARD, garbage, guarded, strided
 
-from actors.kernels.library import onednn
-from actors.kernels.native import gemm, gemm_launch
-from actors.kernels.native.gemm import gemm_of, view_of_array
-from actors.kernels.native.gemm_launch import Epilogue, workspace_bytes
-from actors.kernels.native.launch import NativeError
+from actors.kernels.common import gemm
+from actors.kernels.common.gemm import gemm_of, view_of_array
+from actors.kernels.library import gemm_launch, onednn
+from actors.kernels.library.gemm_launch import Epilogue, workspace_bytes
+from actors.kernels.library.launch import NativeError
 from actors.kernels.native.matmul import LIBRARIES
-from compiler.bfloat16 import from_bits, to_bits
-from compiler.errors import InternalError
+from compiler.contract.errors import InternalError
+from compiler.contract.types import from_bits, to_bits
 
 BY_NAME = {library.name: library for library in LIBRARIES}
 SHAPES = [

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from kernel_calls import bind_kernel, low_operand, operand
 
-from actors.kernels.library import onednn, tuning
-from actors.kernels.native import gemm_launch
+from actors.kernels.library import gemm_launch, onednn, tuning
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
 
 

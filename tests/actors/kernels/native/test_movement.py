@@ -1,6 +1,6 @@
 import numpy as np
 
-from actors.kernels.interpret.shape import SHAPE_KERNELS
+from actors.kernels.common.host_memory import SHAPE_KERNELS
 from actors.kernels.native.movement import MOVEMENT_KERNELS
 
 KERNELS = {kernel.op: kernel for kernel in MOVEMENT_KERNELS}

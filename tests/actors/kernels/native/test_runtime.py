@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.kernels.native import runtime
-from actors.kernels.native.chain import JoinedLaunches
-from actors.kernels.native.launch import NativeError, address, native_launch, single
-from actors.kernels.native.runtime import CFunction, unique_name
-from actors.kernels.native.toolchain import CompilerError
+from actors.kernels.common.host_memory import address
+from actors.kernels.library import runtime
+from actors.kernels.library.launch import JoinedLaunches, NativeError, native_launch, single
+from actors.kernels.library.runtime import CFunction, CompilerError, unique_name
 
 MARK = """
 static void NAME_body(void *arguments, int64_t chunk, int32_t worker) {

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from actors.kernels.native import runtime, toolchain
+from actors.kernels.library import runtime
 
 LENGTHS = (1, 7, 15, 16, 17, 63, 64, 65, 100, 255, 256, 257, 1000, 4099)
 
@@ -19,13 +19,13 @@ def built(native_toolchain, tmp_path_factory):
     def build(level):
         place = tmp_path_factory.mktemp("sums")
         wanted = ("-march=native", "-O3")
-        flags = [flag for flag in toolchain.FLAGS if flag not in wanted]
+        flags = [flag for flag in runtime.FLAGS if flag not in wanted]
         text = runtime._with_includes('#include "runtime.h"\n#include "sums.h"\n') + "".join(
             f"AF_EXPORT double own_{t}(const {t} *x, int64_t n) {{ return af_sum_{t}(x, n); }}\n"
             for t in ("float", "double")
         )
         levels = ["-march=native", *level.split()]
-        chosen = toolchain.Toolchain(
+        chosen = runtime.Toolchain(
             (*native_toolchain.command, *flags, *levels), native_toolchain.version, level, place
         )
         library = chosen.library(text)
@@ -58,7 +58,7 @@ def lanes(x):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_sum_has_the_same_bits_whatever_the_compiler_optimises(level, built, monkeypatch):
-    monkeypatch.setattr(toolchain, "FLAGS", ("-shared", "-fPIC"))
+    monkeypatch.setattr(runtime, "FLAGS", ("-shared", "-fPIC"))
     library = built(level)
     for dtype, name in (("float32", "own_float"), ("float64", "own_double")):
         for count in LENGTHS:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.kernels.native.toolchain import CompilerError, find_toolchain
+from actors.kernels.library.runtime import CompilerError, find_toolchain
 
 ANSWER = '__attribute__((visibility("default"))) int answer(void) { return 42; }\n'
 

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from actors.kernels.native.trust import distrust_of_file, distrust_of_folder, make_private
+from actors.kernels.common.files import distrust_of_file, distrust_of_folder, make_private
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_the_sticky_bit_on_a_folder_will_not_do_behind_a_link_above_it(folder, t
 
 
 def test_what_leads_through_too_many_links_is_not_trusted(folder, monkeypatch):
-    monkeypatch.setattr("actors.kernels.native.trust._MAX_PATHS", 2)
+    monkeypatch.setattr("actors.kernels.common.files._MAX_PATHS", 2)
     assert "more than 2 folders" in distrust_of_folder(folder)
 
 

@@ -1,0 +1,322 @@
+"""Ops of one's own: `@af.op` for what a program can state, `@af.numpy_op` for all else.
+
+    @af.op("x[*, D], gamma[D] -> y[*, D]")
+    def rms_norm(x, gamma, *, eps: float = 1e-6):
+        return x * ((x * x).mean() + eps).rsqrt() * gamma
+
+    y = rms_norm(x, gamma, eps=1e-5)  # inside a job
+
+The function becomes an op like those that are shipped: it is fused with its neighbours, has native
+code and numpy's, a gradient, and is computed again where a budget asks for that. The function runs
+while a job is traced and compiled, on expressions (`compiler.ops.language.expressions`), never on
+arrays; functions of `af` and other ops defined so may be called in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from actorflow.tensor.tensor import Tensor, apply_many
+from actorflow.tensor.tracer import Trace, current_trace, find_source, recording, source_of
+from compiler.contract.attrs import Attrs
+from compiler.contract.errors import CompileError
+from compiler.contract.types import DType, TensorType, ValueId
+from compiler.graph.graph import Gradient, Graph, GraphBuilder, Maybe, Node
+from compiler.graph.graph import gradient as gradients
+from compiler.graph.registry import (
+    InferType,
+    Op,
+    OpTypeError,
+    Types,
+    define,
+    expect_inputs,
+    find_op,
+    free_name,
+    infer_type,
+)
+from compiler.ops.language.define import fused_op
+from compiler.ops.language.definition import (
+    Attribute,
+    Function,
+    attributes_of,
+    expect_takes,
+    parameters_of,
+    read_gradient,
+    results_of,
+    settings_of,
+)
+from compiler.ops.language.expressions import read_signature
+from compiler.ops.primitives.shape import broadcast_value
+from compiler.ops.primitives.sources import INPUT, scalar
+
+_MODULES: dict[str, str] = {}
+"""Of each name given here the module that gave it last."""
+
+
+def op(
+    signature: str, *, gradient: Function | None = None, name: str | None = None
+) -> Callable[[Function], Function]:
+    """Make an op of a function over expressions.
+
+    Args:
+        signature: operands and outputs, see `compiler.ops.language.expressions`: "x, y -> z" where
+        every
+            element is computed alone, "x[*, D] -> y[*]" over rows `*` and columns `D`.
+        gradient: a function over expressions in place of the derived gradient. It takes by name
+            what it needs of operands, outputs and the outputs' gradients (`dy` for `y`), attributes
+            after a `*`, and returns one expression per float operand.
+        name: of the op in plans; by default the function's.
+
+    Keyword-only arguments of the function are attributes: numbers, bools or texts, fixed in the
+    plan. Returns a function of tensors. Raises CompileError, naming the function's line, for a
+    signature or a function that make no op.
+    """
+    if not isinstance(signature, str):
+        raise CompileError(
+            f"{source_of(signature)}: af.op needs a signature first, as in @af.op('x, y -> z'),"
+            f" got {signature!r:.60}"
+        )
+
+    def define_it(function: Function, called: str, where: str) -> Op:
+        return fused_op(
+            called, signature, function, gradient=gradient, where=where, traces_at_once=True
+        )
+
+    return _decorator("af.op('x, y -> z')", name, define_it, gradient)
+
+
+def numpy_op(
+    types: str | Function, *, gradient: Function | None = None, name: str | None = None
+) -> Callable[[Function], Function]:
+    """Make an op of a function over numpy's arrays, for what no program can state.
+
+    The function gets an array per operand, which it only reads, then one per output, which it
+    fills, and the attributes by keyword; arrays lie in the plan's memory and must not be kept. It
+    must depend on nothing else and give the same for the same operands: it may run again to save
+    memory. What it returns is nothing, or the outputs.
+
+    Args:
+        types: a signature as of `op`, or a function from the operands' `TensorType`s, and such
+            attributes as it names, to that of the output, or a tuple of them.
+        gradient: a function over tensors that takes by name what it needs of the function's
+            operands, outputs and the outputs' gradients (`dy` for `y`), and the attributes after a
+            `*`; it returns a tensor, or None, per operand. Without one the op has no gradient.
+        name: of the op in plans; by default the function's.
+
+    Raises CompileError, naming the function's line, for a signature that is none, and for a
+    gradient that takes what it may not.
+    """
+
+    def define_it(function: Function, called: str, where: str) -> Op:
+        attributes = attributes_of(function)
+        infer, names = _types_of(types, function, attributes)
+        pull = None if gradient is None else _gradient(gradient, *names, attributes)
+        made = define(called)
+        infer_type.register(made, infer, where)
+        # The kernels are a third of the time of `import actorflow`; only this kind of op has one.
+        from actors.kernels.host import catalogue
+        from actors.kernels.host.catalogue import PythonKernel
+
+        catalogue.register(PythonKernel(called, function), where)
+        if pull is not None:
+            gradients.register(made, pull, where)
+        return made
+
+    return _decorator("af.numpy_op('x, y -> z')", name, define_it, types, gradient)
+
+
+def _decorator(
+    usage: str,
+    name: str | None,
+    define_it: Callable[[Function, str, str], Op],
+    *stated: object,
+) -> Callable[[Function], Function]:
+    """Return what makes a function of tensors of a function, by defining an op."""
+
+    def decorate(*given: Any, **named: Any) -> Function:
+        function: Any = given[0] if len(given) == 1 and not named else None
+        code = getattr(function, "__code__", None)
+        if not isinstance(code, CodeType):  # also where the decorator stands without its brackets
+            raise CompileError(
+                f"{find_source()}: @{usage} stands above a function written in Python, and takes"
+                f" nothing else; got {', '.join([f'{g!r:.60}' for g in given]) or 'nothing'}"
+            )
+        called = _free_name(name, function)
+        try:
+            made = define_it(function, called, code.co_filename)
+            attributes = attributes_of(function)
+        except (ValueError, OpTypeError) as error:
+            raise CompileError(f"{source_of(function)}: {called}: {error}") from error.__cause__
+
+        @functools.wraps(function)
+        def call(*operands: Any, **attrs: Any) -> Any:
+            settings = {k: v.item() if isinstance(v, np.generic) else v for k, v in attrs.items()}
+            try:
+                settings_of(attributes, settings)  # before a plan has to hold them
+            except OpTypeError as error:
+                raise CompileError(f"{find_source()}: {called} {error}") from None
+            results = apply_many(made, *operands, **settings)
+            trace = current_trace()
+            if type(trace) is Trace and trace.is_training and gradients.has(made):
+                # Run here, what the gradient reads is seen: a change of that is one of the job.
+                node = trace.builder.nodes[-1]
+                gradient_alone(node, [trace.builder.type_of(v) for v in node.inputs])
+            return results if len(results) > 1 else results[0]
+
+        call.__dict__["stated"] = (function, *stated)  # a trace reads the user's own there
+        return call
+
+    return decorate
+
+
+def _free_name(name: str | None, function: Function) -> str:
+    """Return a name for an op: the one asked for, numbered where a function is defined again.
+
+    As in a notebook, where each cell is a file, or where a module is loaded anew: jobs that were
+    traced keep the old op.
+    """
+    wanted = name or function.__name__
+    if not isinstance(wanted, str) or not wanted.isprintable():
+        raise CompileError(
+            f"{source_of(function)}: the name of an op is a line of text, got {wanted!r:.60}"
+        )
+    called, module = free_name(wanted), function.__module__
+    if called != wanted and _MODULES.get(wanted) != module:
+        file = infer_type.where(find_op(wanted))  # of a gradient that was derived, too
+        if file != function.__code__.co_filename:
+            raise CompileError(
+                f"{source_of(function)}: there is an op {wanted!r} already, of {file}; give yours"
+                " another name, with name=..."
+            )
+    _MODULES[wanted] = module
+    return called
+
+
+def _types_of(
+    types: str | Function, function: Function, attributes: tuple[Attribute, ...]
+) -> tuple[InferType, tuple[list[str], list[str]]]:
+    """Return what infers the types, and the names of all operands and of (what may be) outputs."""
+    names = [p.name for p in parameters_of(function) if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if isinstance(types, str):
+        signature = read_signature(types)
+        stated = [spec.name for spec in (*signature.inputs, *signature.outputs)]
+        num_inputs = len(signature.inputs)
+        expect_takes(function, stated, "function")
+
+        def by_signature(inputs: Types, attrs: Attrs) -> Types:
+            expect_inputs(inputs, *stated[:num_inputs])
+            settings_of(attributes, attrs)
+            return signature.types_of(inputs)
+
+        names += stated[len(names) :]  # of a function of any number of arrays
+        return by_signature, (names, names[num_inputs:])
+    takes = parameters_of(types)
+    takes_all = takes and takes[-1].kind is inspect.Parameter.VAR_KEYWORD
+
+    def by_function(inputs: Types, attrs: Attrs) -> Types:
+        says = "has a types function that "
+        settings = settings_of(attributes, attrs).items()
+        own = {k: v for k, v in settings if takes_all or k in [p.name for p in takes]}
+        made = results_of(says, types, *inputs, **own)
+        for type_ in made or (None,):
+            if not _is_type(type_):
+                raise OpTypeError(
+                    f"{says}returns {type_!r:.80}, expected a TensorType(DType, tuple of extents)"
+                    " for each output"
+                )
+        expect_takes(function, [str(type_) for type_ in (*inputs, *made)], "function")
+        return made
+
+    return by_function, (names, names)
+
+
+def _is_type(made: object) -> bool:
+    """Whether somebody's result is a type that a plan can hold."""
+    if not isinstance(made, TensorType) or not isinstance(made.dtype, DType):
+        return False
+    return type(made.shape) is tuple and all([type(n) is int and n >= 0 for n in made.shape])
+
+
+def _gradient(
+    rule: Function, names: list[str], outputs: list[str], attributes: tuple[Attribute, ...]
+) -> Gradient:
+    """Return the rule that runs a function over tensors in the graph that autodiff grows."""
+    own = read_gradient(rule, names, outputs, attributes)
+
+    def pull(b: GraphBuilder, node: Node, grads: Maybe) -> Maybe:
+        trace, operands = _Beside(b), names[: len(node.inputs)]
+        values = dict(zip(names, (*node.inputs, *node.outputs), strict=False))
+        for name, output, grad in zip(names[len(operands) :], node.outputs, grads, strict=False):
+            if grad is None and f"d{name}" in own.takes:  # nothing flows back to this output
+                type_ = b.type_of(output)
+                grad = broadcast_value(b, scalar(b, 0.0, type_.dtype), type_.shape)
+            if grad is not None:
+                values[f"d{name}"] = grad
+        known = {name: Tensor(trace, value) for name, value in values.items()}
+        try:
+            with recording(trace):
+                made = own.results(known, settings_of(attributes, node.attrs), operands)
+            checked = zip(operands, node.inputs, made, strict=True)
+            return tuple([_checked(trace, name, b.type_of(v), t) for name, v, t in checked])
+        except OpTypeError as error:
+            text = f"{node.source}: the gradient of {node.op} {error}"
+            raise CompileError(text) from error.__cause__
+
+    return pull
+
+
+def gradient_alone(node: Node, types: Sequence[TensorType]) -> tuple[Graph, Maybe]:
+    """Return what a node's gradient emits where the node is all there is, and its results.
+
+    Raises CompileError, with the node's line, where the gradient is none.
+    """
+    b = GraphBuilder()
+
+    def fed(type_: TensorType) -> ValueId:
+        name = str(len(b.nodes))
+        return b.one(INPUT, name=name, dtype=type_.dtype.value, shape=type_.shape)
+
+    with b.beside(node):
+        b.emit(node.op, [fed(type_) for type_ in types], node.attrs)
+        alone = b.nodes[-1]
+        grads = tuple([fed(b.type_of(v)) for v in alone.outputs])
+        made = gradients.get(node.op)(b, alone, grads)
+    return b.freeze(), made
+
+
+def _checked(trace: Trace, name: str, type_: TensorType, made: object) -> ValueId | None:
+    """Return what a gradient gives for an operand. Raises OpTypeError for anything else."""
+    if made is None:
+        return None
+    if not isinstance(made, Tensor):
+        raise OpTypeError(
+            f"returns a {type(made).__name__} for {name}, expected a tensor of {type_}, or None"
+        )
+    if made.type != type_:
+        raise OpTypeError(f"returns {made.type} for {name}, which is {type_}")
+    return ValueId(made._value_in(trace))
+
+
+class _Beside(Trace):
+    """Records into a builder that stands at some node already: its line and scope are kept."""
+
+    def __init__(self, b: GraphBuilder) -> None:
+        super().__init__({}, {}, {}, is_training=True)
+        self.builder = b
+
+    def next_random_key(self) -> int:
+        """Refuse random ops: they count steps, which is a matter of the job's own trace."""
+        raise CompileError(
+            f"{find_source()}: a gradient draws random numbers; draw them in the job, and make them"
+            " an operand"
+        )
+
+    def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
+        """Append a node where the builder stands."""
+        return self.builder.emit(op, inputs, attrs)

@@ -1,0 +1,145 @@
+"""What a plan says of its ends: batches, outputs, snapshots, variables, credits to go on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from compiler.contract.errors import PlanFormatError
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import Actor, ActorKind, Field, RegisterKind
+from compiler.contract.sbp import own_part
+from compiler.contract.types import TensorType
+from compiler.verify.verify import edges_of
+from memory.registers import RateEdge, repetition_vector
+
+
+def _actor(plan: Plan, name: str) -> Actor | None:
+    return next((actor for actor in plan.actors if actor.name == name), None)
+
+
+def batches_per_step(plan: Plan) -> int:
+    """Return how many batches one update consumes."""
+    return plan.int_option("accumulate", 1)
+
+
+def batch_slots(plan: Plan) -> int:
+    """Return how many batches the plan has room for."""
+    return plan.registers[_batch_register(plan, "data")].num_slots
+
+
+def batch_fields(plan: Plan, source: str = "data") -> tuple[dict[str, TensorType], dict[str, str]]:
+    """Return type and user's line of every field that the plan reads from a data source.
+
+    The types are those of whole batches, which is what sources give.
+    """
+    fields = _fields_of(plan, source)
+    types: dict[str, TensorType] = {}
+    for field in fields:
+        own = plan.views[field.view].type
+        types[field.name] = own if field.part is None else replace(own, shape=field.part.shape)
+    return types, {f.name: str(plan.sources[f.source]) for f in fields}
+
+
+def batch_parts(plan: Plan, rank: int, source: str = "data") -> dict[str, tuple[slice, ...]]:
+    """Return where a rank's part of a batch lies, of the fields of which it has one."""
+    fields = [(f.name, f.part) for f in _fields_of(plan, source)]
+    mesh = plan.mesh
+    return {name: own_part(part, mesh, rank) for name, part in fields if part is not None}
+
+
+def _fields_of(plan: Plan, source: str) -> list[Field]:
+    register = _batch_register(plan, source)
+    return [field for field in plan.fields if field.register == register]
+
+
+def _batch_register(plan: Plan, source: str) -> int:
+    return next(a for a in plan.actors if a.name == source).outputs[0].register
+
+
+def losses_of(plan: Plan) -> tuple[str, ...]:
+    """Return the outputs that gradients are of; none where the plan does not train."""
+    named = plan.option("losses") or ("loss",)
+    if not isinstance(named, tuple) or not all([isinstance(name, str) for name in named]):
+        raise PlanFormatError(f"option losses is {named!a:.40}")
+    return cast("tuple[str, ...]", named) if plan.option("is_training") else ()
+
+
+def line_of_output(plan: Plan, name: str) -> str | None:
+    """Return the user's line of an output of the job, or None where there is none of the name."""
+    sink = next(a for a in plan.actors if a.name == "metrics")
+    registers = [port.register for port in sink.inputs]
+    lines = [
+        plan.sources[f.source] for f in plan.fields if f.register in registers and f.name == name
+    ]
+    return str(lines[0]) if lines else None
+
+
+def takes_snapshots(plan: Plan) -> bool:
+    """Whether the plan was compiled to write checkpoints."""
+    return _actor(plan, "checkpoint") is not None
+
+
+def snapshot_rate(plan: Plan) -> int:
+    """Return the steps between two snapshots of the variables; 0 where the plan takes none."""
+    snapshot = _actor(plan, "snapshot")
+    return 0 if snapshot is None else snapshot.inputs[0].rate
+
+
+def saved_variables(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the variables that a checkpoint holds, in order of plan.
+
+    What only an evaluation reads is no part of the training.
+    """
+    writer = _actor(plan, "checkpoint")
+    if writer is None:
+        return tuple(v.name for v in plan.state)
+    staging = writer.inputs[0].register
+    return tuple(f.name for f in plan.fields if f.register == staging)
+
+
+def written_variables(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the variables that a step changes, in order of the plan."""
+    written = {
+        plan.views[view].register
+        for actor in plan.actors
+        for launch in actor.launches
+        for view in launch.outputs
+    }
+    return tuple(v.name for v in plan.state if plan.views[v.view].register in written)
+
+
+def credits_after(plan: Plan, steps: int) -> dict[str, int]:
+    """Return the credits that control registers hold after some steps, by name.
+
+    What comes every n steps counts them over all runs of a training, not from the start of this
+    one; but a sink begins anew, for the outputs of earlier steps went to the run before.
+    """
+    edges, registers = edges_of(plan)
+    fired = _firings(plan, edges, steps * plan.int_option("accumulate", 1))
+    held: dict[str, int] = {}
+    for edge, register in zip(edges, registers, strict=True):
+        tokens = fired[edge.producer] * edge.produce - fired[edge.consumer] * edge.consume
+        is_sink = plan.actors[edge.consumer].kind is ActorKind.SINK
+        if tokens and plan.registers[register].kind is RegisterKind.CONTROL and not is_sink:
+            held[plan.registers[register].name] = tokens
+    return held
+
+
+def _firings(plan: Plan, edges: list[RateEdge], batches: int) -> list[int]:
+    """Return how often each actor fires on some batches, when all that can fire has fired.
+
+    An evaluation has all its firings or none, so these are no shares of a period.
+    """
+    feeder = next(a.id for a in plan.actors if a.name == "data")
+    repetitions = repetition_vector(len(plan.actors), edges)
+    fired = [-(-batches * count // repetitions[feeder]) for count in repetitions]
+    is_settled = False
+    while not is_settled:
+        is_settled = True
+        for edge in edges:
+            possible = fired[edge.producer] * edge.produce // edge.consume
+            if fired[edge.consumer] > possible:
+                fired[edge.consumer] = possible
+                is_settled = False
+    return fired

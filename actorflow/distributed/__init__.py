@@ -1,0 +1,4 @@
+"""All about several ranks.
+
+Messages, agreement, launcher, process group, parts joined, one plan agreed on.
+"""

@@ -1,0 +1,420 @@
+"""A plan for every rank of a job, compiled once for each class of ranks that share one.
+
+Ranks whose local graphs are equal (`compiler.pipeline.pipeline.local_graphs`), and who would choose
+among the same kernels, are of one class. The first of it compiles; the others are sent the bytes,
+and trust them no more than those of a file. What ranks do next is decided by what all have heard
+alone, so that all come to the same meetings, whichever of them has a plan on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from actorflow.compile.compiling import Compilation, compiled_plan, keep_plan, kept_plan
+from actorflow.compile.prove import prove
+from actorflow.environment.native import build
+from actorflow.environment.settings import logger
+from actorflow.options.job_options import JobOptions
+from actorflow.tensor.tracer import find_source
+from compiler.contract.attrs import PlainValue
+from compiler.contract.codec import packed
+from compiler.contract.errors import (
+    BudgetError,
+    CompileError,
+    DeviceError,
+    OutOfMemory,
+    PlanFormatError,
+)
+from compiler.contract.placement import Mesh
+from compiler.contract.plan import Plan
+from compiler.contract.rank_plans import RankPlans
+from compiler.graph.graph import Graph, Node
+from compiler.graph.target import in_words
+from compiler.ops.primitives.body import hash_graph
+from compiler.ops.primitives.sources import CONSTANT, INPUT, VARIABLE, constant_array
+from compiler.ops.primitives.transfer import STAGE
+
+if TYPE_CHECKING:
+    from actorflow.distributed.process_group import Among
+    from compiler.pipeline.pipeline import LocalGraphs
+
+
+# What ranks of one job have not in common, told in the words of its user.
+#
+# Ranks compare a digest of all that has to be equal, and that is all of it where it is. Where it is
+# not they bring more, all of bounded size: first what the user has said, as texts, and a few bytes
+# for every node that was traced; then the one node that is the first to differ.
+
+_MEND = "run the same script with the same options on all ranks"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_NO_MATTER = ("optimizer", "max_plans", "streams", "num_streams")
+"""Options that ranks may have each for itself, or that are told piece by piece."""
+_MOST_CHARACTERS = 120
+_DIGEST_BYTES = 8
+_MOST_NODES = 1 << 20
+
+Said = tuple[str, str]
+"""What a user has said, and how it is said: ("AdamW's lr", "0.01")."""
+
+
+def digest_of_job(asked: Compilation) -> str:
+    """Return a digest of all that ranks must have in common, before any of them compiles."""
+    graphs = [hash_graph(g) for g in (asked.graph, asked.evaluation) if g is not None]
+    options = [row for row in asked.options.recorded() if row[0] not in _NO_MATTER]
+    parts = [asked.options.name, str(asked.hardware.ranks.mesh), *graphs, repr(options)]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def tell_difference(among: Among, asked: Compilation, digests: Sequence[object]) -> NoReturn:
+    """Raise what differs first between rank 0 and the first rank that has another digest.
+
+    All ranks call it together. Raises CompileError.
+    """
+    rank = next(r for r, digest in enumerate(digests) if digest != digests[0])
+    nodes = [*_nodes(asked)][:_MOST_NODES]
+    what = f"find what differs in job {asked.options.name!r}"
+    where, traced = find_source(), b"".join([digest for digest, _ in nodes])
+    said = among.gather(what, (str(where), tuple(_said(asked)), traced))
+    (line, ours, first), (its, theirs, other) = [cast("Any", said[at]) for at in (0, rank)]
+    number = _first_apart(first, other)
+    shown = _shown(nodes[number][1], asked) if number < len(nodes) else ()
+    told = cast("list[Any]", among.gather(what, shown))
+    text = _of_said(ours, theirs, rank) or _of_nodes(told[0], told[rank], rank)
+    lines = "" if line == its else f" (rank {rank} is at {its}, and rank 0 at {line})"
+    raise CompileError(
+        f"{where}: ranks run job {asked.options.name!r} differently: {text}{lines}; {_MEND}"
+    )
+
+
+def _said(asked: Compilation) -> Iterator[Said]:
+    """Yield what was said, in the order in which it is to be compared."""
+    yield "mesh=", str(asked.hardware.ranks.mesh) or "none"
+    given = asked.job
+    if given is not None:
+        yield from _of_optimizer(given)
+        for field in fields(JobOptions):
+            if field.name not in (*_NO_MATTER, "mesh"):
+                yield f"{field.name}=", _text(getattr(given, field.name))
+    steps, seconds = asked.options.snapshot_every, asked.options.snapshot_seconds
+    period = f"every {steps} steps" if steps else f"every {seconds:g} s" if seconds else "none"
+    yield "checkpoint= (every=)", period
+    for name, value in asked.options.recorded():
+        if name not in (*_NO_MATTER, "snapshot_every", "snapshot_seconds"):
+            words, text = in_words(name, value)
+            yield words, _cut(text)
+    yield from _of_batch(asked.graph, "batch")
+    if asked.evaluation is not None:
+        yield from _of_batch(asked.evaluation, "batch of the evaluation")
+
+
+def _of_batch(graph: Graph, what: str) -> Iterator[Said]:
+    inputs = [(n.attrs.str_("name"), n.outputs[0]) for n in graph.nodes if n.op is INPUT]
+    for name, value in sorted(inputs):
+        yield f"{name!r} of the {what}", str(graph.types[value])
+
+
+def _of_optimizer(given: JobOptions) -> Iterator[Said]:
+    for part in given.parts:
+        optimizer, kind = part.optimizer, type(part.optimizer).__name__
+        yield f"the optimizer of {part.patterns!r}", f"{kind} of {part.loss!r}"
+        for name in getattr(optimizer, "__dataclass_fields__", ()):
+            yield f"{kind}'s {name}", _text(getattr(optimizer, name))
+
+
+def _text(value: object) -> str:
+    return _cut(_ADDRESS.sub("", repr(value)))
+
+
+def _cut(text: str) -> str:
+    """Return a text, or of a long one the beginning and what tells it from others."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{text[:_MOST_CHARACTERS]}... ({digest})"
+
+
+def _of_said(ours: Sequence[Said], theirs: Sequence[Said], rank: int) -> str:
+    """Return the first difference; "" where the same was said."""
+    first, other = dict(ours), dict(theirs)
+    for name in dict.fromkeys([*first, *other]):
+        one, its = first.get(name, "none"), other.get(name, "none")
+        if one != its:
+            return f"{name} is {its} on rank {rank} and {one} on rank 0"
+    return ""
+
+
+def _nodes(asked: Compilation) -> Iterator[tuple[bytes, tuple[Graph, Node]]]:
+    """Yield a digest of each node, by what it computes and not by its line."""
+    for graph in [graph for graph in (asked.graph, asked.evaluation) if graph is not None]:
+        for node in graph.nodes:
+            types = [str(graph.types[value]) for value in node.outputs]
+            row = [node.op.name, node.inputs, node.attrs.packed, node.stage, node.device, types]
+            yield hashlib.blake2b(packed(row), digest_size=_DIGEST_BYTES).digest(), (graph, node)
+
+
+def _first_apart(one: bytes, other: bytes) -> int:
+    """Return the number of the first digest that two ranks have not in common."""
+    for begin in range(0, max(len(one), len(other)), _DIGEST_BYTES):
+        if one[begin : begin + _DIGEST_BYTES] != other[begin : begin + _DIGEST_BYTES]:
+            return begin // _DIGEST_BYTES
+    return _MOST_NODES
+
+
+def _shown(found: tuple[Graph, Node], asked: Compilation) -> tuple[Any, ...]:
+    """Return what is told of a node: what it is, its attributes, and the user's line."""
+    graph, node = found
+    types = ", ".join([str(graph.types[value]) for value in node.outputs])
+    what = node.op.name
+    if node.op is VARIABLE:
+        what = f"{node.attrs.str_('role')} {node.attrs.str_('name')!r}"
+    stage = f" on stage {node.stage}" if node.stage >= 0 else ""
+    where = " of the evaluation" if graph is asked.evaluation else ""
+    attrs = tuple([(name, _text(value)) for name, value in node.attrs.items()])
+    if node.op is CONSTANT:
+        numbers = constant_array(node).ravel()[:_MOST_CHARACTERS]
+        attrs = (("value", _cut(" ".join(map(str, numbers)))),)
+    return f"{what} {types}{stage}{where}", attrs, str(node.source)
+
+
+def _of_nodes(first: Sequence[Any], other: Sequence[Any], rank: int) -> str:
+    if not (first or other):
+        return f"rank {rank} makes other use of the same ops: what is returned or updated differs"
+    if not first or not other:
+        (what, _, line), has, lacks = (other, rank, 0) if other else (first, 0, rank)
+        return f"rank {has} goes on with {what} ({line}), where rank {lacks} has nothing more"
+    whats = [first[0], other[0]]
+    if whats[0] == whats[1]:
+        attrs = [dict(row[1]) for row in (first, other)]
+        names = [n for n in attrs[0] | attrs[1] if attrs[0].get(n) != attrs[1].get(n)]
+        more = [", ".join([f"{n}={own.get(n, 'none')}" for n in names]) for own in attrs]
+        whats = [f"{what} with {m}" if m else what for what, m in zip(whats, more, strict=True)]
+        if not names:
+            whats[1] += " of other values"
+    return f"rank {rank} has {whats[1]} ({other[2]}) where rank 0 has {whats[0]} ({first[2]})"
+
+
+_TOLD = (CompileError, PlanFormatError, OutOfMemory, DeviceError)
+"""What all raise that one rank meets with. A bug of ours is told by the rank that has it."""
+
+_AGREED = "agreed"
+"""Said in place of a fingerprint by a rank that has what all agreed on before."""
+
+_TellableError = CompileError | PlanFormatError | OutOfMemory | DeviceError
+
+
+def plan_for(asked: Compilation, plans: dict[str, Plan], among: Among | None) -> Plan:
+    """Return a plan out of those that this process has, or from the disk, or compile it.
+
+    All ranks that are `among` others call this together; by default it is compiled here. A plan
+    that one of several compiles so, by what it measured, is none that they agree on later.
+    """
+    if among is None:
+        asked = asked.alone()
+    # No function of the user runs while the choice of kernels is held: whoever it waits for might
+    # want to compile. Nor is another rank waited for, which may be a thread of this process.
+    with asked.choosing():
+        key = asked.key
+        known = plans.get(key)
+        found = known or kept_plan(asked)
+        if among is None or among.is_alone:
+            return plans.setdefault(key, found or compiled_plan(asked))
+    plans[key] = agreed_plan(among, asked, found, is_agreed=known is not None)
+    return plans[key]
+
+
+def agreed_plan(
+    among: Among, asked: Compilation, found: Plan | None, *, is_agreed: bool = False
+) -> Plan:
+    """Return the plan of this rank; all ranks call this together.
+
+    `found` is a plan that it has already: in memory, and agreed on, or on disk, where two launches
+    at a time may have left ranks of a class different ones.
+
+    Raises what a rank of them meets with that compiles, on every rank with its text, and
+    CompileError where they have not the same job.
+    """
+    job = asked.options.name
+    here = _AGREED if is_agreed else _fingerprint(found), digest_of_job(asked)
+    said = cast("list[tuple[str, str]]", among.gather(f"compile job {job!r}", here))
+    has, digests = [has for has, _ in said], [digest for _, digest in said]
+    if len({*digests}) > 1:
+        tell_difference(among, asked, digests)
+    if found is not None and len({*has}) == 1:
+        return found
+    own, local, error = "", None, None
+    try:
+        with asked.choosing():
+            own, local = _own_class(asked)
+    except _TOLD as caught:
+        error = caught
+    classes = _heard(among, f"tell its part of job {job!r}", own, error)
+    members = [rank for rank, other in enumerate(classes) if other == own]
+    # Who has a plan need not compile one.
+    first = next((rank for rank in members if has[rank]), members[0])
+    is_first, sent, error = first == among.rank, b"", None
+    lacking = [rank for rank in members if not has[first] or has[rank] != has[first]]
+    if is_first:
+        try:
+            found = found or _compiled(asked, local, _are_apart(asked.hardware.ranks.mesh, classes))
+            sent = found.to_bytes() if {*lacking} - {first} else b""
+        except _TOLD as caught:
+            error = caught
+    plans = _heard(among, f"have the plan of job {job!r}", sent, error)
+    if found is not None and (is_first or among.rank not in lacking):
+        return found
+    with asked.choosing():
+        return _received(plans[first], asked, first)
+
+
+def _fingerprint(plan: Plan | None) -> str:
+    return "" if plan is None else plan.fingerprint
+
+
+def plans_of_classes(asked: Compilation) -> RankPlans:
+    """Return the plans of all ranks of a mesh, each class of them compiled once, in this process.
+
+    Raises CompileError.
+    """
+    ranks = asked.hardware.ranks
+    local: dict[Hashable, LocalGraphs] = {}
+    with asked.choosing():
+        told = classes_of_ranks(asked, local)
+        numbers = {own: number for number, own in enumerate(dict.fromkeys(told))}
+        are_apart, plans = _are_apart(ranks.mesh, told), []
+        for own in numbers:
+            its = _of_rank(asked, told.index(own))
+            plans.append(kept_plan(its) or _compiled(its, local.pop(own), are_apart))
+    return RankPlans(ranks.mesh, tuple(plans), tuple([numbers[own] for own in told]))
+
+
+def _of_rank(asked: Compilation, rank: int) -> Compilation:
+    hardware = asked.hardware
+    return replace(asked, hardware=replace(hardware, ranks=replace(hardware.ranks, rank=rank)))
+
+
+def classes_of_ranks(
+    asked: Compilation, local: dict[Hashable, LocalGraphs] | None = None
+) -> tuple[Hashable, ...]:
+    """Return of each rank what those of its class have in common, without compiling a plan.
+
+    `local` gets the graphs of each class. Raises CompileError.
+    """
+    from compiler.pipeline.pipeline import LocalGraphs, graphs_of_ranks
+
+    local = {} if local is None else local
+
+    def seen(rank: int) -> Hashable:
+        if asked.evaluation is not None:  # which may tell apart who trains alike
+            own, graphs_of_it = _own_class(_of_rank(asked, rank))
+            local.setdefault(own, graphs_of_it)
+            return own
+        graph = graphs.of(rank)
+        hashes = _hashes(graph)
+        local.setdefault(hashes, LocalGraphs(graph))
+        return hashes
+
+    with asked.choosing():
+        if asked.evaluation is not None:
+            return tuple([seen(rank) for rank in range(asked.hardware.ranks.count)])
+        graphs = graphs_of_ranks(asked.graph, asked.hardware, asked.options)
+        return graphs.told_apart(seen)
+
+
+def _are_apart(mesh: Mesh, classes: Sequence[object]) -> bool:
+    """Whether ranks of one stage, which have variables in common, are of several classes."""
+    axis = mesh.names.index(STAGE) if STAGE in mesh.names else None
+    stages = [0 if axis is None else mesh.coordinates(rank)[axis] for rank in range(len(classes))]
+    return len(set(zip(stages, classes, strict=True))) > len(set(stages))
+
+
+def _compiled(asked: Compilation, local: LocalGraphs | None, are_apart: bool) -> Plan:
+    """Compile the plan of a class. What several of them all compute must have the same bits.
+
+    So nothing that one class measures chooses the kernels then, which the others may measure
+    differently: a product of parameters, as an optimizer makes, would part their values.
+    """
+    own = replace(asked, deterministic=True) if are_apart else asked
+    with own.choosing():
+        plan = compiled_plan(own, local)
+    if own is not asked:
+        with asked.choosing():
+            keep_plan(asked, plan)
+    return plan
+
+
+def _own_class(asked: Compilation) -> tuple[str, LocalGraphs]:
+    """Return what the ranks of this one's class have in common, and its local graphs."""
+    from compiler.pipeline.pipeline import local_graphs
+
+    hardware = asked.hardware
+    others = replace(hardware, ranks=replace(hardware.ranks, rank=0))
+    common_key = replace(asked, hardware=others).key
+    local = local_graphs(asked.graph, hardware, asked.options, asked.dump, asked.evaluation)
+    parts = [common_key, *[text for graph in local if graph is not None for text in _hashes(graph)]]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest(), local
+
+
+def _hashes(graph: Graph) -> tuple[str, str]:
+    phases = " ".join([node.phase.name for node in graph.nodes])  # no part of a graph's hash
+    return hash_graph(graph, with_sources=True), phases
+
+
+def _heard(
+    among: Among, what: str, value: PlainValue, error: _TellableError | None
+) -> list[PlainValue]:
+    """Return what each rank says; raise the error of one on all, the own one as it was raised.
+
+    Of errors of budgets that is the one that asks for most: with less another would come next.
+    """
+    told: tuple[PlainValue, ...] = ()
+    if error is not None:
+        told = (type(error).__name__, str(error), getattr(error, "smallest_bytes", 0))
+    rows = [_row(row, what) for row in among.gather(what, (value, told))]
+    failed = [told for _, told in rows if told]
+    if failed:
+        name, text, size = max(failed, key=lambda one: int(cast("int", one[2])))
+        if error is not None and told[2] == size:
+            raise error
+        if name == BudgetError.__name__:
+            raise BudgetError(str(text), smallest_bytes=int(cast("int", size)))
+        kinds = {kind.__name__: kind for kind in _TOLD}
+        raise kinds.get(str(name), CompileError)(str(text))
+    return [value for value, _ in rows]
+
+
+def _row(row: PlainValue, what: str) -> tuple[PlainValue, tuple[PlainValue, ...]]:
+    if isinstance(row, tuple) and len(row) == 2 and isinstance(row[1], tuple):
+        return row[0], row[1]
+    raise PlanFormatError(f"a rank says {row!r} where it was to {what}; start all from one version")
+
+
+def _received(data: PlainValue, asked: Compilation, sender: int) -> Plan:
+    """Return the plan that another rank has sent, held against what this one would compile.
+
+    Raises PlanFormatError, CompileError or OutOfMemory where it is none that runs here.
+    """
+    where = f"the plan that rank {sender} has compiled"
+    plan = Plan.from_bytes(data if isinstance(data, bytes) else b"", where)
+    if plan.graph_hash != (own := hash_graph(asked.graph)):
+        raise PlanFormatError(
+            f"{where} is of graph {plan.graph_hash}, and this rank's is {own}; run the same script"
+            " on all ranks"
+        )
+    if plan.mesh.axes != asked.hardware.ranks.mesh.axes:
+        raise PlanFormatError(
+            f"{where} is for the mesh {plan.mesh}, and this rank's is {asked.hardware.ranks.mesh};"
+            " run the same script on all ranks"
+        )
+    prove(plan)
+    if not build(plan):
+        raise CompileError(
+            f"{where} has kernels that the C compiler of this rank refuses (see the lines above);"
+            " give all ranks the same compiler, or set ACTORFLOW_NATIVE=0 for all"
+        )
+    logger.info("plan %r comes from rank %d", plan.name, sender)
+    keep_plan(asked, plan)
+    return plan

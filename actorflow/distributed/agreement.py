@@ -1,0 +1,462 @@
+"""What the ranks of a job agree on: decided in one place, as a function of messages alone.
+
+A message goes in, messages to ranks come out; there is no socket, clock or thread here, so that any
+order of messages can be tried. All decisions follow from what ranks said, joined so that the order
+of two messages, or a second copy of one, does not matter but for what is decided by the first: who
+failed, and where a stop falls. Whatever is decided is told to every rank in the same words.
+
+*Meetings.* A rank that has come to one waits; when all have come to the same, each gets all values.
+
+*Steps.* The coordinator grants a window: `WINDOW_STEPS` beyond what every rank has come to. So no
+rank has begun a step that was not granted to all, which is what makes these common:
+a stop is at the largest total granted, for every rank can get there and none is beyond it; a
+checkpoint is after the first step that is not granted yet, for no rank has decided on it yet, and
+each is told before it may begin that step.
+
+*Stops that wait for data.* A stop is to wait for no source that does not answer. So a rank that
+has waited long enough holds: it begins no step more. The others are told to hold, too, and the end
+is the last step that any of them has begun; who lacks data for that is waited for, nobody else.
+
+*Data.* Each takes its rows of a batch that all were given, so ranks say a digest of what they were
+given, and all digests of a step are equal.
+
+*Ends.* A rank whose data ends says after which step. Others answer if they have data for more, for
+they would wait for it in a collective. All that ended must name the same step.
+
+*RankFailure.* The first one counts. It is told to every rank, now or as soon as it is heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from actorflow.distributed.messages import (
+    Aborted,
+    BatchGiven,
+    Began,
+    Came,
+    CheckpointAsked,
+    CheckpointAt,
+    EndAt,
+    EndsAfter,
+    FromRank,
+    Granted,
+    HasData,
+    Hello,
+    HoldAsked,
+    Left,
+    Met,
+    Noted,
+    OtherEndsAfter,
+    RankFailed,
+    Reached,
+    StopAsked,
+    ToRank,
+    WaitedInVain,
+    Welcome,
+    WouldEnd,
+)
+
+# The first failure of a job, and the words for what ranks do wrong.
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """The first failure of a job: which rank it was, what it did (a predicate), and where.
+
+    `shown` is what the failed rank would have printed itself, or nothing. `is_hearsay` says that
+    another rank told of it.
+    """
+
+    rank: int
+    text: str
+    op: str = ""
+    line: str = ""
+    shown: str = ""
+    is_hearsay: bool = False
+
+    @property
+    def told(self) -> str:
+        """The failure in a sentence that names the rank."""
+        return f"rank {self.rank} {self.text}"
+
+
+def failure_of(teller: int, message: RankFailed) -> RankFailure:
+    """Return the failure that a rank tells of."""
+    where = f" in {message.op}" if message.op else ""
+    where += f" ({message.line})" if message.line else ""
+    is_hearsay = message.rank != teller
+    said = f", says rank {teller}" if is_hearsay else ""
+    text = f"failed{where}{said}: {message.text}"
+    return RankFailure(
+        message.rank, text, message.op, message.line, message.shown, is_hearsay=is_hearsay
+    )
+
+
+def aborted(failure: RankFailure) -> Aborted:
+    """Return what every rank is told of a failure."""
+    return Aborted(failure.rank, failure.told, failure.op, failure.line)
+
+
+def left_early(rank: int) -> RankFailure:
+    """Return the failure of a rank whose script ended amid a run."""
+    return RankFailure(rank, "has ended its script, where the others train on")
+
+
+def listed(ranks: tuple[int, ...]) -> str:
+    """Return ranks in words."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def other_batch(rank: int, other: int, given: BatchGiven) -> RankFailure:
+    """Return the failure of a rank that was given another batch than the other one."""
+    where = f" ({given.line})" if given.line else ""
+    return RankFailure(
+        rank,
+        f"was given another batch for step {given.step}{where} than rank {other}: every rank gives"
+        " the whole batch of all ranks, of which each takes its part. Do not shard the data, nor"
+        " draw or shuffle it by RANK: the same batches, from the same seed, on all ranks",
+        line=given.line,
+    )
+
+
+def other_end(rank: int, step: int, others: str, why: str) -> RankFailure:
+    """Return the failure of a rank that ended after a step; `others` says where another was."""
+    mend = "the data of all ranks must have the same number of batches"
+    by = f" by {why}" if why else ""
+    if why:
+        mend = (
+            "others have begun steps that need its data. Raise StopTraining in on_step, which ends"
+            " all ranks after one and the same step, or in the data of all at the same batch"
+        )
+    return RankFailure(rank, f"ended after step {step}{by}, {others}: {mend}")
+
+
+WINDOW_STEPS = 4
+"""How far a rank may be ahead of the last: more hides the coordinator's answer, less stops sooner.
+"""
+
+MOST_DIGESTS = 64
+"""Steps whose digests are kept: more than one rank can be ahead of another."""
+
+Sends = list[tuple[int, ToRank]]
+"""Who is told what, in this order."""
+
+
+@dataclass(slots=True)
+class _AgreedRun:
+    """What is known of a run of the job, by rank where ranks differ."""
+
+    first: dict[int, int] = field(default_factory=dict)
+    reached: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    more: dict[int, int] = field(default_factory=dict)
+    granted: int | None = None
+    checkpoint: int | None = None
+    stop: str | None = None
+    is_last: bool = False
+    is_settled: bool = False
+    is_checkpoint_asked: bool = False
+    held: dict[int, int] = field(default_factory=dict)
+    given: dict[int, tuple[int, int]] = field(default_factory=dict)
+    whys: dict[int, str] = field(default_factory=dict)
+
+
+class Agreement:
+    """The agreement of one job. `failure` is the first one, or None.
+
+    Args:
+        num_ranks: how many ranks there are.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.failure: RankFailure | None = None
+        self._teller: int | None = None
+        self._heard: set[int] = set()
+        self._gone: set[int] = set()
+        self._num_meetings = 0
+        self._came: dict[int, Came] = {}
+        self._runs: dict[int, _AgreedRun] = {}
+        self._closed: set[int] = set()
+
+    def take(self, rank: int, message: FromRank) -> Sends:
+        """Take what a rank says; return what ranks are told then."""
+        told = self._greet(rank)
+        if isinstance(message, Left | RankFailed):
+            told += [(rank, Noted())]
+        if self.failure is None and rank not in self._gone:
+            told += _TAKES[type(message)](self, rank, message)
+        elif self.failure is not None and isinstance(message, RankFailed):
+            self._explain(self.failure, rank, message)
+        return told
+
+    def lost(self, rank: int, text: str, *, explains: bool = False) -> Sends:
+        """Hear that the process of a rank has failed, in words without a name.
+
+        With `explains` that takes the place of what others, who missed the rank, said of it.
+        """
+        failure = self.failure
+        if explains and failure is not None and failure.is_hearsay and failure.rank == rank:
+            self.failure = RankFailure(rank, text)
+        return self._fail(RankFailure(rank, text))
+
+    def _explain(self, failure: RankFailure, rank: int, message: RankFailed) -> None:
+        """Take what is said later of the first failure; what the rank itself says of it counts."""
+        if failure.is_hearsay and rank == failure.rank and message.rank < self.num_ranks:
+            self.failure = failure_of(rank, message)
+            self._teller = rank
+        elif rank == self._teller:
+            self.failure = replace(failure, shown=failure.shown or message.shown)
+
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank has said that its script ended well."""
+        return rank in self._gone
+
+    def meeting(self) -> tuple[str, tuple[int, ...]]:
+        """Return what ranks wait for each other to do, or nothing, and who has not come there."""
+        if not self._came:
+            return "", ()
+        missing = [r for r in range(self.num_ranks) if r not in self._came]
+        return str(self._came[min(self._came)]), tuple(missing)
+
+    def _greet(self, rank: int) -> Sends:
+        if rank in self._heard:
+            return []
+        self._heard.add(rank)
+        told: Sends = [(rank, Welcome(self.num_ranks))]
+        return told if self.failure is None else [*told, (rank, aborted(self.failure))]
+
+    def _hello(self, rank: int, message: Hello) -> Sends:
+        return []
+
+    def _fail(self, failure: RankFailure) -> Sends:
+        if self.failure is not None:
+            return []
+        self.failure = failure
+        self._came.clear()
+        return self._all(aborted(failure))
+
+    def _all(self, message: ToRank) -> Sends:
+        return [(rank, message) for rank in sorted(self._heard - self._gone)]
+
+    def _failed(self, rank: int, message: RankFailed) -> Sends:
+        if message.rank >= self.num_ranks:  # of nobody
+            message = replace(message, rank=rank)
+        self._teller = rank
+        return self._fail(failure_of(rank, message))
+
+    def _left(self, rank: int, message: Left) -> Sends:
+        self._gone.add(rank)
+        for number in sorted(self._runs):
+            run = self._runs[number]
+            if run.first.keys() - {rank} and rank not in run.ends:
+                return self._fail(left_early(rank))
+        return self._missed()
+
+    # Meetings
+
+    def _take_came(self, rank: int, message: Came) -> Sends:
+        if message.number <= self._num_meetings:
+            return []  # a second copy, of one that is over
+        if message.number > self._num_meetings + 1:
+            return self._fail(RankFailure(rank, f"wants to {message} out of turn"))
+        self._came.setdefault(rank, message)
+        first = min(self._came)
+        for other in sorted(self._came):
+            if self._came[other].name != self._came[first].name:
+                return self._fail(RankFailure(other, self._apart(first, other)))
+        if len(self._came) < self.num_ranks:
+            return self._missed()
+        values = tuple([self._came[r].value for r in range(self.num_ranks)])
+        self._num_meetings += 1
+        self._came = {}
+        return self._all(Met(self._num_meetings, values))
+
+    def _apart(self, first: int, other: int) -> str:
+        return (
+            f"is about to {self._came[other]}, where rank {first} is about to"
+            f" {self._came[first]}; every rank has to do the same in the same order"
+        )
+
+    def _missed(self) -> Sends:
+        """Fail where somebody waits for a rank that is gone."""
+        name, missing = self.meeting()
+        for rank in missing:
+            if rank in self._gone:
+                there = tuple(sorted(self._came))
+                wait = "waits" if len(there) == 1 else "wait"
+                text = f"has ended its script, where {listed(there)} {wait} for it to {name}"
+                return self._fail(RankFailure(rank, text))
+        return []
+
+    def _waited(self, rank: int, message: WaitedInVain) -> Sends:
+        name, missing = self.meeting()
+        if not missing or message.number != self._num_meetings + 1 or rank in missing:
+            return []  # they came after all
+        return self._fail(
+            RankFailure(
+                missing[0],
+                f"did not come within {message.seconds} s to where rank {rank} waits for"
+                f" {listed(missing)} to {name}: it hangs, was stopped, or does something else"
+                " (ACTORFLOW_RANK_SECONDS sets how long ranks wait for each other)",
+            )
+        )
+
+    # Runs
+
+    def _run(self, number: int) -> _AgreedRun | None:
+        if number in self._closed:
+            return None
+        return self._runs.setdefault(number, _AgreedRun())
+
+    def _began(self, rank: int, message: Began) -> Sends:
+        run = self._run(message.run)
+        if run is None:
+            return []
+        run.first.setdefault(rank, message.first_step)
+        lowest = min(run.first)
+        for other, step in sorted(run.first.items()):
+            if step != run.first[lowest]:
+                text = (
+                    f"would train on after step {step}, rank {lowest} after step"
+                    f" {run.first[lowest]}; give all ranks the same checkpoint and model"
+                )
+                return self._fail(RankFailure(other, text))
+        if gone := self._gone - run.ends.keys():
+            return self._fail(left_early(min(gone)))
+        return self._advance(message.run, run)
+
+    def _reached(self, rank: int, message: Reached) -> Sends:
+        run = self._run(message.run)
+        if run is None:
+            return []
+        run.reached[rank] = max(message.step, run.reached.get(rank, 0))
+        return self._advance(message.run, run)
+
+    def _stop_asked(self, rank: int, message: StopAsked) -> Sends:
+        run = self._run(message.run)
+        if run is None:
+            return []
+        if run.stop is None:
+            run.stop = message.reason
+        return self._advance(message.run, run)
+
+    def _checkpoint_asked(self, rank: int, message: CheckpointAsked) -> Sends:
+        run = self._run(message.run)
+        if run is None:
+            return []
+        run.is_checkpoint_asked = True
+        return self._advance(message.run, run)
+
+    def _ends(self, rank: int, message: EndsAfter) -> Sends:
+        run = self._run(message.run)
+        if run is None or run.ends.get(rank) == message.step:
+            return []
+        step = run.ends[rank] = min(message.step, run.ends.get(rank, message.step))
+        run.whys.setdefault(rank, message.why)
+        if differ := self._ends_apart(run):
+            return differ
+        if len(run.ends) == self.num_ranks:
+            del self._runs[message.run]
+            self._closed.add(message.run)
+            return []
+        ended = OtherEndsAfter(message.run, step)
+        told = [(r, one) for r, one in self._all(ended) if r not in run.ends]
+        return told + self._settle(message.run, run)
+
+    def _would_end(self, rank: int, message: WouldEnd) -> Sends:
+        run = self._run(message.run)
+        if run is None or rank in run.held:
+            return []
+        told = self._all(HoldAsked(message.run)) if not run.held else []
+        run.held[rank] = message.step
+        others = [(r, one) for r, one in told if r != rank and r not in run.ends]
+        return others + self._settle(message.run, run)
+
+    def _settle(self, number: int, run: _AgreedRun) -> Sends:
+        """Say where the end is once every rank that has not ended holds."""
+        said = run.ends | run.held
+        if not (run.is_last and run.held) or run.is_settled or len(said) < self.num_ranks:
+            return []
+        run.is_settled = True
+        return self._all(EndAt(number, max(said.values())))
+
+    def _given(self, rank: int, message: BatchGiven) -> Sends:
+        run = self._run(message.run)
+        if run is None:
+            return []
+        other, digest = run.given.setdefault(message.step, (rank, message.digest))
+        if digest != message.digest:
+            first, last = sorted((rank, other))
+            return self._fail(other_batch(last, first, message))
+        if len(run.given) > MOST_DIGESTS:
+            del run.given[min(run.given)]
+        return []
+
+    def _has_data(self, rank: int, message: HasData) -> Sends:
+        run = self._run(message.run)
+        if run is None:
+            return []
+        run.more[rank] = max(message.step, run.more.get(rank, 0))
+        return self._ends_apart(run)
+
+    def _ends_apart(self, run: _AgreedRun) -> Sends:
+        """Fail where ranks do not end after the same step."""
+        if not run.ends:
+            return []
+        step, rank = min([(step, rank) for rank, step in run.ends.items()])
+        beyond = run.reached | run.more | run.ends
+        for other, reached in sorted(beyond.items()):
+            if reached > step:
+                is_ended = other in run.ends
+                what = f"after step {reached}" if is_ended else f"not before step {reached}"
+                return self._fail(other_end(rank, step, f"rank {other} {what}", run.whys[rank]))
+        return []
+
+    def _advance(self, number: int, run: _AgreedRun) -> Sends:
+        """Grant what can be granted, and say where a checkpoint or the end is."""
+        if len(run.first) < self.num_ranks:
+            return []
+        if apart := self._ends_apart(run):
+            return apart
+        first = run.first[0]
+        if run.is_last:
+            return self._settle(number, run)
+        if run.granted is None:
+            run.granted = first
+        if run.stop is not None:
+            run.is_last = True
+            last = Granted(number, run.granted, True, run.stop)
+            return self._all(last) + self._settle(number, run)
+        done = min([max(first, run.reached.get(r, first)) for r in range(self.num_ranks)])
+        told: Sends = []
+        if run.is_checkpoint_asked and (run.checkpoint is None or run.checkpoint <= done):
+            run.checkpoint = run.granted + 1
+            told += self._all(CheckpointAt(number, run.checkpoint))
+        run.is_checkpoint_asked = False
+        # By halves of a window, so that not every step of every rank is answered to all.
+        if done + WINDOW_STEPS - run.granted >= WINDOW_STEPS // 2:
+            run.granted = done + WINDOW_STEPS
+            told += self._all(Granted(number, run.granted, False, ""))
+        return told
+
+
+_TAKES: dict[type[Any], Callable[[Agreement, int, Any], Sends]] = {
+    Hello: Agreement._hello,
+    Came: Agreement._take_came,
+    WaitedInVain: Agreement._waited,
+    Began: Agreement._began,
+    Reached: Agreement._reached,
+    StopAsked: Agreement._stop_asked,
+    CheckpointAsked: Agreement._checkpoint_asked,
+    EndsAfter: Agreement._ends,
+    HasData: Agreement._has_data,
+    WouldEnd: Agreement._would_end,
+    BatchGiven: Agreement._given,
+    RankFailed: Agreement._failed,
+    Left: Agreement._left,
+}
+"""What takes each kind of message."""

@@ -1,0 +1,193 @@
+"""The coordinator of a job: serves its agreement to the ranks, over zmq, from one thread.
+
+It lives in the launcher and is called by it whenever a socket has something. Nothing that comes is
+trusted before it was let in by key: the sockets speak CURVE, and an unlisted key is turned away
+(`_Doorman`, ZAP: RFC 27). Which rank a message is from follows from its key, and not from what it
+says. What does not decode is refused and logged. It listens on 127.0.0.1 alone.
+
+There are no heartbeats: the launcher is the parent of all ranks and learns from the kernel that one
+died or was stopped, at once and without a guess. A heartbeat would drop the connections of a
+launcher that is itself stopped for a while (^Z), and what was under way with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from actorflow.distributed.agreement import Agreement, RankFailure, Sends
+from actorflow.distributed.messages import (
+    MOST_MESSAGE_BYTES,
+    FromRank,
+    Malformed,
+    RankKeys,
+    decode,
+    encode,
+    routing_id,
+)
+from actorflow.environment.settings import is_worth_a_line, logger
+
+_DOMAIN = b"actorflow"
+_DOOR = "inproc://zeromq.zap.01"
+"""Where zmq asks, within a context, who may come in."""
+HANDSHAKE_MS = 5_000
+"""How long a stranger may keep a connection without a word; ours need some ms, but may be stopped
+meanwhile."""
+
+
+class Coordinator:
+    """The coordinator of a job. Belongs to the thread that makes it.
+
+    Args:
+        num_ranks: how many ranks there are.
+        wait_s: how long ranks wait for each other, 0 for ever.
+        refused: called with a text for what was refused, less and less often.
+        handshake_ms: how long a connection may take to say who it is.
+        most_bytes: of a frame; whoever sends a longer one is disconnected.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        wait_s: float,
+        refused: Callable[[str], object] = logger.warning,
+        *,
+        handshake_ms: int = HANDSHAKE_MS,
+        most_bytes: int = MOST_MESSAGE_BYTES,
+    ) -> None:
+        self._agreement = Agreement(num_ranks)
+        self._tell_refused = refused
+        self._num_refused = 0
+        self._context = zmq.Context()
+        public, secret = zmq.curve_keypair()
+        pairs = [zmq.curve_keypair() for _ in range(num_ranks)]
+        # Before the first connection, or zmq would let in every key.
+        self._doorman = _Doorman(self._context, [pair[0] for pair in pairs], self._refused)
+        router = self._router = self._context.socket(zmq.ROUTER)
+        router.curve_server = True
+        router.curve_publickey, router.curve_secretkey = public, secret
+        router.zap_domain = _DOMAIN
+        router.maxmsgsize = most_bytes
+        router.handshake_ivl = handshake_ms
+        router.linger = 0
+        router.router_mandatory = True
+        # The agreement bounds what is under way; with a bound here a rank that was stopped for a
+        # while would miss what it was told.
+        router.sndhwm = router.rcvhwm = 0
+        self.port: int = router.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{self.port}"
+        self._keys = tuple(
+            [
+                RankKeys(rank, num_ranks, self.endpoint, public, *pair, wait_s)
+                for rank, pair in enumerate(pairs)
+            ]
+        )
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What is to be polled for reading; `serve` reads it."""
+        return self._router, self._doorman.socket
+
+    @property
+    def failure(self) -> RankFailure | None:
+        """The first failure of the job, or None."""
+        return self._agreement.failure
+
+    def keys(self, rank: int) -> RankKeys:
+        """Return the keys of a rank."""
+        return self._keys[rank]
+
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank has said that its script ended well."""
+        return self._agreement.has_left(rank)
+
+    def serve(self) -> None:
+        """Take everything that has come, and answer. Never blocks."""
+        self._doorman.serve()
+        while True:
+            try:
+                sender, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            rank = _rank_of(sender, frames)
+            if rank is None:
+                self._refused("a message came under the name of another rank; it was refused")
+                continue
+            try:
+                message: FromRank = decode([frame.buffer for frame in frames], FromRank)
+            except Malformed as error:
+                self._refused(f"rank {rank} sent {error}; it was refused")
+                continue
+            self._send(self._agreement.take(rank, message))
+
+    def lost(self, rank: int, text: str, *, explains: bool = False) -> None:
+        """Hear that a rank's process has failed; `text` is said of it, as "was ended by SIGKILL".
+
+        Whatever it said before is to be served first. With `explains` that is why others missed it.
+        """
+        self._send(self._agreement.lost(rank, text, explains=explains))
+
+    def close(self) -> None:
+        """Close the sockets; whatever is not sent yet is dropped. Idempotent."""
+        self._router.close(0)
+        self._doorman.socket.close(0)
+        self._context.destroy(0)
+
+    def _refused(self, text: str) -> None:
+        self._num_refused += 1
+        if is_worth_a_line(self._num_refused):  # whoever floods us does not fill the log, too
+            self._tell_refused(text)
+
+    def _send(self, sends: Sends) -> None:
+        for rank, message in sends:
+            # A rank that is no longer there needs no answer; its parent knows how it ended.
+            with suppress(zmq.ZMQError):
+                frames = [routing_id(rank), *encode(message)]
+                self._router.send_multipart(frames, zmq.NOBLOCK, copy=False)
+
+
+class _Doorman:
+    """Lets in the ranks, by their keys, and names them by their numbers."""
+
+    def __init__(
+        self, context: zmq.Context[Any], public: Iterable[bytes], refused: Callable[[str], object]
+    ) -> None:
+        self._ranks = {key: rank for rank, key in enumerate(public)}
+        self._refused = refused
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_DOOR)
+
+    def serve(self) -> None:
+        """Answer all who ask to come in."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            version, request, domain, address, _, mechanism, *credentials = frames
+            rank = None
+            if mechanism == b"CURVE" and domain == _DOMAIN and len(credentials) == 1:
+                rank = self._ranks.get(z85.encode(credentials[0]))
+            if rank is None:
+                self._refused(
+                    f"a connection from {address.decode('ascii', 'replace')} without a key of this"
+                    " job was refused"
+                )
+                answer = [b"400", b"no key of this job", b"", b""]
+            else:
+                answer = [b"200", b"", b"%d" % rank, b""]
+            self.socket.send_multipart([version, request, *answer])
+
+
+def _rank_of(sender: zmq.Frame, frames: list[zmq.Frame]) -> int | None:
+    """Return the rank of the key that a message came with, or None for another's name."""
+    if not frames:
+        return None
+    user = frames[0].get("User-Id")
+    rank = int(user) if isinstance(user, str) and user.isdigit() else None
+    return rank if rank is not None and sender.bytes == routing_id(rank) else None

@@ -1,0 +1,477 @@
+"""Several processes as one job: started, watched and ended together.
+
+One thread and one loop wait for everything: the sockets of the coordinator, the processes (by
+pidfd), what they print, and signals. All ranks end with the launcher: the system kills them when it
+dies, whatever it dies of. When a rank fails the others are told, and end by themselves; who has not
+after a grace gets SIGTERM, and after another SIGKILL, with all that it started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+
+import zmq
+
+from actorflow.distributed.agreement import listed
+from actorflow.distributed.coordinator import Coordinator
+from actorflow.distributed.messages import RankKeys, hand_over
+from actorflow.environment.settings import logger
+from compiler.contract.errors import ActorflowError
+
+# Which cores of the machine each rank has.
+
+
+def shares(cores: Sequence[int], num_ranks: int) -> list[tuple[int, ...]] | None:
+    """Divide cores among ranks: neighbours to one rank, and the first ranks get one more.
+
+    None where there are fewer cores than ranks: those had better be left to the system.
+    """
+    if len(cores) < num_ranks:
+        return None
+    each, more = divmod(len(cores), num_ranks)
+    cuts = [rank * each + min(rank, more) for rank in range(num_ranks + 1)]
+    ordered = sorted(cores)
+    return [tuple(ordered[a:b]) for a, b in pairwise(cuts)]
+
+
+@contextmanager
+def on_cores(cores: Sequence[int] | None) -> Iterator[None]:
+    """Let this thread, and so the processes that it starts, have these cores alone meanwhile."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# What a rank printed last: kept, and shown only where that rank is the first to fail.
+
+MOST_BYTES = 64 << 10
+MOST_LINES = 60
+_READ_BYTES = 64 << 10
+
+
+class OutputTail:
+    """The last of what comes out of a pipe.
+
+    Args:
+        fd: where it comes out; closed by `close`.
+    """
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self._kept = b""
+        self._num_bytes = 0
+
+    def read(self) -> bool:
+        """Keep what has come; return whether more may come. Never blocks."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._num_bytes += len(data)
+        self._kept = (self._kept + data)[-MOST_BYTES:]
+        return bool(data)
+
+    def drain(self) -> None:
+        """Keep all that has come. What is under way from processes that live on may be missed."""
+        before = -1
+        while before != self._num_bytes:
+            before = self._num_bytes
+            self.read()
+
+    def text(self) -> str:
+        """Return the last lines, with a word on how much is left out; "" of blank ones alone."""
+        lines = self._kept.decode("utf-8", "replace").splitlines()
+        shown = lines[-MOST_LINES:]
+        if not any([line.strip() for line in shown]):
+            return ""
+        is_cut = len(shown) < len(lines) or self._num_bytes > len(self._kept)
+        head = [f"... ({self._num_bytes:,} bytes in all)"] if is_cut else []
+        return "\n".join([*head, *shown])
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self.fd)
+
+
+# Starting the process of a rank: what it inherits, and what it finds in its environment.
+
+_MAIN = "actorflow.cli.launched"
+
+
+@dataclass(slots=True)
+class RankProcess:
+    """The process of a rank.
+
+    `tail` is what it prints, None where that goes through. `status` is its exit status as a shell
+    tells it, 128 + signal, or None while it lives. `is_forced` says that we ended it.
+    `stopped_at_s` is when it was stopped (SIGSTOP), on the clock of `time.monotonic`, or None.
+    """
+
+    rank: int
+    popen: subprocess.Popen[bytes]
+    pidfd: int
+    tail: OutputTail | None
+    status: int | None = None
+    is_forced: bool = False
+    stopped_at_s: float | None = None
+
+
+def start_rank(
+    keys: RankKeys,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    cores: tuple[int, ...] | None,
+) -> RankProcess:
+    """Start a rank's process, in a process group of its own. From the main thread alone.
+
+    The system kills the process when the thread that started it ends: see `actorflow.cli.launched`.
+    It reads no terminal: another group than the terminal's would be stopped for it.
+
+    Args:
+        keys: its keys, which go through a descriptor.
+        command: the script and its arguments.
+        environ: its environment.
+        cores: which it may use, or None for all.
+
+    Raises OSError where no process can be had.
+    """
+    fd = hand_over(keys)
+    own = [sys.executable, "-m", _MAIN, str(fd), str(os.getpid())]
+    is_shown = keys.rank == 0
+    try:
+        with on_cores(cores):
+            popen = subprocess.Popen(
+                [*own, *command],
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=None if is_shown else subprocess.PIPE,
+                stderr=None if is_shown else subprocess.STDOUT,
+                pass_fds=(fd,),
+                process_group=0,
+            )
+    finally:
+        os.close(fd)
+    tail = None
+    try:
+        if popen.stdout is not None:
+            with popen.stdout as output:
+                tail = OutputTail(os.dup(output.fileno()))
+        return RankProcess(keys.rank, popen, os.pidfd_open(popen.pid), tail)
+    except OSError:  # of descriptors there are no more
+        popen.kill()
+        popen.wait()
+        if tail is not None:
+            tail.close()
+        raise
+
+
+def environment_of(
+    environ: Mapping[str, str], keys: RankKeys, port: int, num_threads: int
+) -> dict[str, str]:
+    """Return the environment of a rank; a number of threads that the user set stands."""
+    own = {
+        "RANK": str(keys.rank),
+        "WORLD_SIZE": str(keys.num_ranks),
+        "LOCAL_RANK": str(keys.rank),
+        "LOCAL_WORLD_SIZE": str(keys.num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    if not environ.get("ACTORFLOW_THREADS"):
+        own["ACTORFLOW_THREADS"] = str(num_threads)
+    if keys.rank > 0:
+        own["PYTHONUNBUFFERED"] = "1"  # what it printed before it was killed is to be seen
+    return {**environ, **own}
+
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BY_SIGNAL = 128
+"""What a shell adds to the number of the signal that ended a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLaunch:
+    """What is to be launched.
+
+    Args:
+        command: a script and its arguments.
+        num_ranks: how many processes run it.
+        wait_s: how long ranks wait for each other, 0 for ever.
+        grace_s: how long ranks may take to end by themselves after one has failed.
+    """
+
+    command: Sequence[str]
+    num_ranks: int
+    wait_s: float
+    grace_s: float
+
+
+def launch(asked: RankLaunch, environ: Mapping[str, str]) -> int:
+    """Run a script as several ranks, from the main thread; return the job's exit status.
+
+    That is the status of the rank that failed first, or 0. What went wrong is printed once, to
+    stderr. Raises ActorflowError where processes cannot be started.
+    """
+    if not hasattr(os, "pidfd_open"):
+        raise ActorflowError("'actorflow launch' needs Linux: it watches processes by pidfd")
+    return _Launcher(asked, environ).run()
+
+
+class _Launcher:
+    """One launch."""
+
+    def __init__(self, asked: RankLaunch, environ: Mapping[str, str]) -> None:
+        self._asked, self._environ = asked, environ
+        self._coordinator = Coordinator(asked.num_ranks, asked.wait_s)
+        self._ranks: list[RankProcess] = []
+        self._signals: list[int] = []
+        self._num_passed_on = 0
+        self._ending_since_s: float | None = None
+        self._waiting_since_s: float | None = None
+        self._poller = zmq.Poller()
+        for socket in self._coordinator.sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def run(self) -> int:
+        """Start all, serve them until the last has ended, and return the exit status."""
+        with self._woken_by_signals() as bell:
+            self._poller.register(bell, zmq.POLLIN)
+            try:
+                self._start()
+                now_s = time.monotonic()
+                while any([rank.status is None for rank in self._ranks]):
+                    came = dict(self._poller.poll(self._timeout_ms(now_s)))
+                    # Once a turn: what falls due while it is looked at is done in the next one.
+                    now_s = time.monotonic()
+                    if bell in came:
+                        _empty(bell)
+                    self._pass_on_signals(now_s)
+                    self._coordinator.serve()
+                    self._read_output(came)
+                    self._reap(came, now_s)
+                    self._look_for_stopped(now_s)
+                    self._escalate(now_s)
+                    self._tell_who_runs(now_s)
+            finally:
+                self._end_all()
+        return self._verdict()
+
+    def _start(self) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        parts = shares(cores, self._asked.num_ranks)
+        for number in range(self._asked.num_ranks):
+            own = None if parts is None else parts[number]
+            keys = self._coordinator.keys(number)
+            threads = 1 if own is None else len(own)
+            environ = environment_of(self._environ, keys, self._coordinator.port, threads)
+            try:
+                rank = start_rank(keys, self._asked.command, environ, own)
+            except OSError as error:
+                raise ActorflowError(
+                    f"rank {number} of {self._asked.num_ranks} cannot be started: {error}; those"
+                    " that were are ended again"
+                ) from error
+            self._ranks.append(rank)
+            self._poller.register(rank.pidfd, zmq.POLLIN)
+            if rank.tail is not None:
+                self._poller.register(rank.tail.fd, zmq.POLLIN)
+
+    @contextmanager
+    def _woken_by_signals(self) -> Iterator[int]:
+        """Note signals while this is open, and yield what is readable when one came."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        before: dict[int, Any] = {}
+        woken = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        try:
+            number: int
+            for number in _PASSED_ON:
+                if signal.getsignal(number) != signal.SIG_IGN:  # of nohup, which ranks inherit
+                    before[number] = signal.signal(number, self._note)
+            # A child that is stopped is told by this one alone; without a handler none is woken.
+            before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+            yield read_end
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(woken)
+            os.close(read_end)
+            os.close(write_end)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _pass_on_signals(self, now_s: float) -> None:
+        while self._num_passed_on < len(self._signals):
+            number = self._signals[self._num_passed_on]
+            self._num_passed_on += 1
+            if self._signals[: self._num_passed_on].count(number) > 1:
+                self._begin_ending(now_s)  # asked for twice: at once
+            for rank in self._ranks:
+                _send(rank, number)
+
+    def _read_output(self, came: Mapping[Any, int]) -> None:
+        for rank in self._ranks:
+            tail = rank.tail
+            if tail is not None and tail.fd in came and not tail.read():
+                self._poller.unregister(tail.fd)
+
+    def _reap(self, came: Mapping[Any, int], now_s: float) -> None:
+        for rank in self._ranks:
+            if rank.status is not None or rank.pidfd not in came:
+                continue
+            self._poller.unregister(rank.pidfd)
+            _kill_group(rank)  # what it started and left behind
+            code = rank.popen.wait()
+            rank.status = _BY_SIGNAL - code if code < 0 else code
+            self._waiting_since_s = now_s
+            if rank.tail is not None:
+                rank.tail.drain()
+            if not self._coordinator.has_left(rank.rank):
+                is_cause = code < 0 and not rank.is_forced
+                self._coordinator.lost(rank.rank, _words(code), explains=is_cause)
+
+    def _look_for_stopped(self, now_s: float) -> None:
+        for rank in self._ranks:
+            if rank.status is not None:
+                continue
+            flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
+            with suppress(ChildProcessError):
+                while (seen := os.waitid(os.P_PIDFD, rank.pidfd, flags)) is not None:
+                    is_stopped = seen.si_code == os.CLD_STOPPED
+                    rank.stopped_at_s = now_s if is_stopped else None
+            wait_s, since_s = self._asked.wait_s, rank.stopped_at_s
+            if wait_s and since_s is not None and now_s >= since_s + wait_s:
+                text = f"was stopped (SIGSTOP) {wait_s:g} s ago and does not go on"
+                self._coordinator.lost(rank.rank, text)
+
+    def _escalate(self, now_s: float) -> None:
+        """End who does not end by itself, once there was a failure."""
+        if self._coordinator.failure is not None:
+            self._begin_ending(now_s)
+        if self._ending_since_s is None:
+            return
+        since_s, grace_s = self._ending_since_s, self._asked.grace_s
+        for rank in self._ranks:
+            if rank.status is None and now_s >= since_s + 2 * grace_s:
+                rank.is_forced = True
+                _kill_group(rank)
+            elif rank.status is None and now_s >= since_s + grace_s and not rank.is_forced:
+                rank.is_forced = True
+                _send(rank, signal.SIGTERM)
+
+    def _tell_who_runs(self, now_s: float) -> None:
+        """Say once, where some ranks have ended long ago, who has not: it may work, or hang."""
+        since_s, wait_s = self._waiting_since_s, self._asked.wait_s
+        if not wait_s or since_s is None or now_s < since_s + wait_s:
+            return
+        self._waiting_since_s = None
+        running = tuple([rank.rank for rank in self._ranks if rank.status is None])
+        if running and self._ending_since_s is None:
+            runs = "runs" if len(running) == 1 else "run"
+            text = f"{listed(running)} still {runs}, {wait_s:g} s after the others have ended"
+            print(f"actorflow launch: {text}", file=sys.stderr, flush=True)
+
+    def _begin_ending(self, now_s: float) -> None:
+        if self._ending_since_s is None:
+            self._ending_since_s = now_s
+
+    def _timeout_ms(self, now_s: float) -> int | None:
+        """Return how long to wait for news before something is due that was not at a time."""
+        due: list[float] = []
+        if self._ending_since_s is not None:
+            grace_s = self._asked.grace_s
+            due = [self._ending_since_s + grace_s, self._ending_since_s + 2 * grace_s]
+        wait_s = self._asked.wait_s
+        if wait_s and self._waiting_since_s is not None:
+            due.append(self._waiting_since_s + wait_s)
+        for rank in self._ranks:
+            if rank.stopped_at_s is not None and wait_s and rank.status is None:
+                due.append(rank.stopped_at_s + wait_s)
+        left = [at - now_s for at in due]
+        return min([1 + int(s * 1000) for s in left if s > 0], default=None)
+
+    def _end_all(self) -> None:
+        for rank in self._ranks:
+            if rank.status is None:
+                _kill_group(rank)
+                rank.status = _BY_SIGNAL - min(0, rank.popen.wait())
+            os.close(rank.pidfd)
+            if rank.tail is not None:
+                rank.tail.close()
+        self._coordinator.close()
+
+    def _verdict(self) -> int:
+        failure = self._coordinator.failure
+        if failure is None:
+            return self._late_verdict()
+        rank = self._ranks[failure.rank]
+        by_itself = rank.status if rank.status and not rank.is_forced else 1
+        if by_itself - _BY_SIGNAL in self._signals:
+            logger.info("%s, as the launcher was told to", failure.told)
+            return by_itself
+        if rank.tail is not None and (text := rank.tail.text()):
+            print(f"--- what rank {rank.rank} printed last:\n{text}\n---", file=sys.stderr)
+        head = f"actorflow launch: {failure.told}"
+        if failure.shown:
+            head = f"actorflow launch: rank {failure.rank} of {len(self._ranks)} failed"
+            head += f" in {failure.op}" if failure.op else ""
+            head += f" ({failure.line})" if failure.line else ""
+            head += f":\n{failure.shown.rstrip()}"
+        print(head, file=sys.stderr)
+        return by_itself
+
+    def _late_verdict(self) -> int:
+        """Return the exit status where all scripts ended well, or were stopped."""
+        for rank in self._ranks:
+            if rank.status:
+                if rank.status - _BY_SIGNAL not in self._signals:
+                    said = _words(rank.popen.returncode)
+                    text = f"rank {rank.rank} {said}, after its script had ended well"
+                    print(f"actorflow launch: {text}", file=sys.stderr)
+                return rank.status
+        return 0
+
+
+def _words(code: int) -> str:
+    if code < 0:
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by signal {-code}"
+    if code == 0:
+        return "ended without a word (os._exit?)"
+    return f"ended with exit status {code}"
+
+
+def _send(rank: RankProcess, number: int) -> None:
+    if rank.status is None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(rank.pidfd, number)
+
+
+def _kill_group(rank: RankProcess) -> None:
+    # Before the process is reaped: until then nobody else can have its number.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.popen.pid, signal.SIGKILL)
+
+
+def _empty(bell: int) -> None:
+    with suppress(BlockingIOError):
+        while os.read(bell, 4096):
+            pass

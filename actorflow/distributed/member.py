@@ -1,0 +1,432 @@
+"""What a rank has of its job: its number, and the others' agreement.
+
+    member = this_member()            # None where this process is alone
+    values = member.gather("compare plans", b"...")
+    run = member.begin_run(RunCallbacks(grant=..., abort=...))
+    run.finished(1)
+    run.end(1)
+
+`gather` is how ranks come to know anything of each other; a run has more to agree on, and has it
+without waiting: it says what it did and what it wants, and is told by callbacks what is common to
+all ranks. See `actorflow.distributed.agreement` for how that is decided.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+import zmq
+
+from actorflow.distributed.messages import (
+    MOST_MESSAGE_BYTES,
+    Aborted,
+    Began,
+    Came,
+    FromRank,
+    Hello,
+    Left,
+    Malformed,
+    Met,
+    Noted,
+    RankFailed,
+    RankKeys,
+    Reached,
+    ToRank,
+    WaitedInVain,
+    Welcome,
+    decode,
+    encode,
+    pack_value,
+    routing_id,
+    unpack_value,
+)
+from actorflow.distributed.shared_run import RunCallbacks, SharedRun
+from actorflow.environment.settings import logger
+from actorflow.tensor.tracer import is_users, users_line
+from compiler.contract.attrs import PlainValue
+from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
+
+# A rank's end of the wire: a thread that owns the socket, and hears and says what others want.
+#
+# A socket of zmq belongs to one thread. So whoever has something to say puts it into a queue and
+# rings: `say` takes no lock and may be called by any thread and by signal handlers.
+
+
+class RankLink:
+    """The link of a rank to its coordinator. It says Hello by itself.
+
+    The coordinator is this process's parent, without which it is killed: the link looks after
+    nothing but messages.
+
+    Args:
+        keys: of this rank.
+        hear: called with each message, on the link's thread.
+        broken: called once, on that thread, with what ended it early.
+    """
+
+    def __init__(
+        self,
+        keys: RankKeys,
+        hear: Callable[[ToRank], object],
+        broken: Callable[[BaseException], object],
+    ) -> None:
+        self._hear, self._broken = hear, broken
+        self._says: SimpleQueue[FromRank | None] = SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(
+            target=self._serve, args=(keys,), name="actorflow-rank", daemon=True
+        )
+        self.say(Hello())
+        self._thread.start()
+
+    def say(self, message: FromRank) -> None:
+        """Send a message, after those that were said before. Does not wait for it."""
+        self._says.put(message)
+        os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """End the thread; what was said and is not sent yet may be lost. Idempotent."""
+        if self._thread.is_alive():
+            self._says.put(None)
+            os.eventfd_write(self._bell, 1)
+            if self._thread is not threading.current_thread():
+                self._thread.join()
+
+    def _serve(self, keys: RankKeys) -> None:
+        context = zmq.Context()
+        try:
+            socket = context.socket(zmq.DEALER)
+            _prepare(socket, keys)
+            socket.connect(keys.endpoint)
+            poller = zmq.Poller()
+            poller.register(socket, zmq.POLLIN)
+            poller.register(self._bell, zmq.POLLIN)
+            while self._send_all(socket):
+                poller.poll()
+                self._hear_all(socket)
+        except BaseException as error:
+            self._broken(error)
+        finally:
+            context.destroy(0)
+
+    def _send_all(self, socket: zmq.Socket[bytes]) -> bool:
+        """Send what was said; return whether to go on."""
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            return True
+        pending: list[FromRank] = []
+        while True:
+            try:
+                message = self._says.get_nowait()
+            except Empty:
+                break
+            if message is None:
+                return False
+            pending.append(message)
+        for message in shortened(pending):
+            socket.send_multipart(encode(message), copy=False)
+        return True
+
+    def _hear_all(self, socket: zmq.Socket[bytes]) -> None:
+        while True:
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                message = decode([frame.buffer for frame in frames], ToRank)
+            except Malformed as error:
+                logger.warning("the coordinator sent %s; it was refused", error)
+                continue
+            self._hear(message)
+
+
+def shortened(messages: Sequence[FromRank]) -> list[FromRank]:
+    """Return what is to be sent of messages: of steps of a run that follow each other the last."""
+    found: list[FromRank] = []
+    for message in messages:
+        last = found[-1] if found else None
+        if isinstance(message, Reached) and isinstance(last, Reached) and message.run == last.run:
+            found.pop()
+        found.append(message)
+    return found
+
+
+def _prepare(socket: zmq.Socket[bytes], keys: RankKeys) -> None:
+    socket.curve_serverkey = keys.server_public
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    socket.routing_id = routing_id(keys.rank)
+    socket.maxmsgsize = MOST_MESSAGE_BYTES
+    socket.linger = 0
+    # What is under way is bounded by the agreement: a window of steps, and one meeting.
+    socket.sndhwm = socket.rcvhwm = 0
+
+
+# Where the threads of this process are that run code of the user, for a rank that hangs.
+
+_MOST_FRAMES = 8
+"""Of a thread: the innermost ones say why it does not go on."""
+_MOST_THREADS = 8
+
+
+def threads_at() -> str:
+    """Return the calls of threads that are in the user's code, and of the main thread, as text.
+
+    The main thread comes last: while a plan runs it only waits, and what hangs is a function of the
+    user's that we call, such as `on_step` or a data source. Of each the innermost calls are told,
+    and the user's innermost one.
+    """
+    frames, main = sys._current_frames(), threading.main_thread()
+    threads = [t for t in threading.enumerate() if t is not threading.current_thread()]
+    others = [t for t in threads if t is not main and _users_call(frames.get(t.ident or 0))]
+    told = [_told(t, frames[t.ident or 0]) for t in others[:_MOST_THREADS]]
+    if main in threads and main.ident in frames:
+        told.append(_told(main, frames[main.ident]))
+    return "\n".join(told)
+
+
+def _users_call(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost call of the user's code, or None."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _told(thread: threading.Thread, frame: FrameType) -> str:
+    stack = traceback.extract_stack(frame)
+    shown = stack[-_MOST_FRAMES:]
+    users = [call for call in stack if is_users(call.filename)]
+    if users and users[-1] not in shown:
+        shown = traceback.StackSummary.from_list([users[-1], *shown])
+    return f"thread {thread.name!r}:\n{''.join(traceback.format_list(shown))}"
+
+
+_GLANCE_S = 0.25
+"""How long a wait lasts before the thread looks whether a signal came."""
+_NEWS_S = 1.0
+"""How long a rank that missed another waits for the reason, before it tells what it knows."""
+_GOODBYE_S = 5.0
+"""How long a rank that ends waits until that was heard; without it its exit would be a failure."""
+
+
+class RankMember:
+    """One rank of a job of several. Its methods may be called from any thread.
+
+    Attributes:
+        rank: which one this is, from 0.
+        num_ranks: how many there are.
+    """
+
+    def __init__(self, keys: RankKeys) -> None:
+        self.rank, self.num_ranks = keys.rank, keys.num_ranks
+        self._wait_s = keys.wait_s
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._num_meetings = self._num_runs = 0
+        self._runs: tuple[SharedRun, ...] = ()
+        """Those that are open: several, where a script steps several plans in turn."""
+        self._failure: ActorflowError | None = None
+        self._has_told = self._has_left = False
+        self._news: SimpleQueue[Met | None] = SimpleQueue()
+        self._noted, self._is_over = threading.Event(), threading.Event()
+        # Here, because whoever is alone has no need of zmq.
+
+        self._link = RankLink(keys, self._hear, self._break)
+
+    @property
+    def failure(self) -> ActorflowError | None:
+        """What ended the job, as all ranks are told it; None where nothing did.
+
+        To be raised instead of what a run raises because it was aborted. PeerFailed, but for a bug.
+        """
+        return self._failure
+
+    def gather(self, name: str, value: PlainValue) -> list[PlainValue]:
+        """Return the values of all ranks, by rank, once all have come to this name.
+
+        Ranks come to the same names in the same order; a name says what for, in words that follow
+        on "to", and may come again. A value has at most 256 MiB, packed.
+
+        Raises PeerFailed, on every rank, where one has come to another name, has ended its script,
+        has failed, or does not come in time; ValueError for a value that cannot travel.
+        """
+        packed = pack_value(value, name)
+        self._check_process()
+        with self._lock:
+            self._check()
+            self._num_meetings += 1
+            number = self._num_meetings
+            self._link.say(Came(number, name, packed, users_line()))
+            waited_s = 0.0
+            is_told = False
+            while True:
+                try:
+                    # Not longer: a signal that is given to another thread is handled only between.
+                    met = self._news.get(timeout=_GLANCE_S)
+                except Empty:
+                    waited_s += _GLANCE_S
+                    if self._wait_s and waited_s >= self._wait_s and not is_told:
+                        is_told = True  # whose fault it is, the coordinator knows
+                        self._link.say(WaitedInVain(number, math.ceil(waited_s)))
+                    continue
+                self._check()
+                if met is not None and met.number == number:
+                    return [unpack_value(one) for one in met.values]
+
+    def begin_run(self, callbacks: RunCallbacks, *, first_step: int = 0) -> SharedRun:
+        """Meet the others for a run, whose next step is `first_step` + 1, and return it.
+
+        All ranks begin their runs in the same order; several may be open at a time. Waits for the
+        others as `gather` does, so that one that does not come is found, and raises what that
+        raises.
+        """
+        self._num_runs += 1
+        self.gather(f"begin run {self._num_runs} of its script", first_step)
+        run = SharedRun(self._num_runs, callbacks, self._link.say, first_step)
+        self._runs = (*[other for other in self._runs if not other.is_over], run)
+        self._link.say(Began(run.number, first_step))
+        if self._failure is not None:  # it came while the run was made, and found none to abort
+            run.abort(self._failure)
+        return run
+
+    def fail(self, error: BaseException, *, op: str = "", line: str = "", shown: str = "") -> bool:
+        """Tell the others that this rank has failed; a run of theirs is aborted.
+
+        The first failure of a job counts; a later call can only add `shown`. An error that is
+        another's fault (PeerFailed with its rank, or a cause that is one) is told with its name.
+        Waits, at most some seconds, until it was heard; returns whether it was, so that the
+        launcher shows it and nobody else has to.
+
+        Args:
+            error: what was raised.
+            op: the op it was raised in, where there is one.
+            line: the user's line, "file.py:12".
+            shown: what the user is to see of it, instead of the text of the error.
+        """
+        if self._pid != os.getpid():
+            return False
+        causes = _causes(error)
+        peer = next((e for e in causes if isinstance(e, PeerFailed)), None)
+        if peer is not None:
+            # A collective may miss a rank before anybody knows why; who does will tell us.
+            self._is_over.wait(_NEWS_S)
+        is_consequence = self._failure is not None and (peer is not None or self._failure in causes)
+        if is_consequence or (self._has_told and not shown):
+            return True
+        self._has_told = True
+        at_fault = self.rank if peer is None or peer.rank is None else peer.rank
+        text = str(peer or error)
+        if peer is None and not isinstance(error, ActorflowError):
+            text = f"{type(error).__name__}: {error}"
+        self._noted.clear()
+        self._link.say(RankFailed(at_fault, text, op, line, shown))
+        return self._noted.wait(_GOODBYE_S)
+
+    def leave(self) -> None:
+        """Say that the script of this rank has ended well, and end the link. Idempotent.
+
+        A run that is stepped ends with the last step that was asked for; any other that is open is
+        given up, which the others are told. Whoever waits in `gather`, or comes to it afterwards,
+        is refused.
+        """
+        if self._pid == os.getpid():
+            self._has_left = True
+            self._news.put(None)
+            if not self._has_told:
+                for run in self._runs:
+                    run.leave()
+                self._has_told = True
+                self._link.say(Left())
+                self._noted.wait(_GOODBYE_S)
+            self._link.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._has_left:
+            raise PeerFailed(
+                f"rank {self.rank} has ended its script, which the others were told: nothing more"
+                " can be done with them. Train in the script itself, or in threads that are no"
+                " daemons"
+            )
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ActorflowError(
+                f"rank {self.rank} is process {self._pid}, from which this one, {os.getpid()}, was"
+                " forked; it is no rank. Start it with multiprocessing's 'spawn', and do not train"
+                " in it"
+            )
+
+    def _hear(self, message: ToRank) -> None:
+        """Take a message, on the link's thread."""
+        if isinstance(message, Met):
+            self._news.put(message)
+        elif isinstance(message, Noted):
+            self._noted.set()
+        elif isinstance(message, Aborted):
+            if message.rank == self.rank and not self._has_told:  # others have found its fault
+                print(f"rank {self.rank} is here:\n{threads_at()}", file=sys.stderr, flush=True)
+            self._abort(PeerFailed(message.text, rank=message.rank))
+        elif not isinstance(message, Welcome):
+            for run in self._runs:
+                run.hear(message)
+
+    def _abort(self, error: ActorflowError) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._is_over.set()
+            self._news.put(None)
+            for run in self._runs:
+                run.abort(error)
+
+    def _break(self, error: BaseException) -> None:
+        broken = InternalError(f"the link to the coordinator broke: {error!r}")
+        broken.__cause__ = error
+        self._noted.set()  # nobody will answer
+        self._abort(broken)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error and what led to it."""
+    found = [error]
+    while (cause := found[-1].__cause__) is not None and cause not in found:
+        found.append(cause)
+    return found
+
+
+_given: list[RankMember] = []
+"""The member of this process, where it is a rank: the launcher's child puts it there, once."""
+
+
+def become_member(keys: RankKeys) -> RankMember:
+    """Make this process a rank. Raises InternalError when it is one already."""
+    if _given:
+        raise InternalError("this process is a rank already")
+    _given.append(RankMember(keys))
+    return _given[0]
+
+
+def this_member(environ: Mapping[str, str] = os.environ) -> RankMember | None:
+    """Return what this process has of its job of several ranks; None where it is alone.
+
+    Raises ActorflowError where the environment speaks of several ranks and nobody coordinates them.
+    """
+    if _given:
+        return _given[0] if _given[0].num_ranks > 1 else None
+    size, rank = environ.get("WORLD_SIZE", ""), environ.get("RANK", "")
+    if not rank or size in ("", "1"):
+        return None
+    raise ActorflowError(
+        f"RANK={rank} and WORLD_SIZE={size} are set, but this process is no rank that 'actorflow"
+        " launch' started; start the script with 'actorflow launch -n RANKS SCRIPT.py', or unset"
+        " both to train alone"
+    )

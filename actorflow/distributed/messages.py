@@ -1,0 +1,416 @@
+"""What ranks and their coordinator say to each other.
+
+Every message is a statement that stays true ("has come to step 12", not "one more"), so that one
+that comes twice, or after a newer one, changes nothing. Ranks, runs and meetings are numbered; runs
+and meetings from 1 up, on each rank by itself, which is why a number says which one is meant.
+Steps are the user's: steps of training, in all, whatever the first of the run was.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields, is_dataclass
+from typing import Any, TypeVar
+
+import msgpack
+
+from compiler.contract.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """A rank has come to a meeting, and brings a packed value.
+
+    `name` says what for, the same on all ranks, as what follows on "to": "compile job 'train'".
+    `where` is the user's line there, of each its own, or nothing.
+    """
+
+    number: int
+    name: str
+    value: bytes
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.where})" if self.where else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedInVain:
+    """A rank has waited for so many seconds in all at a meeting, which is enough."""
+
+    number: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A rank is ready for a run whose next step comes after `first_step`."""
+
+    run: int
+    first_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A rank has come to a step, and so to all before it: it has the data of that."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """A rank asks for the end of the run, for a reason."""
+
+    run: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAsked:
+    """A rank asks for a checkpoint."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndsAfter:
+    """A rank's run has no step after this one: its data ended, or the run is over.
+
+    `why` says what ended the data before its last batch, or nothing.
+    """
+
+    run: int
+    step: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WouldEnd:
+    """A rank that was told of a stop has begun no step after this one, and begins none until told.
+
+    So the end may be there, although more was granted: its source does not answer, or another's.
+    """
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchGiven:
+    """The whole batch of a step, as a rank was given it, has this digest.
+
+    `line` is the user's line that reads it, or nothing.
+    """
+
+    run: int
+    step: int
+    digest: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class HasData:
+    """A rank has data for a step that comes after the end of another's."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """A rank failed, by the fault of `rank`, as this one knows it: mostly itself.
+
+    `op` and `line` say where, or nothing; `shown` is what its user is shown.
+    """
+
+    rank: int
+    text: str
+    op: str
+    line: str
+    shown: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A rank's script has ended well."""
+
+
+FromRank = (
+    Hello
+    | Came
+    | WaitedInVain
+    | Began
+    | Reached
+    | StopAsked
+    | CheckpointAsked
+    | EndsAfter
+    | WouldEnd
+    | BatchGiven
+    | HasData
+    | RankFailed
+    | Left
+)
+"""What a rank says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The coordinator knows this rank."""
+
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """All ranks have come to a meeting; their values, by rank."""
+
+    number: int
+    values: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A run may begin so many steps in all; with `is_last` never more, for a reason."""
+
+    run: int
+    steps: int
+    is_last: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAt:
+    """Every rank writes the state after this step, which none has begun yet."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAsked:
+    """A rank of a run that is to stop holds; all others do so, too, and say WouldEnd."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndAt:
+    """A run that holds ends after this step, which a rank has begun, and none has gone beyond."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEndsAfter:
+    """A rank's run has no step after this one; who has data for more says so."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The job has failed, by a rank, somewhere or nowhere."""
+
+    rank: int
+    text: str
+    op: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What this rank said last, that it failed or left, was heard: it may end."""
+
+
+ToRank = (
+    Welcome | Met | Granted | CheckpointAt | HoldAsked | EndAt | OtherEndsAfter | Aborted | Noted
+)
+"""What the coordinator says."""
+
+
+# Who may talk to the coordinator: a pair of keys for each rank, and how a rank gets its own.
+#
+# CURVE alone lets in every key, so the coordinator has a list
+# (`actorflow.distributed.coordinator`). The secret of a rank goes to its process through memory
+# without a name, which is gone when both have closed it: an argument of a command can be read by
+# everybody on the machine, a variable is inherited by whatever the rank starts.
+
+_MOST_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RankKeys:
+    """What a rank needs to talk to its coordinator. Keys are Z85, as zmq makes and takes them.
+
+    `wait_s` is how long ranks wait for each other, 0 for ever.
+    """
+
+    rank: int
+    num_ranks: int
+    endpoint: str
+    server_public: bytes
+    public: bytes
+    secret: bytes
+    wait_s: float
+
+
+def routing_id(rank: int, epoch: int = 1) -> bytes:
+    """Return how the coordinator calls a rank; a rank that is started anew has another epoch."""
+    return b"%d.%d" % (rank, epoch)
+
+
+def hand_over(keys: RankKeys) -> int:
+    """Return a descriptor for a child that is started: who has it may read the keys once."""
+    fd = os.memfd_create("actorflow-rank", os.MFD_CLOEXEC)
+    os.write(fd, msgpack.packb(astuple(keys)))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def take_over(fd: int) -> RankKeys:
+    """Read the keys of this rank and close their descriptor.
+
+    Raises InternalError where it holds none.
+    """
+    try:
+        with os.fdopen(fd, "rb") as file:
+            row = msgpack.unpackb(file.read(_MOST_BYTES))
+        return RankKeys(*row)
+    except (OSError, ValueError, TypeError, msgpack.UnpackException) as error:
+        raise InternalError(f"descriptor {fd} holds no keys of a rank: {error!r}") from None
+
+
+# How messages travel: an array of msgpack, and a frame of its own for everything of bytes.
+#
+# Nothing that comes is trusted: a message is decoded by the types of its fields, and whatever does
+# not fit them is refused in words. There is no pickle on this wire.
+
+VERSION = 1
+MOST_MESSAGE_BYTES = 256 << 20
+"""Of a frame as sockets count it: whoever sends a longer one is disconnected."""
+MOST_FRAME_BYTES = MOST_MESSAGE_BYTES - (1 << 10)
+"""Of a value that a rank brings to a meeting, a plan has some megabytes; encryption adds to it."""
+MOST_HEAD_BYTES = 1 << 20
+"""Of the part of a message that is no value."""
+_MOST_TEXT = 1 << 16
+_MOST_INT = 1 << 62
+
+_KINDS = {
+    name: kind
+    for name, kind in sorted(globals().items())
+    if inspect.isclass(kind) and is_dataclass(kind) and kind.__module__ == __name__
+}
+
+M = TypeVar("M")
+
+
+class Malformed(Exception):
+    """What came over the wire is no message; says what is wrong with it."""
+
+
+def encode(message: FromRank | ToRank) -> list[bytes]:
+    """Return the frames of a message. Texts that are too long are cut."""
+    type_: type[Any] = type(message)
+    head: list[Any] = [VERSION, type_.__name__]
+    frames: list[bytes] = []
+    for name, kind in _fields(type_):
+        value: Any = getattr(message, name)
+        if kind == "bytes":
+            frames.append(value)
+        elif kind == "tuple[bytes, ...]":
+            frames.extend(value)
+        else:
+            head.append(value[:_MOST_TEXT] if kind == "str" else value)
+    return [msgpack.packb(head, unicode_errors="replace"), *frames]
+
+
+def decode(frames: Sequence[bytes | memoryview], kinds: Any) -> Any:
+    """Return the message of some frames, one of `kinds`: a union of classes of messages.
+
+    Raises Malformed.
+    """
+    if not frames:
+        raise Malformed("no frame at all")
+    kind, values = _head(frames[0])
+    if kind is None or not issubclass(kind, kinds):
+        raise Malformed("a kind of message that nobody may send here")
+    rest, taken = list(frames[1:]), list[Any]()
+    for name, type_ in _fields(kind):
+        if type_ == "bytes":
+            if not rest:
+                raise Malformed(f"{kind.__name__} without its {name}")
+            taken.append(bytes(rest.pop(0)))
+        elif type_ == "tuple[bytes, ...]":
+            taken.append(tuple([bytes(frame) for frame in rest]))
+            rest = []
+        elif not values:
+            raise Malformed(f"{kind.__name__} without its {name}")
+        else:
+            taken.append(_checked(values.pop(0), type_, f"{name} of {kind.__name__}"))
+    if rest or values:
+        raise Malformed(f"{kind.__name__} with more than it has fields")
+    return kind(*taken)
+
+
+def pack_value(value: Any, name: str) -> bytes:
+    """Pack what a rank brings to a meeting. Raises ValueError where it cannot travel."""
+    try:
+        packed: bytes = msgpack.packb(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"what a rank brings to {name!r} is made of numbers, texts, bytes, None and tuples:"
+            f" {error}"
+        ) from None
+    if len(packed) > MOST_FRAME_BYTES:
+        raise ValueError(
+            f"what a rank brings to {name!r} has {len(packed):,} bytes; at most"
+            f" {MOST_FRAME_BYTES:,} travel"
+        )
+    return packed
+
+
+def unpack_value(packed: bytes) -> Any:
+    """Return what was packed, with tuples for sequences. Raises Malformed."""
+    try:
+        return msgpack.unpackb(packed, use_list=False, strict_map_key=True)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Malformed(f"a value that cannot be unpacked ({type(error).__name__})") from None
+
+
+def _head(frame: bytes | memoryview) -> tuple[type[Any] | None, list[Any]]:
+    if len(frame) > MOST_HEAD_BYTES:
+        raise Malformed(f"a head of {len(frame)} bytes, where at most {MOST_HEAD_BYTES} come")
+    try:
+        head = msgpack.unpackb(frame)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Malformed(f"no msgpack ({type(error).__name__})") from None
+    if not isinstance(head, list) or len(head) < 2:
+        raise Malformed("no array of a version, a kind and fields")
+    version, name, *values = head
+    if type(version) is not int or version != VERSION:
+        raise Malformed(f"another version than {VERSION}")
+    return _KINDS.get(name) if isinstance(name, str) else None, values
+
+
+def _checked(value: Any, kind: str, what: str) -> Any:
+    if type(value).__name__ != kind:  # a bool is no int here
+        raise Malformed(f"{what} is no {kind}")
+    if kind == "int" and not 0 <= value < _MOST_INT:
+        raise Malformed(f"{what} is beyond what it can be")
+    if kind == "str" and len(value) > _MOST_TEXT:
+        raise Malformed(f"{what} is too long")
+    return value
+
+
+def _fields(kind: type[Any]) -> list[tuple[str, str]]:
+    return [(field.name, str(field.type)) for field in fields(kind)]

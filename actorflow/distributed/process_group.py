@@ -1,0 +1,363 @@
+"""One process among the ranks that run a job together: what they have to agree on before a step."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from actorflow.data import DataSource
+from actorflow.data.source import content_hash
+from actorflow.distributed.shared_run import GivenBatches
+from actorflow.environment.native import toolchain_of
+from actorflow.environment.settings import MOST_SECONDS, Settings
+from actorflow.tensor.tracer import find_source
+from actors.machine.errors import ActorFailed
+from actors.machine.protocol import Communicator, Gather
+from compiler.contract.attrs import PlainValue
+from compiler.contract.errors import CompileError, DeviceError, InternalError, PlanFormatError
+from compiler.contract.placement import HOST, Mesh
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import ActorKind
+from compiler.contract.rank_plans import RankPlans
+from compiler.verify.cross_rank import verify_ranks
+
+if TYPE_CHECKING:
+    from actorflow.distributed.member import RankMember
+    from actorflow.distributed.shared_run import RunCallbacks, SharedRun
+
+
+# What two ranks' data differ in, in a few words: neither hashes nor all that is the same.
+
+_HASH = re.compile("[0-9a-f]{12,}")
+_MOST_CHARACTERS = 40
+
+
+def what_differs(own: str, first: str) -> str:
+    """Return what a source's fingerprint has that another has not; "" for the same."""
+    words = [re.split("[:,;]", text) for text in (own, first)]
+    for mine, its in zip_longest(*words, fillvalue=""):
+        if mine == its:
+            continue
+        names = [word.partition("=")[0] if "=" in word else "" for word in (mine, its)]
+        name = names[0] if names[0] == names[1] else ""
+        if all([_HASH.fullmatch(word.rpartition("=")[2]) for word in (mine, its)]):
+            return f"the content of {name!r} is another" if name else "its content is another"
+        if mine.isdecimal() and its.isdecimal():
+            return f"its length is {mine} and not {its}"
+        return f"{_cut(mine) or 'nothing more'} and not {_cut(its) or 'nothing more'}"
+    return ""
+
+
+def how_far_apart(own: Any, first: Any) -> str:
+    """Return what a source's position has that another has not."""
+    if isinstance(own, Mapping) and isinstance(first, Mapping):
+        for name in dict.fromkeys([*first, *own]):
+            if own.get(name) != first.get(name):
+                values = [_cut(f"{name}={at.get(name)!r}") for at in (own, first)]
+                return f"it stands at {values[0]} and not at {values[1]}"
+    return f"it stands at {_cut(repr(own))} and not at {_cut(repr(first))}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+class Among:
+    """This process among the ranks that run a job together, all of which run the same script.
+
+    Args:
+        rank: its number in the mesh.
+        gather: how it learns what the others say.
+        member: what runs of all ranks begin and end by; None, each by itself.
+    """
+
+    def __init__(self, rank: int, gather: Gather, member: RankMember | None = None) -> None:
+        self.rank = rank
+        self.member = member
+        self._gather = gather
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it speaks for all: it alone writes checkpoints."""
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are no others."""
+        return self is ONE_RANK
+
+    def gather(self, name: str, value: PlainValue) -> list[PlainValue]:
+        """Return the values of all ranks, by rank; as `Gather`."""
+        return self._gather(name, value)
+
+    def communicator(self, plan: Plan, settings: Settings) -> Communicator | None:
+        """Return a new end of the transport to the other ranks, where a plan meets them.
+
+        Raises DeviceError where there can be none.
+        """
+        meeting = [actor for actor in plan.actors if actor.kind is ActorKind.COMM]
+        if not meeting:
+            return None
+        for actor in meeting:
+            device = plan.streams[actor.stream].device
+            if device != HOST:
+                raise DeviceError(
+                    f"{plan.sources[actor.launches[0].source]}: plan {plan.name!r} has what its"
+                    f" ranks tell each other on {device}, and they meet in the host's memory alone:"
+                    " leave out device=, devices= and ACTORFLOW_DEVICE, or mesh="
+                )
+        from actors.collectives.shared_memory import SharedMemory  # which builds C
+
+        toolchain = toolchain_of(settings)
+        wait_s = settings.rank_seconds or MOST_SECONDS
+        return SharedMemory(self.rank, plan.mesh, self.gather, toolchain, deadline_s=wait_s)
+
+
+ONE_RANK = Among(0, lambda name, value: [value])
+"""The only rank of a job."""
+
+
+def among_launched(environ: Mapping[str, str], job: str, mesh: Mesh) -> Among:
+    """Return this process among the ranks of a job, which `actorflow launch` has started, or alone.
+
+    Raises CompileError where there are more or less of them than the job's mesh has.
+    """
+    member = None
+    if "RANK" in environ:
+        from actorflow.distributed.member import this_member  # and zmq
+
+        member = this_member(environ)
+    launched = 1 if member is None else member.num_ranks
+    if launched != mesh.num_ranks:
+        mend = f"launch {mesh.num_ranks}, or give the job a mesh of {launched}"
+        if launched == 1:
+            mend = f"start it by 'actorflow launch -n {mesh.num_ranks} SCRIPT', or leave out mesh="
+        elif not mesh.names:
+            mend = f"give it one, such as mesh=af.Mesh(data={launched}), or run it without launch"
+        raise CompileError(
+            f"{find_source()}: job {job!r} is for {_ranks(mesh.num_ranks)}"
+            f" ({mesh if mesh.names else 'it has no mesh'}), and {launched} run it; {mend}"
+        )
+    return ONE_RANK if member is None else Among(member.rank, member.gather, member)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def agree_on_plan(among: Among, plan: Plan, seed: int) -> None:
+    """Check that all ranks of a plan's mesh are here, with the same job and the same first values.
+
+    What plans do together is proven on the first rank, once for all (`compiler.verify.cross_rank`).
+
+    Raises on every rank CompileError, and InternalError where plans of one job do not fit together.
+    """
+    if among is ONE_RANK:
+        return
+    said = among.gather(f"begin job {plan.name!r}", (plan.name, plan.graph_hash, seed))
+    mesh = plan.mesh
+    if len(said) != mesh.num_ranks:
+        raise CompileError(
+            f"plan {plan.name!r} is for {_ranks(mesh.num_ranks)} (mesh {mesh}), and {len(said)} run"
+            f" it; launch {mesh.num_ranks}, or give the job a mesh of {len(said)}"
+        )
+    rows = _rows(said)
+    for rank, row in enumerate(rows):
+        if row[:2] != rows[0][:2]:
+            job = "job" if row[0] != rows[0][0] else "another job"
+            raise CompileError(
+                f"{find_source()}: rank {rank} runs {job} {row[0]!r} where rank 0 runs"
+                f" {rows[0][0]!r}: what was traced is not the same; run the same script on all"
+                " ranks"
+            )
+    _check_equal("seed", [row[2] for row in rows], "give all ranks the same seed")
+    _prove_together(among, plan)
+
+
+def _prove_together(among: Among, plan: Plan) -> None:
+    """Have the first rank prove that the plans of all meet in everything; all hear of it."""
+    prints = among.gather(f"compare plans of job {plan.name!r}", plan.fingerprint)
+    classes = list(dict.fromkeys(prints))
+    # Of a class of ranks one says what they all have.
+    is_asked = len(classes) > 1 and prints.index(plan.fingerprint) == among.rank
+    given = among.gather(
+        f"prove the plans of job {plan.name!r}", plan.to_bytes() if is_asked else b""
+    )
+    reason, is_bug = "", False
+    if among.is_first:
+        rows = [given[prints.index(own)] for own in classes]
+        class_of = tuple([classes.index(own) for own in prints])
+        try:
+            plans = [Plan.from_bytes(r) if isinstance(r, bytes) and r else plan for r in rows]
+            verify_ranks(RankPlans(plan.mesh, tuple(plans), class_of))
+        except InternalError as error:
+            reason, is_bug = error.reason, True
+        except (CompileError, PlanFormatError) as error:
+            reason = str(error)
+    told, *is_bug_there = _rows(
+        among.gather(f"hear of the proof of job {plan.name!r}", (reason, is_bug))
+    )[0]
+    if told:
+        kind = InternalError if is_bug_there == [True] else CompileError
+        raise kind(f"{find_source()}: {told!s}")
+
+
+def agree_on_data(among: Among, source: DataSource, seed: int, what: str = "data") -> None:
+    """Check that all ranks read the same data in the same order, and draw the same numbers.
+
+    Each takes its part of a batch that none of them has whole, so another order on one of them
+    would be noticed nowhere. Reads all of the data, as a checkpoint does. Raises CompileError on
+    every rank.
+    """
+    if among is ONE_RANK:
+        return
+    position = json.dumps(source.state(), sort_keys=True, default=str)
+    said = _rows(among.gather(f"compare {what}", (source.fingerprint(), position, seed)))
+    for rank, (own, at, _) in enumerate(said):
+        apart = what_differs(str(own), str(said[0][0]))
+        if not apart and at != said[0][1]:
+            apart = how_far_apart(*[json.loads(str(row[1])) for row in (said[rank], said[0])])
+        if apart:
+            raise CompileError(
+                f"{find_source()}: rank {rank} has other {what} than rank 0: {apart}. Each rank is"
+                " given the whole batches of all, and takes its part of them: give all the same"
+                " files, seq, batch and seed, at the same position"
+            )
+    _check_equal("seed", [row[2] for row in said], "give all ranks the same seed")
+
+
+def agree_on_steps(among: Among, steps: int | None) -> None:
+    """Check that all ranks are asked for as many steps. Raises CompileError on every rank."""
+    if among is not ONE_RANK:
+        said = among.gather("steps", steps)
+        _check_equal("steps", said, "give all ranks the same steps=, for each step takes all ranks")
+
+
+def agree_on_values(among: Among, plan: Plan, given: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Check that all ranks begin with the same values, of variables that are given some.
+
+    Each takes its part of them, and nothing brings together again what begins apart: sums of
+    gradients are the same on all ranks whatever they are of. Values by an initialiser and the seed
+    are the same without a look. Reads what is given, once. Raises CompileError on every rank.
+    """
+    if among is ONE_RANK:
+        return
+    own = [
+        (name, content_hash(np.atleast_1d(given[name])) if name in given else "")
+        for name in [variable.name for variable in plan.state]
+    ]
+    first: dict[PlainValue, tuple[int, PlainValue]] = {}
+    for rank, rows in enumerate(among.gather(f"begin job {plan.name!r} with values", tuple(own))):
+        for name, value in _rows(list(rows)) if isinstance(rows, tuple) else []:
+            # Of a variable that ranks of one stage have, by the first of them.
+            other, expected = first.setdefault(name, (rank, value))
+            if value != expected:
+                raise CompileError(
+                    f"{find_source()}: {name!r} begins on rank {rank} with other values than on"
+                    f" rank {other}; give all ranks the same: draw random numbers of your own from"
+                    " one seed, load the same file, write the same to the model"
+                )
+
+
+def _rows(said: list[PlainValue]) -> list[tuple[PlainValue, ...]]:
+    return [row if isinstance(row, tuple) else (row,) for row in said]
+
+
+def _check_equal(what: str, values: list[Any], mend: str) -> None:
+    for rank, value in enumerate(values):
+        if value != values[0]:
+            raise CompileError(
+                f"{find_source()}: rank {rank} has {what} {value!r}, rank 0 has {values[0]!r};"
+                f" {mend}"
+            )
+
+
+# A run that other ranks are on, too: what it tells them, and what all of them have decided.
+#
+# Steps begin where all ranks may begin them, and the run ends after one and the same step on each:
+# a stop that one asks for is granted to all, at the edge of what has been granted so far. A rank
+# that fails ends the others at once, and they raise what it raised (`actorflow.distributed`).
+
+
+class Together:
+    """This rank's side of a run; steps are counted from the beginning of training.
+
+    Args:
+        member: the rank.
+        first_step: the step before the run's first.
+        callbacks: what the run is told.
+
+    `asked` is why this rank asked for the end, if it did.
+    """
+
+    def __init__(self, member: RankMember, first_step: int, callbacks: RunCallbacks) -> None:
+        self._member = member
+        self._first_step = first_step
+        self._callbacks = callbacks
+        self._shared: SharedRun | None = None
+        self.asked = ""
+
+    def begin(self) -> None:
+        """Meet the others for the run. Raises PeerFailed where one does not come."""
+        self._shared = self._member.begin_run(self._callbacks, first_step=self._first_step)
+        if self.asked:
+            self._shared.ask_stop(self.asked)
+
+    def fed(self, step: int) -> None:
+        """Say that a step has its data, before it begins; more can be granted."""
+        if self._shared is not None:
+            self._shared.fed(step)
+            self._shared.reached(step)
+
+    def batches(self, lines: Mapping[str, str]) -> GivenBatches:
+        """Return what sees whole batches, and tells them; `lines` are those that read the fields.
+
+        Where the user gives them one by one, all are told.
+        """
+        line, is_every = next(iter(lines.values()), ""), self._callbacks.is_stepped
+        return GivenBatches(self._given, line, self._first_step, is_every=is_every)
+
+    def _given(self, step: int, digest: int, line: str) -> None:
+        if self._shared is not None:
+            self._shared.given(step, digest, line)
+
+    def data_ended(self, step: int, why: str) -> None:
+        """Say that there is no data after a step, and what ended it, where something did."""
+        if self._shared is not None:
+            self._shared.data_ended(step, why)
+
+    def would_end(self, step: int) -> None:
+        """Say which step has begun, after which none does until all have said so."""
+        if self._shared is not None:
+            self._shared.would_end(step)
+
+    def ask_stop(self, reason: str) -> None:
+        """Ask for the end on all ranks. Takes no lock, so a signal handler may call it."""
+        self.asked = self.asked or reason
+        if self._shared is not None:
+            self._shared.ask_stop(reason)
+
+    def ask_checkpoint(self) -> None:
+        """Ask for a checkpoint of all ranks after one and the same step."""
+        if self._shared is not None:
+            self._shared.ask_checkpoint()
+
+    def ended(self, step: int) -> None:
+        """Say that the run is over, and well."""
+        if self._shared is not None:
+            self._shared.end(step)
+
+    def failed(self, error: BaseException) -> BaseException:
+        """Tell the others of an error; return what is to be raised: the error that was first."""
+        if isinstance(error, ActorFailed):
+            self._member.fail(error, op=error.op, line=str(error.source))
+        else:
+            self._member.fail(error)
+        first = self._member.failure
+        is_others = first is not None and getattr(first, "rank", None) != self._member.rank
+        return first if first is not None and is_others else error

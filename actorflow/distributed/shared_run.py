@@ -1,0 +1,238 @@
+"""A run that all ranks of a job are on together, as one of them has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from actorflow.distributed.messages import (
+    BatchGiven,
+    CheckpointAsked,
+    CheckpointAt,
+    EndAt,
+    EndsAfter,
+    FromRank,
+    Granted,
+    HasData,
+    HoldAsked,
+    OtherEndsAfter,
+    Reached,
+    StopAsked,
+    ToRank,
+    WouldEnd,
+)
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCallbacks:
+    """What a run is told. They are called on the thread of the link, and must not block on it.
+
+    Args:
+        grant: called with (steps, is_last): the run may begin steps up to this one, counted from
+            the beginning of training and not of the run; with `is_last` it ends with this one.
+        is_stepped: whether each step is asked for, so that between two of them nothing runs.
+        abort: called once with the error that ends the run at once, on whichever rank it arose.
+        checkpoint: called with a step that no rank has begun: all write the state after it, or the
+            next one that can be written.
+        stopping: called once, before the last grant, with the reason of a stop that was asked for.
+        hold: called when the run is to stop and a rank lacks data: no step more may begin until the
+            end is said, and `would_end` says which has.
+        end_at: called with the last step of a run that holds.
+    """
+
+    grant: Callable[[int, bool], object]
+    abort: Callable[[BaseException], object]
+    is_stepped: bool = False
+    checkpoint: Callable[[int], object] = _ignore
+    stopping: Callable[[str], object] = _ignore
+    hold: Callable[[], object] = _ignore
+    end_at: Callable[[int], object] = _ignore
+
+
+class SharedRun:
+    """A run of this rank that the others are on, too. Its methods may be called from any thread.
+
+    Steps are counted from the beginning of training, as `first_step` of `begin_run`.
+
+    Args:
+        number: which run of this process it is, from 1.
+        callbacks: what it is told.
+        say: sends a message to the coordinator, without waiting.
+        first_step: the step before its first one.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        callbacks: RunCallbacks,
+        say: Callable[[FromRank], object],
+        first_step: int = 0,
+    ) -> None:
+        self.number = number
+        self.is_over = False
+        self._callbacks = callbacks
+        self._say = say
+        self._fed, self._reached = 0, first_step
+        self._other_end: int | None = None
+        self._is_aborted = False
+
+    def fed(self, step: int) -> None:
+        """Say that this rank has data for a step. Costs nothing unless another rank's data ended.
+
+        To be called before the step begins; so that one that has more data than another says so
+        before it waits for it in vain.
+        """
+        self._fed = max(self._fed, step)
+        self._compare()
+
+    def reached(self, step: int) -> None:
+        """Say that this rank has come to a step, with its data: more can be granted."""
+        self._reached = max(self._reached, step)
+        self._say(Reached(self.number, step))
+
+    def given(self, step: int, digest: int, line: str) -> None:
+        """Say the digest of the whole batch of a step, and the user's line that reads it."""
+        self._say(BatchGiven(self.number, step, digest, line))
+
+    def data_ended(self, step: int, why: str = "") -> None:
+        """Say that this rank has no data after a step, and what ended it, where something did."""
+        self._say(EndsAfter(self.number, step, why))
+
+    def would_end(self, step: int) -> None:
+        """Say that this rank, which is to stop, has begun a step and begins no other until told."""
+        self._say(WouldEnd(self.number, step))
+
+    def ask_stop(self, reason: str) -> None:
+        """Ask for the end of the run on all ranks, at a step that the coordinator chooses.
+
+        Takes no lock, so a signal handler may call it. The answer is a grant that is the last.
+        """
+        self._say(StopAsked(self.number, reason))
+
+    def ask_checkpoint(self) -> None:
+        """Ask for a checkpoint on all ranks; no effect while one that was told is still to come."""
+        self._say(CheckpointAsked(self.number))
+
+    def end(self, step: int) -> None:
+        """Say that the run is over on this rank, and well, after a step. Idempotent."""
+        if not self.is_over:
+            self.is_over = True
+            if not self._is_aborted:
+                self._say(EndsAfter(self.number, step))
+
+    def leave(self) -> None:
+        """Hear that the script of this rank has ended: one that is stepped is over with that."""
+        if self._callbacks.is_stepped:
+            self.end(self._reached)
+
+    def hear(self, message: ToRank) -> None:
+        """Take what the coordinator says of a run; what is of an earlier one is left alone."""
+        if isinstance(message, Granted | CheckpointAt | HoldAsked | EndAt | OtherEndsAfter):
+            if message.run != self.number or self.is_over:
+                return
+            if isinstance(message, Granted):
+                if message.is_last:
+                    self._callbacks.stopping(message.reason)
+                self._callbacks.grant(message.steps, message.is_last)
+            elif isinstance(message, CheckpointAt):
+                self._callbacks.checkpoint(message.step)
+            elif isinstance(message, HoldAsked):
+                self._callbacks.hold()
+            elif isinstance(message, EndAt):
+                self._callbacks.end_at(message.step)
+            else:
+                self._other_end = message.step
+                self._compare()
+
+    def abort(self, error: BaseException) -> None:
+        """End the run with an error, once."""
+        if not (self._is_aborted or self.is_over):
+            self._is_aborted = True
+            self._callbacks.abort(error)
+
+    def _compare(self) -> None:
+        # Both threads come here after they wrote what is theirs, so one of them sees both.
+        if self._other_end is not None and self._fed > self._other_end:
+            self._say(HasData(self.number, self._fed))
+
+
+# Whether all ranks are given the same batches: a digest of them, told along with each step.
+#
+# Each rank takes its rows of a batch that it was given whole, and drops the others. So data that is
+# sharded by rank, as other systems want it, would train on half of it without a word. Nothing that
+# a source says of itself shows that; what it gives does.
+
+_SAMPLE_BYTES = 1 << 16
+"""Of an array that are read for its digest: some microseconds; of a longer one every n-th element.
+"""
+_FIRST_STEPS, _EVERY = 8, 16
+"""Steps of a run whose batches are told, and of those after them every n-th."""
+_BITS = (1 << 62) - 1
+
+
+class GivenBatches:
+    """Tells the digest of the batches of a step; belongs to the thread that fetches them.
+
+    Args:
+        tell: called with a step, its digest, and the user's line that reads it.
+        line: that line.
+        first_step: the step before the first one.
+        is_every: whether all steps are told, as those that the user makes one by one.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[int, int, str], object],
+        line: str,
+        first_step: int,
+        *,
+        is_every: bool = False,
+    ) -> None:
+        self._tell, self._line = tell, line
+        self._first_step, self._is_every = first_step, is_every
+        self._digest = 0
+
+    def see(self, step: int, batch: Mapping[str, Any], *, is_last: bool) -> None:
+        """Take a batch of a step, of which it may be the last."""
+        if self._is_every or step - self._first_step <= _FIRST_STEPS or step % _EVERY == 0:
+            self._digest = digest_of(batch, self._digest)
+            if is_last:
+                self._tell(step, self._digest & _BITS, self._line)
+        if is_last:
+            self._digest = 0
+
+
+def digest_of(batch: Mapping[str, Any], seed: int = 0) -> int:
+    """Return a hash of 64 bits of a batch's arrays: their names, types, and a sample of each.
+
+    Of an array above 64 KiB that is every n-th element along its longest axes, so that neither its
+    layout in memory nor its size matters.
+    """
+    hasher = xxhash.xxh3_64(seed=seed)
+    for name in sorted(batch):
+        array = batch[name]
+        if isinstance(array, np.ndarray) and not array.dtype.hasobject:
+            hasher.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            hasher.update(_sample(array).reshape(-1).view(np.uint8).data)
+    return int(hasher.intdigest())
+
+
+def _sample(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    strides = [1] * array.ndim
+    shape, num_bytes = list(array.shape), array.nbytes
+    while num_bytes > _SAMPLE_BYTES:
+        axis = max(range(len(shape)), key=shape.__getitem__)
+        if shape[axis] < 2:
+            break  # elements that are larger than the sample
+        strides[axis] *= 2
+        shape[axis] = -(-shape[axis] // 2)
+        num_bytes = array.dtype.itemsize * int(np.prod(shape))
+    return np.ascontiguousarray(array[tuple([slice(None, None, n) for n in strides])])

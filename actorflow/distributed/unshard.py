@@ -1,0 +1,424 @@
+"""Whole variables for a checkpoint, joined on the first rank from the parts of all, as they train.
+
+Each rank that has something to tell has a pipe to the first. Its thread of the checkpoint writes
+its parts of a snapshot into that, in an order that all ranks know, and the first rank's thread
+reads them where they belong: no message is larger than the pipe, nothing goes through the
+coordinator, and a rank that dies is an end of file. Another process of the same user opens a pipe
+as /proc/PID/fd/FD, as it does shared memory (`actors/collectives/segments.py`).
+
+The first rank holds one copy of the whole of what any rank has not, and of what is in parts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from actorflow.compile.plan_facts import saved_variables
+from actorflow.distributed.process_group import Among
+from actors.machine.protocol import Gather
+from compiler.contract.attrs import PlainValue
+from compiler.contract.errors import InternalError, PeerFailed
+from compiler.contract.placement import Mesh
+from compiler.contract.plan import Plan
+from compiler.contract.sbp import own_part
+from compiler.contract.types import PartOf, numpy_dtype
+
+# Whole variables of the parts that ranks have: told by one holder of each part, joined by all.
+#
+# What travels goes through the ranks' `gather`, in messages of bounded size: for the end of a run
+# and for looks between steps, not for training. Who tells what follows from one table that all
+# ranks have, so nobody asks: of every distinct part the first rank that has it, and nobody of what
+# all have whole. A variable that only some ranks have, as those of a pipeline's stages, comes to
+# all.
+
+Array = np.ndarray[Any, Any]
+
+MESSAGE_BYTES = 16 << 20
+"""What all ranks together tell in one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfRank:
+    """A variable as one rank has it, by numpy's name; `splits` are empty where that is all of it.
+
+    `shape` is that of the whole.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    splits: tuple[tuple[str, int], ...]
+
+    @property
+    def row(self) -> PlainValue:
+        """What travels."""
+        return self.name, self.dtype, self.shape, self.splits
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A part of a variable that one rank tells the others, and where it lies in the whole."""
+
+    held: OfRank
+    own: tuple[slice, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The part's own."""
+        return tuple([rows.stop - rows.start for rows in self.own])
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the part, dense."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.held.itemsize
+
+
+def cut(plan: Plan, values: Mapping[str, Array], rank: int) -> dict[str, Array]:
+    """Return what a rank has of whole variables, dense."""
+    parts, mesh = {v.name: v.part for v in plan.state}, plan.mesh
+    own = {name: own_part(part, mesh, rank) for name in values if (part := parts.get(name))}
+    return {
+        name: np.ascontiguousarray(value[own[name]]) if name in own else value
+        for name, value in values.items()
+    }
+
+
+def gather_whole(
+    plan: Plan, arrays: Mapping[str, Array], gather: Gather, rank: int
+) -> dict[str, Array]:
+    """Return whole variables of which `arrays` has what this rank has; equal on all ranks.
+
+    All ranks call it with the variables of their own plans, after the same step; one that a rank
+    does not have comes to it all the same. What nobody needs to tell is handed back as it is, the
+    rest is new and read-only. Holds one copy of the wholes. Raises PeerFailed as `gather`, and
+    InternalError where ranks disagree on what there is.
+    """
+    told = tellers_of(plan.mesh, _held(plan, arrays), gather)
+    num_ranks = plan.mesh.num_ranks
+    whole = {name: array for name, array in arrays.items() if not told.get(name)}
+    for names in _batched([(name, tellers) for name, tellers in told.items() if tellers]):
+        joined = {n: _empty(told[n]) for n in names}
+        queues = [[(n, p) for n in names for r, p in told[n] if r == o] for o in range(num_ranks)]
+        _exchange(queues, joined, arrays, gather, rank)
+        for name, array in joined.items():
+            array.flags.writeable = False
+            whole[name] = array
+    return whole
+
+
+def tellers_of(
+    mesh: Mesh, held: Iterable[OfRank], gather: Gather
+) -> dict[str, tuple[tuple[int, Told], ...]]:
+    """Return who tells which part of each variable, by name and in order of names; a rank and it.
+
+    Of every distinct part that is the first rank that has it, and nobody of what all have whole.
+    All ranks call it, each with what it has. Raises as `gather_whole`.
+    """
+    said = gather("tell what it has of variables", tuple([own.row for own in held]))
+    table = [_table(rows) for rows in said]
+    if len(said) != mesh.num_ranks:
+        raise InternalError(f"{len(said)} ranks tell their parts, of a mesh of {mesh.num_ranks}")
+    return {name: _tellers(name, table, mesh) for name in _names(table)}
+
+
+def _held(plan: Plan, arrays: Mapping[str, Array]) -> Iterator[OfRank]:
+    parts = {variable.name: variable.part for variable in plan.state}
+    for name in sorted(arrays):
+        array, part = arrays[name], parts.get(name)
+        shape = array.shape if part is None else part.shape
+        yield OfRank(name, array.dtype.name, shape, () if part is None else part.splits)
+
+
+def _table(rows: PlainValue) -> dict[str, OfRank]:
+    """Return what a rank says that it has, by name."""
+    found = [OfRank(*row) for row in cast("tuple[Any, ...]", rows)]
+    return {held.name: held for held in found}
+
+
+def _names(table: Sequence[Mapping[str, OfRank]]) -> list[str]:
+    return sorted({name for held in table for name in held})
+
+
+def _tellers(
+    name: str, table: Sequence[Mapping[str, OfRank]], mesh: Mesh
+) -> tuple[tuple[int, Told], ...]:
+    """Return who tells which part of a variable: the first rank that has it; nobody if all do."""
+    holders = [(rank, held[name]) for rank, held in enumerate(table) if name in held]
+    _, first = holders[0]
+    for rank, held in holders:
+        if (held.dtype, held.shape) != (first.dtype, first.shape):
+            raise InternalError(
+                f"variable {name!r} is {first.dtype}{list(first.shape)} on rank {holders[0][0]} and"
+                f" {held.dtype}{list(held.shape)} on rank {rank}"
+            )
+    if len(holders) == len(table) and not any([held.splits for _, held in holders]):
+        return ()
+    found: dict[tuple[tuple[int, int], ...], tuple[int, Told]] = {}
+    for rank, held in holders:
+        own = own_part(PartOf(held.shape, held.splits), mesh, rank)
+        place = tuple([(rows.start, rows.stop) for rows in own])
+        found.setdefault(place, (rank, Told(held, own)))
+    return tuple(found.values())
+
+
+def _batched(told: Iterable[tuple[str, Sequence[tuple[int, Told]]]]) -> Iterator[list[str]]:
+    """Yield names of variables that go together: small ones share their messages."""
+    batch: list[str] = []
+    size_bytes = 0
+    for name, tellers in told:
+        own = sum([piece.size_bytes for _, piece in tellers])
+        if batch and size_bytes + own > MESSAGE_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(name)
+        size_bytes += own
+    if batch:
+        yield batch
+
+
+def _empty(tellers: Sequence[tuple[int, Told]]) -> Array:
+    held = tellers[0][1].held
+    return np.empty(held.shape, held.dtype)
+
+
+def _exchange(
+    queues: Sequence[Sequence[tuple[str, Told]]],
+    joined: Mapping[str, Array],
+    arrays: Mapping[str, Array],
+    gather: Gather,
+    rank: int,
+) -> None:
+    """Tell this rank's parts, and put all ranks' into `joined`, in rounds of bounded size."""
+    own = b"".join([_piece_bytes(name, piece, arrays[name]) for name, piece in queues[rank]])
+    sizes = [sum([piece.size_bytes for _, piece in queue]) for queue in queues]
+    step = max(1, MESSAGE_BYTES // len(queues))
+    came = [bytearray() for _ in queues]
+    for begin in range(0, max(sizes), step):
+        what = f"tell its parts of {', '.join(joined)}"
+        parts = gather(what[:80], own[begin : begin + step])
+        for other, part in enumerate(parts):
+            wanted = min(step, max(0, sizes[other] - begin))
+            if not isinstance(part, bytes) or len(part) != wanted:
+                raise InternalError(f"rank {other} did not tell {wanted} bytes of its variables")
+            came[other] += part
+    for queue, data in zip(queues, came, strict=True):
+        begin = 0
+        for name, piece in queue:
+            joined[name][piece.own] = np.ndarray(piece.shape, piece.held.dtype, data, begin)
+            begin += piece.size_bytes
+
+
+def _piece_bytes(name: str, piece: Told, array: Array) -> bytes:
+    if array.shape != piece.shape:
+        raise InternalError(
+            f"variable {name!r} is {list(array.shape)} here, where this rank's part is"
+            f" {list(piece.shape)}"
+        )
+    return array.tobytes()
+
+
+PIPE_BYTES = 1 << 20
+"""What a pipe holds where the system lets it: more has a rank and its reader wait less often."""
+_HEAD = struct.Struct("<q")
+"""Before the parts of a snapshot: its step."""
+
+
+class Joining:
+    """A rank's end of the way on which parts come to the first rank.
+
+    All ranks make it at the same place, and then take the same snapshots in the same order, each on
+    one thread. `stop` may be called from any other.
+
+    Args:
+        plan: what it saves, in parts or not.
+        among: this rank among all of the plan's.
+        wait_s: how long nothing may come from another rank; 0 for ever.
+    """
+
+    def __init__(self, plan: Plan, among: Among, wait_s: float) -> None:
+        self._rank = among.rank
+        self._wait_ms = int(wait_s * 1000) or None
+        told = tellers_of(plan.mesh, _saved(plan), among.gather)
+        self._told = {name: pieces for name, pieces in told.items() if pieces}
+        self._joined: dict[str, Array] = {}
+        self._lock = threading.Lock()
+        self._why = ""
+        self._files: list[int] = []
+        self._bell, self._ring = self._pipe()
+        self._pipes = self._meet(among)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the first rank needs for the wholes that it joins; 0 where nothing is in parts."""
+        return sum([_whole_bytes(pieces[0][1]) for pieces in self._told.values()])
+
+    def tell(self, step: int, arrays: Mapping[str, Array]) -> None:
+        """Tell the first rank this one's parts of a snapshot. Blocks until it has read them.
+
+        Raises PeerFailed where it does not, or where this is stopped.
+        """
+        pipe = self._pipes.get(0)
+        if pipe is None:
+            return  # it has nothing that others have not
+        self._write(pipe, memoryview(_HEAD.pack(step)))
+        for name, pieces in self._told.items():
+            for rank, piece in pieces:
+                if rank == self._rank:
+                    self._write(pipe, _dense_bytes(np.ascontiguousarray(_own(arrays, name, piece))))
+
+    def join(self, step: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return whole variables, by name, on the first rank; they stay until the next call.
+
+        Raises PeerFailed where a rank ended, or where this is stopped; MemoryError.
+        """
+        for rank, pipe in self._pipes.items():
+            head = bytearray(_HEAD.size)
+            self._read(pipe, rank, memoryview(head))
+            (came,) = _HEAD.unpack(head)
+            if came != step:
+                raise InternalError(f"rank {rank} tells its parts of step {came}, not of {step}")
+        whole = {name: array for name, array in arrays.items() if name not in self._told}
+        for name, pieces in self._told.items():
+            joined = self._joined.get(name)
+            if joined is None:
+                held = pieces[0][1].held
+                joined = self._joined[name] = np.empty(held.shape, held.dtype)
+            for rank, piece in pieces:
+                if rank == 0:
+                    joined[piece.own] = _own(arrays, name, piece)
+                else:
+                    self._take(rank, joined[piece.own])
+            whole[name] = joined
+        return whole
+
+    def stop(self, why: str) -> None:
+        """Have whoever waits, now or later, raise PeerFailed. The first reason counts."""
+        with self._lock:
+            if self._files and not self._why:
+                self._why = why
+                os.write(self._ring, b"x")
+
+    def close(self) -> None:
+        """Let go of the pipes, when nobody waits any more. Idempotent."""
+        with self._lock:
+            files, self._files, self._pipes = self._files, [], {}
+            for file in files:
+                os.close(file)
+
+    def _meet(self, among: Among) -> dict[int, int]:
+        """Return this rank's ends of the pipes by the other rank: of the first, of each teller."""
+        tellers = sorted({rank for pieces in self._told.values() for rank, _ in pieces} - {0})
+        pairs = [self._pipe() for _ in tellers] if among.is_first else []
+        said = among.gather(
+            "open pipes for checkpoints", (os.getpid(), *[end for _, end in pairs])
+        )[0]
+        pid, *ends = cast("tuple[int, ...]", said)
+        pipes = {rank: pair[0] for rank, pair in zip(tellers, pairs, strict=False)}
+        if self._rank in tellers:
+            path = f"/proc/{pid}/fd/{ends[tellers.index(self._rank)]}"
+            # Not to wait for room in a pipe is a matter of each opening of it.
+            pipes[0] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            self._files.append(pipes[0])
+        among.gather("go on with open pipes for checkpoints", None)
+        for _, end in pairs:  # or the end of a rank would be no end of its pipe
+            self._files.remove(end)
+            os.close(end)
+        for pipe in pipes.values():
+            os.set_blocking(pipe, False)
+            with suppress(OSError):  # of a user who has many
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        return pipes
+
+    def _pipe(self) -> tuple[int, int]:
+        """Return the reading and the writing end of a new pipe."""
+        ends = os.pipe()
+        self._files += ends
+        return ends
+
+    def _take(self, rank: int, place: Array) -> None:
+        """Read a part into where it belongs: at once where that is dense, else by its rows."""
+        if place.flags.c_contiguous:
+            self._read(self._pipes[rank], rank, _dense_bytes(place))
+            return
+        for row in place:  # of one axis at least, or it were dense
+            self._take(rank, row)
+
+    def _read(self, pipe: int, rank: int, wanted: memoryview) -> None:
+        while wanted:
+            self._wait(pipe, select.POLLIN, rank)
+            with suppress(BlockingIOError):
+                count = os.readv(pipe, [wanted])
+                if not count:
+                    raise PeerFailed(
+                        f"rank {rank} ended where its parts of a checkpoint were awaited", rank=rank
+                    )
+                wanted = wanted[count:]
+
+    def _write(self, pipe: int, rest: memoryview) -> None:
+        while rest:
+            self._wait(pipe, select.POLLOUT, 0)
+            with suppress(BlockingIOError):
+                try:
+                    rest = rest[os.write(pipe, rest) :]
+                except BrokenPipeError:
+                    text = "rank 0 ended where it was to join the parts of a checkpoint"
+                    raise PeerFailed(text, rank=0) from None
+
+    def _wait(self, pipe: int, event: int, rank: int) -> None:
+        poll = select.poll()
+        poll.register(pipe, event)
+        poll.register(self._bell, select.POLLIN)
+        ready = [file for file, _ in poll.poll(self._wait_ms)]
+        if self._why:
+            raise PeerFailed(self._why)
+        if not ready:
+            did = "tell its parts of" if event == select.POLLIN else "take this rank's parts of"
+            raise PeerFailed(
+                f"rank {rank} did not {did} a checkpoint within {(self._wait_ms or 0) / 1000:g} s"
+                " (ACTORFLOW_RANK_SECONDS sets how long ranks wait for each other)",
+                rank=rank,
+            )
+
+
+def _saved(plan: Plan) -> list[OfRank]:
+    """Return what this rank has of what a checkpoint holds."""
+    saved, found = {*saved_variables(plan)}, []
+    for variable in sorted(plan.state, key=lambda v: v.name):
+        if variable.name in saved:
+            type_, part = plan.views[variable.view].type, variable.part
+            shape, splits = (type_.shape, ()) if part is None else (part.shape, part.splits)
+            found.append(OfRank(variable.name, numpy_dtype(type_.dtype).name, shape, splits))
+    return found
+
+
+def _own(arrays: Mapping[str, Array], name: str, piece: Told) -> Array:
+    array = arrays[name]
+    if (array.shape, array.dtype.name) != (piece.shape, piece.held.dtype):
+        raise InternalError(
+            f"variable {name!r} is {array.dtype}{list(array.shape)} in a snapshot, where this"
+            f" rank's part is {piece.held.dtype}{list(piece.shape)}"
+        )
+    return array
+
+
+def _dense_bytes(dense: Array) -> memoryview:
+    return dense.reshape(-1).view(np.uint8).data
+
+
+def _whole_bytes(piece: Told) -> int:
+    return int(np.prod(piece.held.shape, dtype=np.int64)) * piece.held.itemsize

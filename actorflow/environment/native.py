@@ -1,0 +1,174 @@
+"""Native kernels, as the settings ask for them: turned on once, before anything is compiled.
+
+What cannot be had is said in one line of the log, and numpy's kernels run in its place: no C
+compiler, a compiler that refuses our runtime, a function or a file of a plan that it refuses.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from actorflow.environment.host import usable_cores
+from actorflow.environment.settings import Settings, logger
+from actors.kernels.common.files import distrust_of_folder
+from actors.kernels.host import catalogue
+from actors.kernels.host.catalogue import prepare_plan
+from actors.kernels.library import onednn, runtime, tuning
+from actors.kernels.library.runtime import CompilerError, Toolchain, find_toolchain
+from actors.machine.errors import forkable_lock
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import HOST, Device, DeviceKind
+from compiler.contract.plan import Plan
+
+NATIVE = ("c.", "onednn.", "openblas.")
+"""How the names of native kernels begin."""
+
+_choice = forkable_lock()
+"""Whoever holds it has the kernels of this process chosen as it said."""
+
+_NO_COMPILER = "no C compiler (cc, gcc or clang) is on the PATH"
+
+
+def ready_native(settings: Settings, *, deterministic: bool = False) -> bool:
+    """Turn native kernels on or off, as the settings say; return whether they are on.
+
+    Which library computes a product is chosen by measured times, unless it is to be deterministic.
+    """
+    if not settings.native:
+        runtime.turn_off()
+        return False
+    tuning.configure(_folder(settings), deterministic)
+    threads = settings.threads or usable_cores()
+    if runtime.is_on() and runtime.num_threads() == threads:
+        return True
+    return _turned_on(settings, threads)
+
+
+def toolchain_of(settings: Settings) -> Toolchain | None:
+    """Return the C compiler, with the folder where the settings keep what it builds."""
+    return find_toolchain(os.environ, _trusted(_folder(settings)), logger.warning)
+
+
+@contextmanager
+def choosing(
+    settings: Settings, devices: Sequence[Device], *, deterministic: bool
+) -> Iterator[bool]:
+    """Hold the choice of kernels while a plan for some devices is made; give whether it has native.
+
+    How they are chosen belongs to the process, so plans of several threads are made in turns.
+    """
+    with _choice:
+        is_hosts = takes_host_kernels(devices)
+        yield is_hosts and ready_native(settings, deterministic=deterministic)
+
+
+def takes_host_kernels(devices: Sequence[Device]) -> bool:
+    """Whether some device computes with the host's kernels; GPUs alone need no C compiler."""
+    return any([device.kind is not DeviceKind.CUDA for device in devices])
+
+
+def retune(settings: Settings) -> bool:
+    """Forget which library was the fastest for which product: compiling measures again.
+
+    Return whether there is anything to measure: native kernels are on.
+    """
+    with choosing(settings, (HOST,), deterministic=False) as is_on:
+        if is_on:
+            tuning.retune()
+        return is_on
+
+
+def choices(devices: Sequence[Device]) -> str:
+    """Return what the choice among native kernels depends on besides compiler and processor."""
+    is_chosen = runtime.is_on() and takes_host_kernels(devices)
+    return f"{tuning.epoch()} {onednn.fingerprint()}" if is_chosen else ""
+
+
+def has_refusals() -> bool:
+    """Whether the compiler refused something: plans of this process may lack native kernels."""
+    return runtime.is_on() and bool(runtime.refusals())
+
+
+def is_native(plan: Plan) -> bool:
+    """Whether some launch of a plan has a native kernel."""
+    return any([x.kernel.startswith(NATIVE) for actor in plan.actors for x in actor.launches])
+
+
+def compiled(name: str, make: Callable[[], Plan]) -> Plan:
+    """Return the plan that `make` compiles, with all that its launches need built.
+
+    What the compiler refuses is said in a line of the log, with its words, and the plan is made
+    again: it has numpy's kernels in place of that.
+    """
+    num_refusals = -1
+    while num_refusals < len(runtime.refusals()):  # every further turn has one refusal more
+        num_refusals = len(runtime.refusals())
+        try:
+            plan = make()
+        except CompilerError as error:  # a file that products are measured with
+            _say_refused(name, error)
+            continue
+        if build(plan):
+            return plan
+    raise InternalError(f"plan {name!r}: the C compiler refuses what no kernel asks for")
+
+
+def build(plan: Plan) -> bool:
+    """Build what a plan's launches need; return False where the compiler refuses some of it.
+
+    A line of the log has the compiler's words then.
+    """
+    if not runtime.is_on():
+        return True
+    try:
+        prepare_plan(plan, catalogue.binders())
+    except CompilerError as error:
+        _say_refused(plan.name, error)
+        return False
+    return True
+
+
+def _say_refused(name: str, error: CompilerError) -> None:
+    logger.warning("plan %r: %s; numpy's kernels run in its place, which is slower", name, error)
+
+
+def _folder(settings: Settings) -> Path | None:
+    return None if settings.cache is None else settings.cache / "native"
+
+
+def _turned_on(settings: Settings, threads: int) -> bool:
+    toolchain = toolchain_of(settings)
+    if toolchain is None:
+        named = os.environ.get("CC")
+        _say_once(
+            (f"the C compiler CC={named} does not run" if named else _NO_COMPILER)
+            + ": numpy's kernels run, which is slower; 'actorflow doctor' says by how much"
+        )
+        return False
+    try:
+        runtime.turn_on(toolchain, threads)
+    except CompilerError as error:
+        _say_once(f"{error}; numpy's kernels run, which is slower")
+        return False
+    return True
+
+
+def _trusted(folder: Path | None) -> Path | None:
+    """Return a folder whose libraries may be run; None where others may put theirs there."""
+    why = None if folder is None else distrust_of_folder(folder)
+    if why is None:
+        return folder
+    _say_once(
+        f"{why}, or set ACTORFLOW_CACHE to a folder of your own: native kernels that are kept there"
+        " are not run, but built anew in every process"
+    )
+    return None
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    logger.warning(text)

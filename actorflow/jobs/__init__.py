@@ -1,0 +1,1 @@
+"""The decorator: trace, compile, run; what a call asks of its plan."""

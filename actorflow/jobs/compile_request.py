@@ -1,0 +1,165 @@
+"""Asking a script for its plan: its first `fit` ends it, with the plan that it would run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from actorflow.checkpoint.errors import Every
+from actorflow.optim.optimizers import AVERAGE, COUNT
+from actorflow.options.fit_options import Evaluation, spec_of_source
+from actorflow.options.job_options import JobOptions
+from actorflow.tensor.tracer import find_source
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import ALONE, Device, Ranks
+from compiler.contract.plan import Plan
+from compiler.contract.types import TensorType
+from compiler.graph.graph import UNPLACED, Graph
+from compiler.graph.target import CompileOptions
+from compiler.ops.primitives.sources import VARIABLE
+
+if TYPE_CHECKING:
+    from actorflow.compile.compiling import Compilation
+    from actorflow.nn.module import Module
+
+
+class PlanCaptured(BaseException):
+    """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`.
+
+    `store_all` is the same plan without recomputation, where the job asks for some; `asked` is what
+    the plan was compiled of.
+    """
+
+    def __init__(self, plan: Plan, store_all: Plan | None, asked: Compilation) -> None:
+        super().__init__("plan captured")
+        self.plan = plan
+        self.store_all = store_all
+        self.asked = asked
+
+
+CAPTURING: ContextVar[Ranks | None] = ContextVar("actorflow_capturing", default=None)
+"""The ranks of the plan that is asked for; None where a `fit` is to run.
+
+Where that is one, ranks are those of the job's mesh, and its `rank` says whose plan of them.
+"""
+
+
+@contextmanager
+def capturing_plan(ranks: Ranks = ALONE) -> Iterator[None]:
+    """Make the next `fit` raise PlanCaptured, with the plan of one of some ranks, and not run."""
+    token = CAPTURING.set(ranks)
+    try:
+        yield
+    finally:
+        CAPTURING.reset(token)
+
+
+def asked_rows(spec: dict[str, TensorType]) -> dict[str, TensorType]:
+    """Return the types of a batch of all ranks that a plan is asked for: each has one of these."""
+    ranks = CAPTURING.get()
+    if ranks is None or ranks.count == 1:
+        return spec
+    return {
+        name: replace(type_, shape=(type_.shape[0] * ranks.count, *type_.shape[1:]))
+        if type_.rank
+        else type_
+        for name, type_ in spec.items()
+    }
+
+
+# What a job asks of its plan, in the compiler's words.
+
+
+def compile_options(
+    name: str,
+    options: JobOptions,
+    devices: Sequence[Device],
+    metrics_every: int,
+    every: str | int | None,
+    evaluation: Evaluation | None,
+) -> CompileOptions:
+    """Return what a plan of a job is compiled for."""
+    cadence = Every.parse(every) if every is not None else None
+    return CompileOptions(
+        name=name,
+        devices=tuple([str(device) for device in devices]),
+        is_training=options.train,
+        snapshot_every=(cadence.steps or 0) if cadence else 0,
+        snapshot_seconds=(cadence.seconds or 0.0) if cadence else 0.0,
+        accumulate=options.accumulate,
+        metrics_every=metrics_every,
+        num_streams=options.streams,
+        evaluate_every=evaluation.every if evaluation else 0,
+        evaluate_batches=evaluation.batches if evaluation else 0,
+        memory_budget=options.budget_bytes,
+        recompute=options.recompute,
+        offload=options.offload,
+        zero=options.zero,
+        precision=options.precision,
+        clip_norm=options.clip_norm or 0.0,
+        clip_value=options.clip_value or 0.0,
+        losses=() if options.losses == ("loss",) else options.losses,
+        evaluate_precision=evaluation.job.options.precision if evaluation else "fp32",
+    )
+
+
+def evaluation_graph(
+    evaluation: Evaluation | None, model: Module, devices: tuple[Device, ...], training: Graph
+) -> Graph | None:
+    """Return the graph of an evaluation that is part of a training on some devices, if there is.
+
+    Raises CompileError for what its job asks of an arena or of devices that are the training's,
+    where it has no scalar to report, and where it wants averages that the training has not.
+    """
+    if evaluation is None:
+        return None
+    job = evaluation.job
+    if job.options.memory_budget is not None:
+        raise CompileError(
+            f"{find_source()}: job {job.name!r} has a memory_budget, but evaluates in the arena of"
+            " the training: give the budget to the training job, which counts the evaluation too"
+        )
+    if job.options.placed_on not in ((), devices):
+        named, own = (", ".join(map(str, found)) for found in (job.options.placed_on, devices))
+        raise CompileError(
+            f"{find_source()}: job {job.name!r} is for {named}, but evaluates in a training on"
+            f" {own}; give both the same devices, or the evaluation none"
+        )
+    graph = job.graph(model, asked_rows(spec_of_source(evaluation.data)))
+    check_results({o.name: graph.types[o.value] for o in graph.outputs}, job.name)
+    if evaluation.ema:
+        graph = _of_averages(graph, training, job.name)
+    if job.options.placed_on:
+        return graph
+    # The trace knows what the environment says; the evaluation runs where its training does.
+    place = 0 if len(devices) == 1 else UNPLACED
+    nodes = [replace(node, device=place) for node in graph.nodes]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _of_averages(graph: Graph, training: Graph, job: str) -> Graph:
+    """Return a graph that reads the averages of the training in place of parameters."""
+    named = {n.attrs["name"]: n.attrs for n in training.nodes if n.op is VARIABLE}
+    nodes = []
+    for node in graph.nodes:
+        name = AVERAGE + node.attrs.str_("name") if node.op is VARIABLE else ""
+        nodes.append(replace(node, attrs=named[name]) if name in named else node)
+    if COUNT not in named:
+        raise CompileError(
+            f"{find_source()}: job {job!r} is to evaluate averages of the weights, and the"
+            " training keeps none; give it @af.job(ema=0.999), or leave out ema=True"
+        )
+    return replace(graph, nodes=tuple(nodes))
+
+
+def check_results(outputs: Mapping[str, Any], job: str) -> None:
+    """Raise CompileError when an evaluation has no scalar to report."""
+    if not any([type_.shape == () for type_ in outputs.values()]):
+        came = ", ".join(f"{name!r}: {type_}" for name, type_ in outputs.items())
+        raise CompileError(
+            f"job {job!r} evaluates to {came}; an evaluation reports means of scalars, so return"
+            " at least one, such as a loss"
+        )

@@ -1,0 +1,404 @@
+"""The decorator: a Python function becomes a job, which is traced, compiled and run.
+
+    @af.job(optimizer=af.optim.AdamW(1e-3))
+    def train(model, batch):
+        return af.cross_entropy(model(batch.x), batch.y)
+
+    train.fit(model, data, steps=1300, checkpoint="runs/demo")
+
+The function is traced once, and again when what a trace reads has changed: types of the batch, the
+modules and parameters of the model, settings, code, globals. A plan already compiled, in this
+process or on disk, is used again; a graph that changed says in one line why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from inspect import Parameter
+from threading import RLock
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
+
+import numpy as np
+
+from actorflow.data import DataError, DataSource, spec_of
+from actorflow.environment.option_values import arguments_of, describe, signature_with, takes
+from actorflow.environment.settings import Settings, configure, logger
+from actorflow.jobs.compile_request import (
+    CAPTURING,
+    PlanCaptured,
+    asked_rows,
+    compile_options,
+    evaluation_graph,
+)
+from actorflow.nn.lease import Claim, OpenLoop, claimed, newest
+from actorflow.nn.module import ByIdentity, Memo, Module
+from actorflow.optim.optimizers import averages_in
+from actorflow.options.fit_options import (
+    SKIP,
+    Evaluation,
+    FitOptions,
+    check_evaluation,
+    check_every,
+    check_function,
+    check_model,
+    check_policy_name,
+    check_rank,
+    check_source,
+    check_steps,
+    name_of,
+    spec_of_source,
+)
+from actorflow.options.job_options import JobOptions
+from actorflow.tensor.tracer import find_source, source_of
+from actorflow.trace.job_graph import Function, trace_job
+from actorflow.trace.traces import ModelSignature, Traced, Traces, carried_over
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import ALONE, INSIDE_A_HOST, ONE, Device, Mesh, Ranks, joined
+from compiler.contract.plan import Plan
+from compiler.contract.types import TensorType
+from compiler.graph.graph import Graph
+
+if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job that compiles or runs
+    from actorflow.compile.compiling import Compilation
+    from actorflow.distributed.process_group import Among
+    from actorflow.options.fit_options import Metrics
+    from actorflow.run.fitting import FitResult
+    from actorflow.run.open_model import OpenModel
+
+P = ParamSpec("P")
+Array = np.ndarray[Any, Any]
+
+
+class Job:
+    """A function of (model, batch) that can be compiled and run.
+
+    A training job returns its loss, a float scalar, or a dict of tensors with the key "loss", or
+    with the keys that several optimizers name. Other jobs return a tensor ("output") or a dict of
+    tensors. Whoever hears of a step gets numbers for scalars and arrays for all else, of which
+    progress lines and files have the numbers.
+    """
+
+    def __init__(self, function: Function, options: JobOptions) -> None:
+        self.name = name_of(function)
+        self.options = options
+        self._function = function
+        self._plans: dict[str, Plan] = {}
+        self._open: ByIdentity[OpenModel] = ByIdentity()
+        self._opening = RLock()
+        self.__doc__ = function.__doc__
+
+    def compile(
+        self,
+        model: Module,
+        data: DataSource | Mapping[str, TensorType],
+        *,
+        every: str | int | None = None,
+        evaluation: Evaluation | None = None,
+        rank: int | None = None,
+        on_nan: str = "raise",
+    ) -> Plan:
+        """Return the plan for a model and the batches of a source (or their types).
+
+        With `every` the plan takes snapshots of the variables for checkpoints at that cadence, with
+        `evaluation` it evaluates between steps. Of a job with a mesh it is the plan of one rank:
+        of `rank`, by default this process's own where `actorflow launch` has started it, else 0. It
+        is compiled here, whatever the other ranks do.
+        With `on_nan="skip"` a step whose loss or gradients are not finite changes nothing but the
+        counters; all gradients of a step are alive at once then. A job in float16 always does so.
+        Raises CompileError with the user's line.
+        """
+        return self._plan(self._asked(self.ranks(rank), model, data, every, evaluation, on_nan))
+
+    def _plan(self, asked: Compilation, among: Among | None = None) -> Plan:
+        from actorflow.distributed.agreed_plan import plan_for
+
+        return plan_for(asked, self._plans, among)
+
+    def _asked(
+        self,
+        ranks: Ranks,
+        model: Module,
+        data: DataSource | Mapping[str, TensorType],
+        every: str | int | None,
+        evaluation: Evaluation | None,
+        on_nan: str,
+    ) -> Compilation:
+        check_model(model)
+        check_evaluation(evaluation)
+        check_policy_name(on_nan)
+        if every is not None:
+            check_every(every)
+        rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
+        return self._compilation(model, data, rate, every, evaluation, ranks, skips=skips)
+
+    @takes(FitOptions, Module)
+    def fit(self, model: Module, options: FitOptions) -> FitResult:
+        """Train until `steps` steps are done in total; `Runner.fit` says what may be raised.
+
+        `evaluation` runs another job on the same model between steps.
+
+        A run starts from the newest valid checkpoint, or else from the model's own parameters with
+        fresh optimizer state at step 0. Whatever ends it, the model has the parameters; while it
+        runs, whoever reads them gets those after the last finished step, and what is written to
+        them counts from the next one on. Raises CompileError where another run trains the model.
+        """
+        check_model(model)
+        claim = self._claim(model, "fit")
+        among = self._among()
+        self.close(model)
+        asked = self._asked_for(model, options)
+        plan = self._plan(asked, among)
+        if CAPTURING.get():
+            store_all = None
+            if self.options.memory_budget or self.options.recompute == "blocks":
+                stores_all = replace(self.options, memory_budget=None, recompute="none")
+                other = Job(self._function, stores_all)
+                store_all = other._plan(other._asked_for(model, options))
+            raise PlanCaptured(plan, store_all, asked)
+        from actorflow.run.open_model import runner_on
+
+        seed = self.options.seed if options.seed is None else options.seed
+        with runner_on(model, plan, claim, seed, among=among) as runner:
+            return runner.run(options)
+
+    def _asked_for(self, model: Module, options: FitOptions) -> Compilation:
+        every = None if options.checkpoint is None else options.every
+        told = every, options.evaluation, options.on_nan
+        return self._asked(self.ranks(), model, options.data, *told)
+
+    def stream(
+        self, model: Module, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
+    ) -> Iterator[Metrics]:
+        """Yield the outputs of each step, of a run that is at most a few steps ahead of them.
+
+        Starts from the model's own parameters with fresh optimizer state. In the loop, as anywhere
+        else, the model's parameters are those after the last finished step, and writing to them
+        counts from the next step on. `on_nan` as in `fit`. Raises CompileError at the first step
+        where another run trains the model. A job that does not train reads the parameters once, at
+        the beginning.
+        """
+        check_model(model)
+        check_source(data)
+        if steps is not None:
+            check_steps(steps)
+        loop = OpenLoop()
+        return loop.of(self._streamed(model, data, steps, on_nan, loop))
+
+    def _streamed(
+        self, model: Module, data: DataSource, steps: int | None, on_nan: str, loop: OpenLoop
+    ) -> Generator[Metrics, None, None]:
+        claim = self._claim(model, "stream")
+        self.close(model)
+        from actorflow.run.open_model import runner_on
+
+        among, seed = self._among(), self.options.seed
+        plan = self._plan(self._asked(self.ranks(), model, data, None, None, on_nan), among)
+        with runner_on(model, plan, claim, seed, loop, among=among) as runner:
+            yield from runner.stream(data, steps=steps, on_nan=on_nan)
+
+    def step(
+        self, model: Module, batch: Mapping[str, Array] | Sequence[Mapping[str, Array]]
+    ) -> Metrics:
+        """Run one step on one batch with the model's newest parameters and return its outputs.
+
+        A job with accumulate=k takes a list of k batches of one type. The plan stays open until
+        `close`. Another batch type opens another plan, which goes on with the optimizer state of
+        this one. Several jobs may be stepped on one model in turn. Raises CompileError where a
+        `fit` or `stream` trains the model, or a `step` in another thread.
+        """
+        from actorflow.run.stepping import batches_of_step
+
+        check_model(model)
+        where = f"step of job {self.name!r}"
+        try:
+            batches = batches_of_step(batch, self.options.accumulate, where)
+            spec = spec_of(batches[0], where)
+        except (CompileError, DataError) as error:
+            raise type(error)(f"{find_source()}: {error}") from None
+        with self._opening:
+            opened = self._open.get(model)
+            traced = self._traces(model).newest(spec)
+            if opened is None or traced is None or opened.signature.stamp is not traced.guard.stamp:
+                opened = self._opened_for(model, spec, opened)
+        return opened.step(batches)
+
+    def averages(self, model: Module) -> dict[str, Array]:
+        """Return the averages of the weights that `step` trains, by path; none without an `ema`.
+
+        `model.load(model.state() | job.averages(model))` gives them to the model.
+        """
+        opened = self._open.get(model)
+        return {} if opened is None else averages_in(opened.runner.variables())
+
+    def close(self, model: Module) -> None:
+        """End a plan that `step` opened for this model; its optimizer state goes with it."""
+        check_model(model)
+        opened = self._open.pop(model)
+        if opened is not None:
+            opened.close()
+
+    def _opened_for(
+        self, model: Module, spec: dict[str, TensorType], opened: OpenModel | None
+    ) -> OpenModel:
+        """Return a plan that is open for the model as it is now: the one there is, or another."""
+        traced = self._traces(model).current(model, spec)
+        now = traced.signature(model)
+        if opened is None or not opened.signature.has_graph_of(now):
+            return self._reopen(model, traced, now, opened)
+        if not opened.signature.has_parameters_of(now):
+            moves = opened.signature.moves(now)
+            logger.warning("job %r opened its plan again: parameter %s", self.name, moves)
+            return self._reopen(model, traced, now, opened)
+        opened.signature = now
+        return opened
+
+    def _reopen(
+        self, model: Module, traced: Traced, signature: ModelSignature, opened: OpenModel | None
+    ) -> OpenModel:
+        from actorflow.run.open_model import OpenModel
+        from actorflow.run.runner import Runner
+
+        claim = self._claim(model, "step")
+        among = self._among()
+        asked = self._compilation(model, traced.spec, metrics_every=1, graph=traced.graph)
+        plan = self._plan(asked, among)
+        carried: dict[str, Array] = {}
+        if opened is not None:
+            self._open.pop(model)
+            carried = carried_over(plan, opened.close(), opened.signature, signature)
+        values = {**carried, **newest(model.cells())}
+        runner = Runner(plan, values=values, seed=self.options.seed, among=among)
+        trains = None if claim is None else claim.what
+        return self._open.set(model, OpenModel(model, runner, signature, trains))
+
+    def _claim(self, model: Module, call: str) -> Claim | None:
+        """Return what a call that trains says of itself. Raises where another trains the model."""
+        what = f"{call} of job {self.name!r}"
+        return claimed(model.cells(), what) if self.options.train else None
+
+    def _compilation(
+        self,
+        model: Module,
+        data: DataSource | Mapping[str, TensorType],
+        metrics_every: int,
+        every: str | int | None = None,
+        evaluation: Evaluation | None = None,
+        ranks: Ranks | None = None,
+        *,
+        skips: bool = False,
+        graph: Graph | None = None,
+    ) -> Compilation:
+        from actorflow.compile.compiling import Compilation
+        from actorflow.compile.extensions import load_plugins
+        from actorflow.compile.targets import hardware_for
+        from actorflow.environment.host import gpu_for, is_cudnn_wanted
+
+        settings = Settings.from_env(os.environ)
+        configure(settings.log_level)
+        load_plugins()  # before the trace: what they add may change what it sees
+        spec = spec_of_source(data)
+        spec = spec if CAPTURING.get() is None else asked_rows(spec)
+        graph, devices = graph or self.graph(model, spec), self.devices
+        evaluated = evaluation_graph(evaluation, model, devices, graph)
+        try:
+            gpu = gpu_for(devices, self.options.gpu, settings)
+        except CompileError as error:
+            raise CompileError(f"{source_of(self._function)}: job {self.name!r}: {error}") from None
+        hardware = hardware_for(devices, gpu, uses_cudnn=bool(gpu) and is_cudnn_wanted(settings))
+        hardware = replace(hardware, ranks=ranks or self.ranks())
+        wanted = compile_options(self.name, self.options, devices, metrics_every, every, evaluation)
+        is_fixed, skips = self.options.deterministic, skips or self.options.scaling is not None
+        wanted = replace(
+            wanted,
+            verify=settings.verify,
+            skips_broken_steps=skips,
+            gpu=gpu,
+            deterministic=bool(gpu) and is_fixed,
+        )
+        return Compilation(graph, hardware, wanted, settings, evaluated, is_fixed, self.options)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that share the work of a step."""
+        return self.options.mesh or ONE
+
+    def _among(self) -> Among:
+        """Return this process among the job's ranks: alone, where it trains and shares nothing."""
+        from actorflow.distributed.process_group import ONE_RANK, among_launched
+
+        is_alone = CAPTURING.get() or (self.mesh.num_ranks == 1 and not self.options.train)
+        return ONE_RANK if is_alone else among_launched(os.environ, self.name, self.mesh)
+
+    def ranks(self, rank: int | None = None) -> Ranks:
+        """Return who shares the work of a step; `rank` is whose plan it is, by default our own."""
+        asked = CAPTURING.get()
+        if asked is not None and asked.count > 1:
+            return asked
+        if rank is None:
+            is_launched = asked is None and "RANK" in os.environ and self.mesh.num_ranks > 1
+            rank = self._among().rank if is_launched else (asked or ALONE).rank
+        check_rank(rank, self.mesh)
+        return joined(self.mesh, INSIDE_A_HOST, rank)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What the job runs on, in order; ACTORFLOW_DEVICE says so for one that names none."""
+        return self.options.placed_on or Settings.from_env(os.environ).devices
+
+    def graph(self, model: Module, spec: dict[str, TensorType]) -> Graph:
+        """Return the logical graph of this job for a model and the types of a batch.
+
+        It is traced again when anything that the trace may read has changed; a changed graph says
+        why in one line. Raises CompileError with the user's line.
+        """
+        check_model(model)
+        return self._traces(model).current(model, spec_of_source(spec)).graph
+
+    def _traces(self, model: Module) -> Traces:
+        memo: Memo[Traces] = model.memo()
+        return memo.get(self) or memo.set(self, self._new_traces())
+
+    def _new_traces(self) -> Traces:
+        def trace(model: Module, spec: Mapping[str, TensorType]) -> Graph:
+            return trace_job(self.name, self._function, self.options, model, spec, self.devices)
+
+        options = self.options
+        return Traces(self.name, self._function, options.optimizer, trace, options.max_plans)
+
+
+class JobDecorator(Protocol[P]):
+    """What `job` is: a decorator, with or without options."""
+
+    @overload
+    def __call__(self, *none: P.args, **options: P.kwargs) -> Callable[[Function], Job]: ...
+
+    @overload
+    def __call__(self, function: Function, *none: P.args, **options: P.kwargs) -> Job: ...
+
+
+def _decorator(options_of: Callable[P, JobOptions]) -> JobDecorator[P]:
+    """Return `job`, which takes the fields of its options as keywords."""
+
+    def job(*unnamed: Any, **named: Any) -> Any:
+        """Turn a function of (model, batch) into a `Job`; a decorator when called without it."""
+        given = arguments_of("job", signature, unnamed, named)
+        is_decorator = "function" not in given
+        function = given.pop("function", None)
+        options = JobOptions(**given)
+
+        def decorate(function: Function) -> Job:
+            check_function(function)
+            options.check(name_of(function))
+            return Job(function, options)
+
+        return decorate if is_decorator else decorate(function)
+
+    function = Parameter("function", Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    signature = signature_with([function], JobOptions)
+    describe(job, signature, JobOptions)
+    return cast("JobDecorator[P]", job)
+
+
+job = _decorator(JobOptions)

@@ -1,0 +1,385 @@
+"""Who has a parameter's values: the parameter itself, or one training run at a time.
+
+The values of a parameter lie in its `Cell`. A training run takes a `Lease` on the cells of its
+model before it reads them, and has the values until it ends; a second one on any of them is
+refused, for it would train a copy. A plan that is stepped holds its lease only while it steps:
+between two steps whoever reads or trains brings the values home, which ends the lease.
+
+While a lease is open, reads and writes go to the run (`actorflow.run.live_variables`). The
+hand-back is one assignment, to `Lease.left`: from then on every cell of the lease has its new
+array, whether it has taken it over or not, so that no interrupt leaves some of them old and some
+new. An interrupt before it loses nothing either: the values stay with the run until somebody asks,
+and are handed back then. The same assignment makes `change` of several cells one.
+
+Arrays in cells are never written into, so they can be handed out: read-only, and not copied.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from inspect import GEN_CLOSED, getgeneratorstate
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from actorflow.tensor.tracer import find_source
+from actors.machine.errors import ForkedRun, forkable_lock
+from compiler.contract.errors import CompileError
+from compiler.graph.graph import SourceLocation
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+
+_LOCK = forkable_lock()
+"""Guards all cells and leases; held for a few assignments, never while something is waited for.
+
+It is taken again by finalizers, which may run within.
+"""
+
+
+class OpenRun(Protocol):
+    """What a lease asks of the run that has the values."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all its variables."""
+
+    @property
+    def pending(self) -> Mapping[str, Array]:
+        """What was written and is not there yet."""
+
+    @property
+    def can_be_lost(self) -> bool:
+        """Whether a failure can take the values away."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change the variables any more."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a variable is here."""
+
+    def may_have(self, name: str) -> bool:
+        """Whether a variable is here, or may be on other stages."""
+
+    def read(self, names: Iterable[str]) -> dict[str, Array] | None:
+        """Return read-only copies of variables, all of them after one step."""
+
+    def write(self, values: Mapping[str, Array]) -> None:
+        """Give variables new values from the next step on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Who wants to train: a call in words, and the user's line."""
+
+    what: str
+    source: SourceLocation
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.source})"
+
+
+class OpenLoop:
+    """Whether a loop over a generator still goes on; the generator is not kept."""
+
+    __slots__ = ("_generator",)
+
+    def __init__(self) -> None:
+        self._generator: Callable[[], Generator[Any, None, None] | None] = lambda: None
+
+    def of(self, generator: Generator[T, None, None]) -> Generator[T, None, None]:
+        """Take and return the generator."""
+        self._generator = weakref.ref(generator)
+        return generator
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the generator can still yield; one that an exception left cannot."""
+        generator = self._generator()
+        return generator is not None and getgeneratorstate(generator) != GEN_CLOSED
+
+
+class Cell:
+    """The values of one parameter: an array that nobody writes into, or with whom they are."""
+
+    __slots__ = ("array", "lease")
+
+    def __init__(self) -> None:
+        self.array: Array | None = None
+        self.lease: Lease | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has the newest values and no lease, also of a model that is being trained."""
+        return _cell_with, (newest({"array": self}).get("array"),)
+
+    def come_home(self) -> None:
+        """Take over what an ended lease left; under the lock. An interrupt may cut it anywhere."""
+        lease = self.lease
+        if lease is not None and lease.left is not None:
+            self.array = lease.left[self]
+            self.lease = None
+
+
+class Lease:
+    """One training run's hold on the values of some cells; see `lease` for how to get one.
+
+    Args:
+        cells: by the name of the run's variable.
+        claim: who trains; None for nobody, where values are only carried over.
+        is_stepped: whether the run stands still between steps, so that the lease may end there.
+        loop: of the user's, that ends the lease when it ends; None for a call in this thread.
+    """
+
+    def __init__(
+        self,
+        cells: Mapping[str, Cell],
+        claim: Claim | None,
+        *,
+        is_stepped: bool = False,
+        loop: OpenLoop | None = None,
+    ) -> None:
+        self.claim = claim
+        self.left: Mapping[Cell, Array | None] | None = None
+        self._names = {cell: name for name, cell in cells.items()}
+        self._given = {cell: cell.array for cell in self._names}
+        self._is_stepped = is_stepped
+        self._loop = loop
+        self._live: OpenRun | None = None
+        self._num_steps = 0
+        self._thread: int | None = threading.get_ident()
+        """Who opens the run or steps it; None between steps."""
+
+    def attach(self, live: OpenRun) -> None:
+        """Say where the values are from now on; before the first step.
+
+        What was written since the lease was taken is written into the run.
+        """
+        with _LOCK:
+            changed = {n: c.array for c, n in self._names.items() if c.array is not self._given[c]}
+            live.write({name: array for name, array in changed.items() if array is not None})
+            self._given.clear()
+            self._live = live
+
+    def begin_step(self) -> bool:
+        """Keep the values with the run until `end_step`; False where the lease has ended."""
+        with _LOCK:
+            if self.left is not None:
+                return False
+            self._num_steps += 1
+            self._thread = threading.get_ident()
+            return True
+
+    def end_step(self) -> None:
+        """Let whoever wants bring the values home."""
+        self._thread = None
+
+    def end(self, values: Mapping[str, Array] | None) -> None:
+        """Give the cells these values, read-only arrays by name, and end the lease. Idempotent.
+
+        Where there are none a cell keeps its own.
+        """
+        with _LOCK:
+            if self.left is None:
+                written = {} if self._live is None else self._live.pending
+                values = {**(values or {}), **written}
+                left = {cell: values.get(n, cell.array) for cell, n in self._names.items()}
+                self.left = left
+            self._live = None
+            for cell in self._names:
+                if cell.lease is self:
+                    cell.come_home()
+
+    def left_by_name(self) -> dict[str, Array]:
+        """Return the values that an ended lease left."""
+        left = self.left or {}
+        return {n: a for cell, n in self._names.items() if (a := left.get(cell)) is not None}
+
+    def bring_home(self) -> None:
+        """Read the newest values, and end the lease if it is free."""
+        if self._live is None and self.is_free:
+            self.end(None)  # nothing was trained yet
+        self.read(self._names)
+
+    def give_back(self) -> None:
+        """Bring the values home at the end of the call that took the lease."""
+        self._loop, self._thread = None, threading.get_ident()
+        self.bring_home()
+
+    def read(self, cells: Iterable[Cell]) -> dict[Cell, Array | None]:
+        """Return the newest values of some cells of this lease, all of one moment."""
+        live, num_steps = self._live, self._num_steps
+        if self.left is None and live is not None:
+            is_free = self.is_free
+            names = self._names if is_free else {cell: self._names[cell] for cell in cells}
+            wanted = [name for name in names.values() if live.may_have(name)]
+            if is_free and live.can_be_lost:  # all of it, to begin with again after a failure
+                wanted = list(live.names)
+            values = self._values(live, wanted)
+            with _LOCK:
+                if is_free and self.is_free and num_steps == self._num_steps:
+                    self.end(values)
+                elif values is not None:
+                    return {cell: values.get(self._names[cell], cell.array) for cell in cells}
+        with _LOCK:
+            left = self.left
+            return {cell: cell.array if left is None else left[cell] for cell in cells}
+
+    def write(self, arrays: Mapping[Cell, Array]) -> None:
+        """Give some cells of this lease new values; under the lock, and it is open."""
+        live = self._live
+        to_run = {cell: a for cell, a in arrays.items() if live and self._names[cell] in live}
+        if live is not None:
+            live.write({self._names[cell]: array for cell, array in to_run.items()})
+        for cell, array in arrays.items():
+            if cell not in to_run:
+                cell.array = array
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody trains the values now: between steps, or where an interrupt cut a call.
+
+        A thread that asks is in no call of its own any more. A run may be over, and the user's loop
+        over its outputs not yet: he is still told that the model is in training.
+        """
+        is_here = self._thread == threading.get_ident()
+        if self._live is None:
+            return is_here or self._thread is None or self.claim is None
+        if self._is_stepped:
+            return self._live.is_over or self._thread is None or is_here
+        return self._live.is_over and (is_here if self._loop is None else not self._loop.is_open)
+
+    def _values(self, live: OpenRun, names: list[str]) -> dict[str, Array] | None:
+        try:
+            return live.read(names)
+        except CompileError:
+            if self.left is None:
+                raise
+            return None
+
+
+def _cell_with(array: Array | None) -> Cell:
+    cell = Cell()
+    if array is not None:
+        array.flags.writeable = False
+        cell.array = array
+    return cell
+
+
+def frozen(array: Array) -> Array:
+    """Return an array that nobody can write into: itself, or a copy."""
+    if array.flags.owndata and not array.flags.writeable:
+        return array
+    copy = np.array(array)
+    copy.flags.writeable = False
+    return copy
+
+
+def lease(
+    cells: Mapping[str, Cell],
+    claim: Claim,
+    *,
+    is_stepped: bool = False,
+    loop: OpenLoop | None = None,
+) -> Lease:
+    """Take a lease on cells, with their newest values in them.
+
+    Raises CompileError with both lines when somebody else trains some of them.
+    """
+    while True:
+        with _LOCK:
+            leases = _open_leases(cells, claim)
+            if not leases:
+                taken = Lease(cells, claim, is_stepped=is_stepped, loop=loop)
+                for cell in cells.values():
+                    cell.lease = taken
+                return taken
+        for other in leases:
+            other.bring_home()
+
+
+@contextmanager
+def leased(
+    cells: Mapping[str, Cell], claim: Claim, loop: OpenLoop | None = None
+) -> Iterator[Lease]:
+    """Take a lease for a block; at its end the cells have the newest values."""
+    taken = lease(cells, claim, loop=loop)
+    try:
+        yield taken
+    finally:
+        # Threads that do not end are reported by who closed the run; a forked child has no part.
+        with suppress(CompileError, ForkedRun):
+            taken.give_back()
+
+
+def claimed(cells: Mapping[str, Cell], what: str) -> Claim:
+    """Return a claim with the user's line; nothing is held yet.
+
+    Raises CompileError, before anything is compiled for nothing, where `lease` would.
+    """
+    claim = Claim(what, find_source())
+    with _LOCK:
+        _open_leases(cells, claim)
+    return claim
+
+
+def newest(cells: Mapping[str, Cell]) -> dict[str, Array]:
+    """Return the newest values of those cells that have some: read-only, by the same keys.
+
+    Cells that one run trains are read together, after the same step. Callable from any thread.
+    """
+    groups: dict[Lease, list[Cell]] = {}
+    with _LOCK:
+        for cell in cells.values():
+            cell.come_home()
+            if cell.lease is not None:
+                groups.setdefault(cell.lease, []).append(cell)
+        found = {cell: cell.array for cell in cells.values() if cell.lease is None}
+    for other, members in groups.items():
+        found |= other.read(members)
+    arrays = {name: found[cell] for name, cell in cells.items()}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def change(arrays: Mapping[Cell, Array]) -> None:
+    """Give cells new values, read-only arrays, all at once; an open run has them in its next step.
+
+    Callable from any thread.
+    """
+    groups: dict[Lease, dict[Cell, Array]] = {}
+    own: dict[Cell, Array] = {}
+    with _LOCK:
+        for cell, array in arrays.items():
+            cell.come_home()
+            if cell.lease is None:
+                own[cell] = array
+            else:
+                groups.setdefault(cell.lease, {})[cell] = array
+        for other, members in groups.items():
+            other.write(members)
+        carrier = Lease({str(i): cell for i, cell in enumerate(own)}, None)
+        for cell in own:
+            cell.lease = carrier
+        carrier.end({str(i): array for i, array in enumerate(own.values())})
+
+
+def _open_leases(cells: Mapping[str, Cell], claim: Claim) -> list[Lease]:
+    """Return the open leases on cells, all of which can be ended. Raises CompileError if not."""
+    leases: dict[Lease, None] = {}
+    for name, cell in cells.items():
+        cell.come_home()
+        other = cell.lease
+        if other is None:
+            continue
+        if not other.is_free:
+            raise CompileError(
+                f"{claim.source}: {claim.what} would train parameter {name!r}, which is being"
+                f" trained by {other.claim}: of two copies one would be lost. Let that end first"
+                " (leave its loop, or wait for its thread), or train another model"
+            )
+        leases[other] = None
+    return list(leases)

@@ -1,0 +1,1 @@
+"""What `@af.job` and `fit` take, checked at one door; Evaluation and StopTraining as values."""

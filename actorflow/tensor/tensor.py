@@ -1,0 +1,537 @@
+"""The symbolic tensor: what a job's function computes with while it is traced.
+
+A `Tensor` has a static dtype and shape and no data. Arithmetic follows numpy's broadcasting;
+operands of several dtypes are cast to the one they meet in (`actorflow.tensor.literals`). Python
+numbers take the dtype of the other operand, which must hold them, or that of a higher category.
+Sizes and axes are integers, of Python or of numpy. Whatever would need data (`if tensor:`,
+`float(tensor)`, `np.asarray(tensor)`) is a CompileError with the user's line.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from actorflow.tensor.layouts import Words, device_number, is_device_name, laid_out
+from actorflow.tensor.literals import checked_size, dtype_named, result_type, scalar
+from actorflow.tensor.tracer import Trace, current_trace, find_source
+from compiler.contract.attrs import Attrs, AttrValue
+from compiler.contract.errors import CompileError
+from compiler.contract.sbp import Sbp
+from compiler.contract.types import DType, TensorType, ValueId
+from compiler.graph.registry import Op
+from compiler.ops.families import arithmetic
+from compiler.ops.language.definition import definition, inlined
+from compiler.ops.language.expressions import Expression
+from compiler.ops.primitives import shape, sources, transfer
+from compiler.ops.primitives.shape import CAST
+
+# What users of torch reach for and do not find here, and what they do instead.
+
+_DATA = "a tensor has data only while the plan runs: return it from the job, whose step gives it"
+_GRADIENT = "a job with an optimizer computes gradients itself; af.grad(y, x) has them as tensors"
+_PLACE = "say of the job where it runs: @af.job(device='cuda')"
+_MODE = "say of the job whether it trains: @af.job(train=False) for one that does not"
+
+OF_TENSORS = {
+    **dict.fromkeys(("item", "tolist", "numpy", "data", "cpu"), _DATA),
+    **dict.fromkeys(("backward", "grad", "requires_grad", "retain_grad"), _GRADIENT),
+    **dict.fromkeys(("cuda", "device"), _PLACE),
+}
+OF_MODULES = {
+    "parameters": "named_parameters() has them; an optimizer is given to the job, and takes none:"
+    " @af.job(optimizer=af.optim.Adam(1e-3))",
+    **dict.fromkeys(("train", "eval", "training"), _MODE),
+    **dict.fromkeys(("to", "cuda", "cpu"), _PLACE),
+    "state_dict": "state() returns the arrays by path",
+    "load_state_dict": "load(arrays) takes the arrays by path",
+    "zero_grad": "each step has its own gradients",
+    "register_buffer": "write self.name = nn.Buffer(...)",
+    "register_parameter": "write self.name = nn.Parameter(...)",
+    "requires_grad_": "write freeze() or unfreeze()",
+}
+OF_THE_PACKAGE = {
+    **dict.fromkeys(("no_grad", "inference_mode"), f"x.detach() stops gradients; {_MODE}"),
+    "manual_seed": "write @af.job(seed=0)",
+    "empty": "write af.zeros, which costs nothing until it is written over",
+    **dict.fromkeys(("from_numpy", "as_tensor"), "numpy arrays are taken as they are"),
+    **dict.fromkeys(("save", "load"), "fit(checkpoint=...), model.state() and model.load() do it"),
+}
+
+
+def missing(owner: str, name: str, instead: dict[str, str]) -> AttributeError:
+    """Return the error of an attribute that is not there, with what there is in its place."""
+    mend = instead.get(name, "")
+    if instead is OF_TENSORS and name.endswith("_") and not name.startswith("_"):
+        mend = f"tensors never change: write x = x.{name.rstrip('_')}(...)"
+    return AttributeError(f"{owner} has no attribute {name!r}{mend and '; '}{mend}")
+
+
+Operand = Any
+"""A Tensor, a Python number or a numpy array."""
+
+METHODS: dict[str, Callable[..., Any]] = {}
+"""What tensors have as methods, by name, and operators; `actorflow.functional` fills it."""
+
+
+_Infix = Callable[["Tensor", Operand], "Tensor"]
+
+
+def _infix(op: Op) -> tuple[_Infix, _Infix]:
+    """Return what an operator does with a tensor on its left, and with one on its right only."""
+    return lambda self, other: apply(op, self, other), lambda self, other: apply(op, other, self)
+
+
+def _operator(name: str, x: Tensor, other: Any) -> Tensor:
+    result: Tensor = METHODS[name](x, other)
+    return result
+
+
+class Tensor:
+    """A value of the graph being traced."""
+
+    __array_priority__ = 1000
+    __array_ufunc__ = None
+    __hash__ = object.__hash__
+
+    def __init__(self, trace: Trace, value: ValueId) -> None:
+        self._trace = trace
+        self._value = value
+
+    def _value_in(self, trace: Trace) -> ValueId:
+        return self._value if self._trace is trace else trace.captured(self)
+
+    @property
+    def type(self) -> TensorType:
+        """Dtype and shape."""
+        return self._trace.builder.type_of(self._value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Static shape."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.type.shape)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.type})"
+
+    __add__, __radd__ = _infix(arithmetic.ADD)
+    __sub__, __rsub__ = _infix(arithmetic.SUB)
+    __mul__, __rmul__ = _infix(arithmetic.MUL)
+    __truediv__, __rtruediv__ = _infix(arithmetic.DIV)
+    __floordiv__, __rfloordiv__ = _infix(arithmetic.FLOOR_DIVIDE)
+    __mod__, __rmod__ = _infix(arithmetic.REMAINDER)
+    __and__, __rand__ = _infix(arithmetic.BITWISE_AND)
+    __or__, __ror__ = _infix(arithmetic.BITWISE_OR)
+    __xor__, __rxor__ = _infix(arithmetic.BITWISE_XOR)
+    __lshift__, __rlshift__ = _infix(arithmetic.SHIFT_LEFT)
+    __rshift__, __rrshift__ = _infix(arithmetic.SHIFT_RIGHT)
+    __lt__ = _infix(arithmetic.LESS)[0]
+    __le__ = _infix(arithmetic.LESS_EQUAL)[0]
+    __gt__ = _infix(arithmetic.GREATER)[0]
+    __ge__ = _infix(arithmetic.GREATER_EQUAL)[0]
+    __eq__ = _infix(arithmetic.EQUAL)[0]  # type: ignore[assignment]  # elementwise, as in numpy
+    __ne__ = _infix(arithmetic.NOT_EQUAL)[0]  # type: ignore[assignment]  # elementwise, as in numpy
+
+    def __neg__(self) -> Tensor:
+        return apply(arithmetic.NEG, self)
+
+    def __abs__(self) -> Tensor:
+        return self.abs()
+
+    def __invert__(self) -> Tensor:
+        return apply(arithmetic.BITWISE_NOT, self)
+
+    def __matmul__(self, other: Operand) -> Tensor:
+        return self.matmul(other)
+
+    def __rmatmul__(self, other: Operand) -> Tensor:
+        return _operator("__rmatmul__", self, other)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return self.pow(other)
+
+    def __rpow__(self, other: Operand) -> Tensor:
+        return _operator("__rpow__", self, other)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Return elements by integers, slices, None, one `...`, and tensors of integers."""
+        return _operator("__getitem__", self, index)
+
+    def reshape(self, *extents: int | Sequence[int]) -> Tensor:
+        """Return the same elements under another shape; one extent may be -1."""
+        return apply(
+            shape.RESHAPE, self, shape=_resolve_shape(self, integers(*extents, what="an extent"))
+        )
+
+    def permute(self, *dims: int | Sequence[int]) -> Tensor:
+        """Put the axes into another order."""
+        order = tuple([checked_axis(self, axis) for axis in integers(*dims, what="an axis")])
+        return apply(shape.TRANSPOSE, self, perm=order)
+
+    def transpose(self, *dims: int | Sequence[int]) -> Tensor:
+        """Exchange two axes, as torch; numpy's other forms are not mistaken for that.
+
+        Without arguments it reverses the axes, and another number of them, or one sequence, is an
+        order of all.
+        """
+        if len(dims) == 2:
+            return self.swapaxes(*dims)
+        return self.permute(*dims) if dims else self.permute(*range(self.ndim)[::-1])
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802  # numpy's own name
+        """The tensor with its axes reversed."""
+        return self.transpose()
+
+    def swapaxes(self, first: Any, second: Any) -> Tensor:
+        """Exchange two axes."""
+        order = list(range(self.ndim))
+        a, b = checked_axis(self, first), checked_axis(self, second)
+        order[a], order[b] = order[b], order[a]
+        return self.permute(order)
+
+    def broadcast_to(self, *extents: int | Sequence[int]) -> Tensor:
+        """Repeat axes of extent 1, and add leading ones, up to the given shape."""
+        wide = integers(*extents, what="an extent")
+        if any(extent < 0 for extent in wide):
+            raise CompileError(
+                f"{find_source()}: broadcast_to needs extents of 0 or more, got {list(wide)}"
+            )
+        return apply(shape.BROADCAST_TO, self, shape=wide)
+
+    def to(self, target: DType | npt.DTypeLike | str) -> Tensor:
+        """Convert to another element type, or copy to another device of the job.
+
+        `target` is a `DType` or whatever numpy takes for one; or the name of a device, "sim:1". A
+        copy is made in every step; the gradient comes back the same way.
+        """
+        if isinstance(target, str) and is_device_name(target):
+            trace = _recorded("a copy to a device")
+            self._value_in(trace)
+            to = device_number(trace, target)
+            is_there = len(trace.devices) == 1
+            return self if is_there else apply(transfer.COPY_TO, self, to=to, bucket=0)
+        return apply(CAST, self, dtype=dtype_named(target, "dtype").value)
+
+    astype = to
+
+    def to_sbp(self, sbp: Words | None = None, **axes: Sbp | str) -> Tensor:
+        """Return the same values, lying on the ranks of the job as words by axes of its mesh say.
+
+        `x.to_sbp(model=af.split(1))`, or a mapping; see `actorflow.tensor.layouts`. On a batch's
+        entry it says which part of it each rank is given.
+        """
+        trace = _recorded("a layout")
+        return Tensor(trace, laid_out(trace, self._value_in(trace), sbp, axes))
+
+    def detach(self) -> Tensor:
+        """Return the same values; no gradient flows back through them."""
+        return apply(shape.STOP_GRADIENT, self)
+
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
+        """Return a function of `actorflow.functional` as a method, where it is one in torch."""
+        if name not in METHODS:
+            raise missing(f"{type(self).__name__!r} object", name, OF_TENSORS)
+        return partial(METHODS[name], self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *METHODS})
+
+    def __bool__(self) -> NoReturn:
+        raise _no_data("a truth value")
+
+    def __float__(self) -> NoReturn:
+        raise _no_data("a number")
+
+    def __int__(self) -> NoReturn:
+        raise _no_data("a number")
+
+    def __index__(self) -> NoReturn:
+        raise _no_data("an integer")
+
+    def __iter__(self) -> NoReturn:
+        raise _no_data(
+            "an iterator",
+            "af.unbind(x) has its slices; af.map and af.scan run a function over them",
+        )
+
+    def __setitem__(self, index: object, value: object) -> NoReturn:
+        raise CompileError(
+            f"{find_source()}: tensors never change; write x = af.index_put(x, (i,), values),"
+            " x.masked_fill(mask, number) or af.where(mask, a, b)"
+        )
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise CompileError(f"{find_source()}: a scalar tensor has no length")
+        return self.shape[0]
+
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise _no_data("a numpy array")
+
+
+def _no_data(what: str, mend: str = "decide with tensors (af.where)") -> CompileError:
+    return CompileError(
+        f"{find_source()}: a traced tensor has no data yet, so it cannot become {what}. The job's"
+        f" function is traced once and its plan runs many steps: {mend}, or return the tensor from"
+        " the job and look at it afterwards"
+    )
+
+
+def apply(op: Op, *operands: Operand, **attrs: AttrValue) -> Tensor:
+    """Record an op with one output."""
+    return apply_many(op, *operands, **attrs)[0]
+
+
+def apply_many(op: Op, *operands: Operand, **attrs: AttrValue) -> tuple[Tensor, ...]:
+    """Record an op; Python numbers and arrays among the operands become constants.
+
+    Among expressions, in the function of an op of one's own, it becomes a part of that op's
+    program. Raises CompileError outside of a trace and for operands of wrong types.
+    """
+    if any([isinstance(o, Expression) for o in operands]):
+        if any([isinstance(o, Tensor) for o in operands]):
+            raise CompileError(
+                f"{find_source()}: {op} of a tensor and an expression, which lives only in the"
+                " program of its op; make the tensor an operand of it"
+            )
+        return inlined(op, operands, Attrs(attrs))  # type: ignore[return-value]  # what came, comes
+    trace = _recorded(str(op))
+    partner = next((o.dtype for o in operands if isinstance(o, Tensor)), DType.FLOAT32)
+    places = _meeting(op)
+    if len(places) > 1 or not partner.is_float:
+        op, operands, partner = _alike(op, places, operands, partner)
+    values = [_value_of(trace, o, partner) for o in operands]
+    made = trace.emit(op, values, Attrs(attrs))
+    return tuple(Tensor(trace, v) for v in made)
+
+
+_OF_BOOLS = {arithmetic.ADD: arithmetic.MAXIMUM, arithmetic.MUL: arithmetic.MINIMUM}
+"""What arithmetic of bools is: `or` and `and`."""
+
+
+@functools.cache
+def _meeting(op: Op) -> tuple[int, ...]:
+    """Return the places of operands that meet in one dtype: those of an op of ours, by elements."""
+    found = definition.get(op) if definition.has(op) else None
+    if found is None or found.traces_at_once or not found.signature.is_elementwise:
+        return ()
+    specs = enumerate(found.signature.inputs)
+    return tuple([i for i, spec in specs if spec.elements not in ("int", "bool")])
+
+
+def _alike(
+    op: Op, places: tuple[int, ...], operands: tuple[Operand, ...], partner: DType
+) -> tuple[Op, tuple[Operand, ...], DType]:
+    """Return an op on operands of one dtype, cast where they are of several, and that dtype."""
+    given = list(operands)
+    places = tuple([i for i in places if i < len(given)])
+    for i in places:
+        if isinstance(given[i], (np.ndarray, np.generic)) and not isinstance(given[i], float):
+            given[i] = as_tensor(given[i])
+    known = (Tensor, bool, int, float)  # of anything else the value says what is wrong
+    meeting = [given[i] for i in places if isinstance(given[i], known)]
+    if not meeting:
+        return op, operands, partner
+    dtype = result_type(meeting)
+    if not dtype.is_float and definition.get(op).signature.inputs[places[0]].elements == "float":
+        dtype = DType.FLOAT32
+    for i in places:
+        if isinstance(given[i], Tensor) and given[i].dtype is not dtype:
+            given[i] = apply(CAST, given[i], dtype=dtype.value)
+    return _OF_BOOLS.get(op, op) if dtype is DType.BOOL else op, tuple(given), dtype
+
+
+def as_tensor(operand: Operand, partner: DType = DType.FLOAT32) -> Tensor:
+    """Return a tensor as it is, an array as a constant, a number as a constant of `partner`.
+
+    Raises CompileError for anything else, and for a number that `partner` does not hold.
+    """
+    if isinstance(operand, Tensor):
+        return operand
+    trace = _recorded("a function of tensors")
+    return Tensor(trace, _value_of(trace, operand, partner))
+
+
+def _recorded(what: str) -> Trace:
+    trace = current_trace()
+    if trace is None:
+        raise CompileError(
+            f"{find_source()}: {what} was called outside of a job; call it inside a function"
+            " decorated with @af.job"
+        )
+    return trace
+
+
+def _value_of(trace: Trace, operand: Operand, partner: DType) -> ValueId:
+    if isinstance(operand, Tensor):
+        return operand._value_in(trace)
+    if isinstance(operand, (bool, int, float)):
+        return _constant(trace, scalar(operand, partner))
+    if isinstance(operand, (np.generic, np.ndarray)):
+        array = np.ascontiguousarray(operand)
+        return _constant(trace, array.reshape(np.shape(operand)))
+    raise CompileError(
+        f"{find_source()}: expected a tensor, a number or a numpy array, got"
+        f" {type(operand).__name__}"
+    )
+
+
+def _constant(trace: Trace, array: np.ndarray[Any, Any]) -> ValueId:
+    dtype = dtype_named(str(array.dtype), "arrays of dtype")
+    attrs = Attrs({"dtype": dtype.value, "shape": array.shape, "data": array.tobytes()})
+    return trace.emit(sources.CONSTANT, [], attrs)[0]
+
+
+def checked_axis(tensor: Tensor, axis: object) -> int:
+    """Return an axis of `tensor` counted from the front. Raises CompileError out of range."""
+    index = checked_size(axis, "an axis")
+    if not -tensor.ndim <= index < tensor.ndim:
+        raise CompileError(f"{find_source()}: axis {index} is out of range for {tensor.type}")
+    return index % tensor.ndim
+
+
+def integers(*given: Any, what: str) -> tuple[int, ...]:
+    """Return the integers of `f(2, 3)`, `f((2, 3))` or `f(array)`. Raises CompileError."""
+    items = given[0] if len(given) == 1 else given
+    if isinstance(items, np.ndarray):
+        items = items.tolist()
+    if not isinstance(items, Iterable) or isinstance(items, (str, bytes, Tensor)):
+        items = (items,)
+    return tuple(checked_size(item, what) for item in items)
+
+
+def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:
+    if given.count(-1) > 1:
+        raise CompileError(f"{find_source()}: reshape to {given} has more than one -1")
+    known = 1
+    for extent in given:
+        known *= extent if extent != -1 else 1
+    total = tensor.type.num_elements
+    if -1 in given and known and total % known == 0:
+        return tuple(total // known if e == -1 else e for e in given)
+    return given
+
+
+# The door of public functions and layers: what is annotated as a tensor comes in as one.
+#
+# The annotations of a function say what it takes. Here they are held against what comes, once for
+# all functions, so that the functions themselves may take for granted what they say.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checked(function: F) -> F:
+    """Let in what the annotations of a function say; else raise CompileError with the user's line.
+
+    Arrays become tensors, and so does a number where the first argument is a tensor; other numbers
+    stay, as they take the dtype of whatever they meet. Wrong numbers of arguments are Python's to
+    refuse, but for `sbp`, which some layers take and others do not.
+    """
+    parameters = [*inspect.signature(function).parameters.values()]
+    operands = [p for p in parameters if p.name != "self"]
+    places = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    rest = next((p.name for p in operands if p.kind is p.VAR_POSITIONAL), "")
+    checks: dict[str, _Door] = {}
+    for parameter in operands:
+        annotation = str(parameter.annotation)
+        kind = _KINDS.get(annotation.removesuffix(" | None"))
+        if kind is not None:
+            what = f"{_name(function)} expected {kind.expected} as {parameter.name}"
+            is_first, is_optional = parameter is operands[0], annotation.endswith(" | None")
+            checks[parameter.name] = _Door(kind, what, is_first, is_optional)
+    takes_all = any([p.kind is p.VAR_KEYWORD or p.name == "sbp" for p in operands])
+    is_without_sbp = function.__name__ == "__init__" and not takes_all
+    if not checks and not is_without_sbp:
+        return function
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if any([isinstance(a, Expression) for a in args]):  # in the program of an op of one's own
+            return function(*args, **kwargs)
+        if is_without_sbp and "sbp" in kwargs:
+            _refuse_sbp(type(args[0]).__name__)
+        given = list(args)
+        for place, value in enumerate(args):
+            check = checks.get(places[place] if place < len(places) else rest)
+            if check is not None:
+                given[place] = check(value)
+        for name, value in kwargs.items():
+            if name in checks:
+                kwargs[name] = checks[name](value)
+        return function(*given, **kwargs)
+
+    return called  # type: ignore[return-value]  # of the same signature
+
+
+def _refuse_sbp(layer: str) -> NoReturn:
+    raise CompileError(
+        f"{find_source()}: {layer} takes no sbp=; say how its parameters lie afterwards, such as"
+        ' layer.weight.sbp = {"model": af.split(0)}'
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return function.__qualname__.removesuffix(".__call__").removesuffix(".__init__").lstrip("_")
+
+
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """What an annotation lets in, and how that is called."""
+
+    expected: str
+    is_one: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """The check of one parameter; `what` begins its error."""
+
+    kind: _Admitted
+    what: str
+    is_first: bool
+    is_optional: bool
+
+    def __call__(self, value: Any) -> Any:
+        """Return what comes in for a value. Raises CompileError."""
+        if (value is None and self.is_optional) or self.kind.is_one(value):
+            return value
+        if self.kind is _TENSOR and isinstance(value, (np.ndarray, np.generic)):
+            return as_tensor(value)
+        if self.kind is _TENSOR and isinstance(value, (bool, int, float)):
+            partner = DType.BOOL if isinstance(value, bool) else DType.FLOAT32
+            return as_tensor(value, partner) if self.is_first else value
+        raise CompileError(f"{find_source()}: {self.what}, got {type(value).__name__}")
+
+
+_TENSOR = _Admitted(
+    "a tensor, a number or a numpy array", lambda value: isinstance(value, (Tensor, Expression))
+)
+_LIST = _Admitted("a list or tuple", lambda value: isinstance(value, (list, tuple)))
+
+_KINDS = {
+    "Tensor": _TENSOR,
+    "Sequence[Tensor]": _LIST,
+    "Sequence[Index]": _LIST,
+    "Module": _Admitted("a module", callable),
+    "bool": _Admitted("True or False", lambda value: isinstance(value, (bool, np.bool_, int))),
+    "str": _Admitted("a text", lambda value: isinstance(value, str)),
+}
+"""What is checked, by annotation; whatever else a function says it looks after itself."""

@@ -1,0 +1,389 @@
+"""Tracing: run the user's function once with symbolic tensors and record the logical graph.
+
+A `Trace` is the context in which symbolic tensors live. It knows the model's parameter names, the
+batch's types and whether the job trains; it gives every node the user's own line and the module
+path. When the function returns, the trace is closed, and a tensor that escaped from it says so when
+it is used.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import hashlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+
+from compiler.contract.attrs import Attrs, PlainValue
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import HOST, Device, Mesh
+from compiler.contract.types import TensorType, ValueId
+from compiler.graph.graph import UNPLACED, UNSTAGED, GraphBuilder, SourceLocation
+from compiler.graph.registry import Op
+from compiler.ops.primitives.sources import INPUT, VARIABLE
+
+# A function's code by content: a digest, and the names that it looks up while it runs.
+#
+# Never by `id`, which the next object may get, and never by line: code that only moved is the same.
+
+_HOUSE = Path(__file__).resolve().parents[2]
+WINGS = ("actorflow", "actors", "compiler", "memory")
+OURS = tuple([str(_HOUSE / wing) + os.sep for wing in WINGS])
+"""How the paths of our own files begin."""
+
+_PYTHON = Path(os.__file__).parent
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFacts:
+    """A digest of a function's code, with the functions and classes inside of it.
+
+    `loads` are the globals that it looks up, `imports` the modules that it imports while it runs,
+    `names` all names, those of attributes as well.
+    """
+
+    digest: str
+    loads: tuple[str, ...]
+    imports: tuple[str, ...]
+    names: frozenset[str]
+
+
+@functools.lru_cache(maxsize=4096)
+def code_facts(code: CodeType) -> CodeFacts:
+    """Return the facts of a code object."""
+    loads: dict[str, None] = {}
+    imports: dict[str, None] = {}
+    names: set[str] = set()
+    for part in parts_of(code):
+        names.update(part.co_names)
+        for instruction in dis.get_instructions(part):
+            if instruction.opname in _GLOBAL:
+                loads[str(instruction.argval)] = None
+            elif instruction.opname == "IMPORT_NAME":
+                imports[str(instruction.argval)] = None
+    content = repr(_content(code)).encode("utf-8", "surrogatepass")
+    digest = hashlib.blake2b(content, digest_size=6).hexdigest()
+    return CodeFacts(digest, tuple(loads), tuple(imports), frozenset(names))
+
+
+def parts_of(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and those of the functions and classes inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from parts_of(constant)
+
+
+def _content(value: object) -> object:
+    """Return what tells constants apart: 1, 1.0 and True are equal, and are three constants."""
+    if isinstance(value, CodeType):
+        head = (value.co_code, value.co_exceptiontable, value.co_flags, value.co_argcount)
+        counts = (value.co_posonlyargcount, value.co_kwonlyargcount)
+        names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
+        return head, counts, names, _content(value.co_consts)
+    if isinstance(value, tuple):
+        return tuple([_content(item) for item in value])
+    if isinstance(value, frozenset):
+        return "set", sorted([repr(_content(item)) for item in value])
+    return type(value).__name__, repr(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's: not ours, not Python's and not of an installed package.
+
+    What was typed at a prompt or made by `exec` is the user's.
+    """
+    if filename.startswith("<frozen"):
+        return False
+    return not filename.startswith(_roots()) and not any([p in filename for p in _LIBRARIES])
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is one of this package."""
+    return filename.startswith(OURS)
+
+
+def is_pythons(filename: str, module: str) -> bool:
+    """Whether a file is of Python's standard library, as what a module of some name runs.
+
+    Both count: what is installed lies in the same folder, and a file of the user's may.
+    """
+    if filename.startswith("<frozen "):
+        return True
+    is_there = filename.startswith(_standard()) and not any([p in filename for p in _LIBRARIES])
+    return is_there and module.split(".")[0] in sys.stdlib_module_names
+
+
+@functools.cache
+def _standard() -> tuple[str, ...]:
+    """Return the folders of the standard library, as files of it may be named."""
+    named = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(_PYTHON)}
+    return tuple(sorted({at + os.sep for one in named for at in (one, os.path.realpath(one))}))
+
+
+def is_users_module(name: str) -> bool:
+    """Whether a module, by name, is the user's."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if isinstance(file, str):
+        return is_users(file)
+    return module is None or name == "__main__"
+
+
+@functools.cache
+def _roots() -> tuple[str, ...]:
+    """Return the folders of ours, of Python and of numpy, wherever they are installed."""
+    folders = [_HOUSE / wing for wing in WINGS]
+    folders += [_PYTHON, Path(np.__file__).parent]
+    found = {str(folder) + os.sep for folder in folders}
+    return tuple(sorted(found | {str(folder.resolve()) + os.sep for folder in folders}))
+
+
+InitSpec = tuple[tuple[str, PlainValue], ...]
+"""How a variable gets its first value: ("kind", ...) and its parameters."""
+
+Constraint = tuple[tuple[str, str], ...]
+"""How a value must lie on the ranks: axes of the mesh, outermost first, and words as texts."""
+
+
+def find_source() -> SourceLocation:
+    """Return the innermost line of the calling stack that is the user's: not ours, not Python's.
+
+    Python's own stands between where a context or a thread of ours runs what the user asked for.
+    """
+    return _location(_users_frame())
+
+
+def users_line() -> str:
+    """Return the line of `find_source` as a text; "" on a thread that no code of the user is on."""
+    frame = _users_frame()
+    return "" if _is_between(frame) else str(_location(frame))
+
+
+def _users_frame() -> FrameType:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and _is_between(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _location(frame: FrameType) -> SourceLocation:
+    return SourceLocation(
+        shown_path(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
+    )
+
+
+def source_of(function: object) -> SourceLocation:
+    """Return where the user defined a function, or the user's line for what has no code."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or code.co_filename.startswith(OURS):
+        return find_source()
+    return SourceLocation(shown_path(code.co_filename), code.co_firstlineno, code.co_name)
+
+
+def _is_between(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    if file.startswith(OURS):
+        return True
+    module = str(frame.f_globals.get("__name__"))
+    if file == "<string>":  # the __init__ that a dataclass of ours was given
+        return module.split(".")[0] in WINGS
+    return is_pythons(file, module)
+
+
+def shown_path(filename: str) -> str:
+    """Return a file as messages name it: relative to the working directory where it is in it.
+
+    Bytes of its name that are no text, which Python has as surrogates, are shown as "?": plans and
+    messages to other processes are UTF-8.
+    """
+    here = os.getcwd() + os.sep
+    return filename.removeprefix(here).encode("utf-8", "replace").decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The value that a variable was given last, and where in the user's program."""
+
+    variable: ValueId
+    value: ValueId
+    scope: str
+    source: SourceLocation
+
+
+class Trace:
+    """One run of a job's function with symbolic tensors.
+
+    Args:
+        batch_spec: type of every array of a batch by key.
+        stored_names: path of every parameter and buffer by its `id`.
+        module_paths: path of every module by `id(module)`.
+        is_training: False for jobs that only evaluate; dropout is the identity then.
+        batches_per_step: batches whose gradients are summed before an update.
+        devices: of the job, in order.
+        mesh: of the job's ranks; None for one.
+    """
+
+    def __init__(
+        self,
+        batch_spec: Mapping[str, TensorType],
+        stored_names: Mapping[int, str],
+        module_paths: Mapping[int, str],
+        *,
+        is_training: bool,
+        batches_per_step: int = 1,
+        devices: tuple[Device, ...] = (HOST,),
+        mesh: Mesh | None = None,
+    ) -> None:
+        self.builder = GraphBuilder()
+        self.devices = devices
+        self.mesh = mesh
+        self.names_devices = False
+        self.regions = [0 if len(devices) == 1 else UNPLACED]
+        self.stages = [UNSTAGED]
+        self.batches_per_step = batches_per_step
+        self.is_training = is_training
+        self.is_open = True
+        self.source = find_source()
+        self._batch_spec = dict(batch_spec)
+        self._stored_names = stored_names
+        self.assigned: dict[str, Assigned] = {}
+        self._module_paths = module_paths
+        self._scope = ""
+        self._inputs: dict[str, ValueId] = {}
+        self._variables: dict[str, ValueId] = {}
+        self._num_random = 0
+
+    def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
+        """Append a node at the user's current line. Raises CompileError naming that line.
+
+        It is on the device and the stage of the innermost regions; see `actorflow.tensor.layouts`
+        and `actorflow.tensor.layouts`.
+        """
+        device, stage = self.regions[-1], self.stages[-1]
+        with self.builder.at(self._scope, find_source(), device=device, stage=stage):
+            return self.builder.emit(op, inputs, attrs)
+
+    def inside(self, module: object) -> AbstractContextManager[None]:
+        """Give nodes the path of `module` while its `__call__` runs."""
+        return self.scope(self._module_paths.get(id(module), self._scope))
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Give nodes the scope `name`."""
+        saved, self._scope = self._scope, name
+        try:
+            yield
+        finally:
+            self._scope = saved
+
+    def batch_input(self, key: str) -> ValueId:
+        """Return the value of `batch[key]`. Raises CompileError naming the keys there are."""
+        if key not in self._inputs:
+            if key not in self._batch_spec:
+                keys = ", ".join(f"{k!r}: {t}" for k, t in self._batch_spec.items())
+                raise CompileError(
+                    f"{find_source()}: the batch has no {key!r}; the data source gives {{{keys}}}"
+                )
+            type_ = self._batch_spec[key]
+            attrs = Attrs({"name": key, "dtype": type_.dtype.value, "shape": type_.shape})
+            self._inputs[key] = self.emit(INPUT, [], attrs)[0]
+        return self._inputs[key]
+
+    def name_of(self, stored: object, kind: str, source: SourceLocation) -> str:
+        """Return the path of what the model keeps. Raises CompileError for a stranger."""
+        name = self._stored_names.get(id(stored))
+        if name is None:
+            raise CompileError(
+                f"{find_source()}: a {kind} made at {source} is not part of the model that was"
+                " given to the job; keep it as an attribute of the model or of one of its modules"
+            )
+        return name
+
+    def variable(
+        self,
+        name: str,
+        type_: TensorType,
+        role: str,
+        init: InitSpec,
+        source: SourceLocation | None = None,
+        sbp: Constraint = (),
+    ) -> ValueId:
+        """Return the value of a variable before this step's update, declaring it at first use."""
+        if name not in self._variables:
+            attrs = Attrs(
+                {
+                    "name": name,
+                    "dtype": type_.dtype.value,
+                    "shape": type_.shape,
+                    "role": role,
+                    "init": init,
+                    **({"sbp": sbp} if sbp else {}),
+                }
+            )
+            line = source or find_source()
+            with self.builder.at(self._scope, line, device=self.regions[0]):
+                self._variables[name] = self.builder.emit(VARIABLE, [], attrs)[0]
+        return self._variables[name]
+
+    def captured(self, tensor: Any) -> ValueId:
+        """Return a tensor of another trace as a value of this one. Raises CompileError: none is."""
+        raise CompileError(
+            f"{find_source()}: a tensor traced at {tensor._trace.source} is used in another"
+            " trace; tensors live only while their job, or the function that they are traced in,"
+            " is traced. Return it from there instead"
+        )
+
+    def assign(self, name: str, variable: ValueId, value: ValueId) -> None:
+        """Let a variable have a value from here on, to be kept at the end of the step."""
+        self.assigned[name] = Assigned(variable, value, self._scope, find_source())
+
+    def assigned_to(self, name: str) -> ValueId | None:
+        """Return the value that a variable was given last; None where it has its own."""
+        assigned = self.assigned.get(name)
+        return None if assigned is None else assigned.value
+
+    def has_variable(self, name: str) -> bool:
+        """Whether a variable has been used."""
+        return name in self._variables
+
+    def next_random_key(self) -> int:
+        """Return the identity of the next random op: its number in order of tracing."""
+        self._num_random += 1
+        return self._num_random
+
+    def close(self) -> None:
+        """End the trace; its tensors can no longer be used."""
+        self.is_open = False
+
+
+_CURRENT: ContextVar[Trace | None] = ContextVar("actorflow_trace", default=None)
+
+
+def current_trace() -> Trace | None:
+    """Return the trace that is being recorded, or None outside of one."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def recording(trace: Trace) -> Iterator[Trace]:
+    """Make `trace` the current one; close it at the end."""
+    token = _CURRENT.set(trace)
+    try:
+        yield trace
+    finally:
+        _CURRENT.reset(token)
+        trace.close()

@@ -1,0 +1,226 @@
+"""Whether files are the user's own: what somebody else may write is not run, and not believed.
+
+A library from a cache runs with all rights of the user, so the folder that keeps it, the folders
+above it and the file itself must belong to the user or to root, and nobody else may write them.
+Above a folder, one with the sticky bit (like /tmp) will do, where nobody renames what is another's.
+Links are followed, and what they lead through is held to the same. A group that is the user's alone
+counts as the user: some systems give everyone such a group, and write permission to it.
+
+After OpenSSH's StrictModes (auth_secure_path, misc.c).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+_MAX_PATHS = 2560
+"""Folders and links that are looked at; a system follows 40 links, each of which may be deep."""
+
+
+def distrust_of_folder(folder: Path) -> str | None:
+    """Say why what lies in a folder is not to be trusted: which path, owner, mode, and the mend.
+
+    None where it is the user's own; one that does not exist is judged by the folders above it.
+    """
+    if not hasattr(os, "geteuid"):  # no such owners and modes on this system
+        return None
+    last = Path(os.path.realpath(folder))
+    seen: set[Path] = set()
+    # What lies behind the links is judged where it lies: the last one's sticky bit does not count.
+    waiting = [last, Path(os.path.abspath(folder))]
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        if len(seen) == _MAX_PATHS:
+            return f"{folder} leads through more than {_MAX_PATHS} folders and links"
+        seen.add(path)
+        if path != path.parent:
+            waiting.append(path.parent)
+        try:
+            facts = path.lstat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{path} cannot be looked at: {error.strerror}"
+        if stat.S_ISLNK(facts.st_mode):
+            if not _is_own(facts.st_uid):
+                return _said(path, facts)
+            waiting.append(Path(os.path.abspath(path.parent / os.readlink(path))))
+            continue
+        is_sticky = path != last and bool(facts.st_mode & stat.S_ISVTX)
+        if not _is_own(facts.st_uid) or (_is_open(facts) and not is_sticky):
+            return _said(path, facts)
+    return None
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone. Raises OSError."""
+    if not folder.is_dir():
+        if folder != folder.parent:
+            make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def distrust_of_file(file: Path) -> str | None:
+    """Say why a file of a trusted folder is not to be trusted; None where it is a file of ours.
+
+    Raises OSError where there is none.
+    """
+    facts = file.lstat()
+    if not stat.S_ISREG(facts.st_mode):
+        return f"{file} is no plain file"
+    if not hasattr(os, "geteuid"):
+        return None
+    return None if _is_own(facts.st_uid) and not _is_open(facts) else _said(file, facts)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file whole, so that no reader sees half of it; makes its folder private.
+
+    Raises OSError, and leaves nothing else in the folder then.
+    """
+    make_private(path.parent)
+    # In the same folder: a rename is atomic only within one file system.
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _is_own(uid: int) -> bool:
+    return uid in (os.geteuid(), 0)
+
+
+def _is_open(facts: os.stat_result) -> bool:
+    """Whether others than the owner may write."""
+    if facts.st_mode & stat.S_IWOTH:
+        return True
+    return bool(facts.st_mode & stat.S_IWGRP) and not _is_private(facts.st_gid)
+
+
+def _is_private(gid: int) -> bool:
+    """Whether a group is that of the user alone: it has his name, and no other member."""
+    import grp  # neither is there on every system
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _said(path: Path, facts: os.stat_result) -> str:
+    mode = stat.S_IMODE(facts.st_mode)
+    if not _is_own(facts.st_uid):
+        return f"{path} belongs to another user (uid {facts.st_uid}, mode {mode:o})"
+    return (
+        f"others may write {path} (uid {facts.st_uid}, mode {mode:o}); mend it with"
+        f" chmod go-w {path}"
+    )
+
+
+# Files of a cache that end with a seal: a hash of their name and content, which finds accidents.
+#
+# A file is written under a temporary name and renamed, so that two processes may write the same
+# one. Half a file, left by a full disk or a loss of power, would end the process with SIGBUS when
+# it is loaded as a library; one under another's name would be taken for that one. The seal is none
+# of a loader's business, and proves no author: see `trust`. Whoever finds a file that is not as it
+# was written makes it anew; nothing in it is worth an error.
+
+_SEAL_BYTES = 16
+
+
+class DamagedFile(ValueError):
+    """What lies at the path is not what was written under its name; the message says why."""
+
+
+def replace_sealed(path: Path, content: bytes) -> None:
+    """Replace a file whole by some content under its seal; makes its folder private.
+
+    Raises OSError, and leaves nothing else in the folder then.
+    """
+    replace_file(path, content + _seal(path.name, content))
+
+
+def read_sealed(path: Path) -> bytes:
+    """Return what `replace_sealed` wrote. Raises DamagedFile, or OSError where nothing is there."""
+    # Non-blocking, for a pipe in its place would never be at its end.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise DamagedFile("it is no regular file")
+        with open(fd, "rb", closefd=False) as file:
+            whole = file.read()
+    finally:
+        os.close(fd)
+    content = whole[:-_SEAL_BYTES]
+    if whole[-_SEAL_BYTES:] != _seal(path.name, content):
+        raise DamagedFile("its content does not match its hash")
+    return content
+
+
+def _seal(name: str, content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_SEAL_BYTES, key=name.encode()[:64]).digest()
+
+
+# Files that keep what was measured on this machine: small JSON objects under a seal.
+#
+# Whoever finds one that is damaged measures anew.
+
+T = TypeVar("T")
+
+_report = logging.getLogger("actorflow").warning
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, None where there is nothing. Raises DamagedFile."""
+    try:
+        found: dict[str, Any] = json.loads(read_sealed(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DamagedFile(error.strerror or str(error)) from None
+    return found
+
+
+def kept(path: Path, decode: Callable[[dict[str, Any]], T], anew: str) -> T | None:
+    """Return what `decode` makes of the object in a file; None where there is nothing of use.
+
+    `decode` raises DamagedFile. A line says that a damaged file is not used, and what is measured
+    `anew`.
+    """
+    try:
+        found = read_object(path)
+        return None if found is None else decode(found)
+    except DamagedFile as error:
+        report_damage(path, error, anew)
+        return None
+
+
+def replace_object(path: Path, values: dict[str, Any]) -> None:
+    """Replace a file by a JSON object, so that no reader sees half of it; makes its folder private.
+
+    Raises OSError, and leaves nothing behind then.
+    """
+    replace_sealed(path, json.dumps(values, indent=1, sort_keys=True).encode())
+
+
+def report_damage(path: Path, error: DamagedFile, anew: str) -> None:
+    """Say in one line that a file is not used, and what is measured anew."""
+    _report("%s is damaged (%s) and not used: %s", path, error, anew)

@@ -1,0 +1,393 @@
+"""Attention and its gradient by cuDNN, in one call whose scores never go through memory.
+
+For bfloat16 and float16 with heads of 8n numbers, up to `MOST_WIDTH`, that begin at multiples of 16
+bytes; all else is composed (`attention`). What scratch the library gets is fixed here, from shapes
+alone; which of its ways it takes within that is found on the device, and changes no plan.
+
+The gradient of queries is added up in a fixed order, so that a run can be repeated bit by bit.
+cuDNN does that in scratch of the size of dq on Hopper alone; elsewhere it would want all scores,
+and the gradient is composed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.kernels.common.convolution_steps import OPS
+from actors.kernels.common.kernel import (
+    Attrs,
+    KernelNeeds,
+    Operand,
+    Operands,
+    Piece,
+    flag,
+    integer,
+    integers,
+    number,
+    size_bytes,
+)
+from actors.kernels.common.strides import Axis, walk
+from actors.kernels.cuda.calls import (
+    BACKWARD,
+    CONV,
+    CONV_INPUT_GRAD,
+    CONV_WEIGHT_GRAD,
+    FORWARD,
+    ConvCall,
+    CudnnTensor,
+    DeviceCalls,
+    Extents,
+    LaunchCalls,
+    OneOf,
+    RunCudnn,
+    SdpaCall,
+)
+from actors.kernels.cuda.convolution import CudaConvolution
+from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_device
+from compiler.contract.errors import InternalError
+from compiler.contract.types import HALVES, DType, contiguous_strides
+
+CUDNN = "cudnn."
+"""How the names of kernels begin that need the package of cuDNN."""
+
+MOST_WIDTH = 128
+"""What every GPU takes; more depends on the generation."""
+
+_WIDTH_STEP, _ALIGNMENT = 8, 16
+_MOST_HEADS = 65_535
+"""Blocks along the second and third axis of a grid."""
+
+_HOPPER = 9
+_FORWARD_BYTES = 1 << 20
+_MARGIN_BYTES = 16 << 20
+_ROW_TILE = 128
+"""Of scratch with a row for each query the library may fill whole tiles."""
+
+_ATTENTION_RATE = 0.6
+"""Of the rate of products. Read of other people's measurements on an H100; ours are to come."""
+
+_GRADIENT = ("dy", "q", "k", "v", "y", "lse", "dq", "dk", "dv")
+"""The operands of `attention_grad`, inputs and then outputs; those of `attention` are `FORWARD`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudnnAttention:
+    """`attention`: attrs scale, causal."""
+
+    gpu: Gpu
+    name: str = f"{CUDNN}attention"
+    op: str = "attention"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take what the library takes; scratch is small."""
+        sdpa = None
+        if len(inputs) == len(FORWARD) - len(outputs):
+            sdpa = _asked(attrs, FORWARD, (*inputs, *outputs), FORWARD)
+        return None if sdpa is None else _needs(self.gpu, sdpa)
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> DeviceCalls:
+        """Return the call."""
+        views = on_device((*inputs, *outputs))
+        return _attention_call(attrs, (FORWARD, FORWARD), views, workspace)
+
+
+@dataclass(frozen=True, slots=True)
+class CudnnAttentionGrad:
+    """`attention_grad`: attrs scale, causal."""
+
+    gpu: Gpu
+    name: str = f"{CUDNN}attention_grad"
+    op: str = "attention_grad"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take what the library takes on Hopper; scratch is dq in float32 and a little."""
+        if self.gpu.capability[0] != _HOPPER or len(inputs) > len(_GRADIENT) - len(outputs):
+            return None
+        sdpa = _asked(attrs, _GRADIENT, (*inputs, *outputs), BACKWARD)
+        return None if sdpa is None else _needs(self.gpu, sdpa)
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> DeviceCalls:
+        """Return the call."""
+        views = on_device((*inputs, *outputs))
+        return _attention_call(attrs, (_GRADIENT, BACKWARD), views, workspace)
+
+
+def _asked(
+    attrs: Attrs, order: tuple[str, ...], operands: Operands, wanted: tuple[str, ...]
+) -> SdpaCall | None:
+    """Return the record of a call that is planned, or None where the library does not take it."""
+    if any([operand.offset_bytes % _ALIGNMENT for operand in operands]):
+        return None
+    return _sdpa(attrs, dict(zip(order, operands, strict=True)), wanted)
+
+
+def _sdpa(
+    attrs: Attrs, named: Mapping[str, Operand | DeviceView], wanted: tuple[str, ...]
+) -> SdpaCall | None:
+    """Return the record of a call on some operands, or None for one that is not taken."""
+    lse = named["lse"]
+    matrices = {name: named[name] for name in wanted if name != "lse"}
+    dtype, rows = named["q"].type.dtype, lse.shape[-1]
+    widths = [x.shape[-1] for x in matrices.values()]
+    if flag(attrs, "causal") and rows > named["k"].shape[-2]:
+        return None
+    if dtype not in HALVES or any([w % _WIDTH_STEP or not 0 < w <= MOST_WIDTH for w in widths]):
+        return None
+    if not all([x.type.num_elements for x in matrices.values()]) or not lse.is_dense:
+        return None
+    heads = _heads(list(matrices.values()))
+    if heads is None:
+        return None
+    batch, count = [axis.extent for axis in heads]
+    shape = (batch, count, rows, 1)
+    tensors = {"lse": _attention_tensor("lse", DType.FLOAT32, shape, contiguous_strides(shape, 1))}
+    for place, (name, x) in enumerate(matrices.items()):
+        shape = (batch, count, x.shape[-2], x.shape[-1])
+        steps = (*[axis.steps[place] for axis in heads], *x.strides_bytes[-2:])
+        in_elements = tuple([step // dtype.itemsize for step in steps])
+        tensors[name] = _attention_tensor(name, dtype, shape, in_elements)
+    if not all([_is_taken(tensor) for tensor in tensors.values()]):
+        return None
+    ordered = tuple([tensors[name] for name in wanted])
+    return SdpaCall(ordered, number(attrs, "scale"), flag(attrs, "causal"))
+
+
+def _heads(matrices: Sequence[Operand | DeviceView]) -> tuple[Axis, Axis] | None:
+    """Return batch and heads of some operands: two leading axes, or what can be seen as such."""
+    shape = matrices[0].shape[:-2]
+    strides = [x.strides_bytes[:-2] for x in matrices]
+    axes = walk(shape, strides, in_order=True)
+    if len(shape) == 2 and 1 not in shape:
+        axes = tuple([Axis(n, tuple(s)) for n, *s in zip(shape, *strides, strict=True)])
+    if len(axes) > 2 or any([axis.extent > _MOST_HEADS for axis in axes]):
+        return None
+    one = Axis(1, tuple([0] * len(matrices)))
+    first, second = (*[one] * (2 - len(axes)), *axes)
+    return first, second
+
+
+def _attention_tensor(
+    name: str, dtype: DType, shape: Extents, steps: tuple[int, ...]
+) -> CudnnTensor:
+    """Return a tensor; an axis of extent 1 gets the stride of a packed one."""
+    packed, strides = 1, []
+    for extent, step in zip(reversed(shape), reversed(steps), strict=True):
+        strides.append(packed if extent == 1 else step)
+        packed = max(packed, extent * strides[-1])
+    width, row, head, batch = strides
+    return CudnnTensor(name, dtype, shape, (batch, head, row, width))
+
+
+def _is_taken(tensor: CudnnTensor) -> bool:
+    """Whether rows are dense and begin where the library can load 16 bytes at once."""
+    *outer, inner = tensor.strides
+    step = 1 if tensor.name == "lse" else _WIDTH_STEP
+    return inner == 1 and all([stride > 0 and stride % step == 0 for stride in outer])
+
+
+def _pieces(sdpa: SdpaCall) -> tuple[Piece, ...]:
+    """Return the library's scratch."""
+    b, h, rows, width = sdpa.tensors[0].shape
+    size = _FORWARD_BYTES
+    if sdpa.is_backward:
+        whole = -(-rows // _ROW_TILE) * _ROW_TILE
+        size = 4 * b * h * whole * (width + 1) + _MARGIN_BYTES
+    return (Piece((size,), np.dtype(np.uint8)),)
+
+
+def _needs(gpu: Gpu, sdpa: SdpaCall) -> KernelNeeds:
+    q, k, v = sdpa.tensors[:3]
+    b, h, rows, width = q.shape
+    hidden = rows * (rows - 1) // 2 if sdpa.causal else 0
+    visible = rows * k.shape[2] - hidden
+    num_products = 3 * width + 2 * v.shape[3] if sdpa.is_backward else width + v.shape[3]
+    flops = 2.0 * b * h * visible * num_products
+    moved = sum([math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in sdpa.tensors])
+    num_calls = 3 if sdpa.is_backward else 1
+    duration = max(gpu.product_ns(q.dtype, flops) / _ATTENTION_RATE, gpu.bytes_ns(moved))
+    return KernelNeeds(size_bytes(_pieces(sdpa)), duration_ns=duration + num_calls * gpu.call_ns)
+
+
+def _attention_call(
+    attrs: Attrs,
+    names: tuple[tuple[str, ...], tuple[str, ...]],
+    views: tuple[DeviceView, ...],
+    workspace: DeviceView | None,
+) -> DeviceCalls:
+    """Return the library's call."""
+    order, wanted = names
+    named = dict(zip(order, views, strict=True))
+    sdpa = _sdpa(attrs, named, wanted)
+    if sdpa is None:
+        raise InternalError(f"cuDNN does not take {', '.join([str(x.type) for x in views])}")
+    pieces = _pieces(sdpa)
+    (scratch,) = carve(workspace, pieces)
+    places = tuple([named[name].address for name in wanted])
+    return (RunCudnn(sdpa, places, scratch, pieces[0].size_bytes),)
+
+
+# Convolution and its gradients by cuDNN, in one call, or by products of ours where that is better.
+#
+# Taken are one to three spatial axes of float32, never as TF32, and of bfloat16 and float16, with
+# as much padding behind an axis as before it. Tensors lie dense, channels first or last. Tensor
+# cores read channels last, so what lies otherwise, as weights do, the library turns in its scratch.
+#
+# That is fixed here, from shapes alone. Both ways are bound: where the library has no plan within
+# it, and where its plan takes longer, `CudaConvolution` with small chunks computes the call. No
+# plan of the library adds up out of order.
+
+_NAMES = dict(zip(OPS, (CONV, CONV_INPUT_GRAD, CONV_WEIGHT_GRAD), strict=True))
+_TYPES = (DType.FLOAT32, *HALVES)
+_MOST_ELEMENTS = (1 << 31) - 1
+"""Of a tensor: engines of the library count in 32 bits."""
+
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
+"""What the library may have for partial sums, besides what it turns. Its first plans for the
+convolutions of ResNet-50, planned for an H200, want all of that at 8 images, 4 MiB at 256."""
+
+_CONVOLUTION_RATE = 0.6
+"""Of the rate of products; an estimate, as that of attention is."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudnnConvolution:
+    """`conv`, `conv_input_grad` or `conv_weight_grad`."""
+
+    gpu: Gpu
+    op: str
+
+    @property
+    def name(self) -> str:
+        """Name in the plan."""
+        return f"{CUDNN}{self.op}"
+
+    @property
+    def _instead(self) -> CudaConvolution:
+        return CudaConvolution(self.gpu, self.op, chunk_bytes=_MOST_BYTES)
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take what the library takes; scratch is for what it turns, sums, and a chunk of ours."""
+        if any([operand.offset_bytes % _ALIGNMENT for operand in (*inputs, *outputs)]):
+            return None
+        call = _convolution_call(self.op, attrs, (*inputs, *outputs))
+        own = None if call is None else self._instead.query(attrs, inputs, outputs)
+        if call is None or own is None:
+            return None
+        size = max(_workspace_bytes(call), own.workspace_bytes)
+        return KernelNeeds(size, duration_ns=_duration_ns(self.gpu, call))
+
+    def bind(
+        self,
+        attrs: Attrs,
+        inputs: tuple[PlacedView, ...],
+        outputs: tuple[PlacedView, ...],
+        workspace: DeviceView | None,
+    ) -> LaunchCalls:
+        """Return the library's call, or those of ours."""
+        views = on_device((*inputs, *outputs))
+        call = _convolution_call(self.op, attrs, views)
+        if call is None or workspace is None:
+            raise InternalError(f"cuDNN does not take {', '.join([str(x.type) for x in views])}")
+        places = tuple([view.address for view in views])
+        its = RunCudnn(call, places, workspace.address, _workspace_bytes(call))
+        return (OneOf(((its,), self._instead.bind(attrs, inputs, outputs, workspace))),)
+
+
+def _convolution_call(
+    op: str, attrs: Attrs, operands: Sequence[Operand | DeviceView]
+) -> ConvCall | None:
+    """Return the record of a call, or None for one that the library does not take."""
+    names, dtype = _NAMES[op], operands[0].type.dtype
+    low, strides, dilation = [integers(attrs, name) for name in ("low", "strides", "dilation")]
+    sizes = [x.type.num_elements for x in operands]
+    if dtype not in _TYPES or not 0 < min(sizes) <= max(sizes) <= _MOST_ELEMENTS:
+        return None
+    if len(low) > 3 or min(low) < 0:
+        return None
+    lying = [_image_tensor(name, x) for name, x in zip(names, operands, strict=True)]
+    tensors = tuple([tensor for tensor in lying if tensor is not None])
+    if len(tensors) < len(lying):
+        return None
+    ways = low, strides, dilation
+    if len(low) == 1:
+        ways = (0, *low), (1, *strides), (1, *dilation)
+    call = ConvCall(tensors, *ways)
+    if call.groups != integer(attrs, "groups"):
+        raise InternalError(f"{call} has other groups than {attrs}")
+    return call if _is_even(call) else None
+
+
+def _is_even(call: ConvCall) -> bool:
+    """Whether as much padding behind as before gives the same windows."""
+    image, weight, y = [tensor.shape[2:] for tensor in call.roles]
+    ways = zip(image, weight, y, call.padding, call.strides, call.dilation, strict=True)
+    return all([(n + 2 * p - (k - 1) * d - 1) // s + 1 == t for n, k, t, p, s, d in ways])
+
+
+def _image_tensor(name: str, x: Operand | DeviceView) -> CudnnTensor | None:
+    """Return a dense tensor, of at least two spatial axes; None for one that lies otherwise.
+
+    Where it can be seen with channels first and last, it is as its type likes it.
+    """
+    (count, channels, *extents), dtype = x.shape, x.type.dtype
+    steps = [step // dtype.itemsize for step in x.strides_bytes]
+    if len(extents) == 1:
+        extents, steps = [1, *extents], [*steps[:2], 0, *steps[2:]]
+    shape = count, channels, *extents
+    both = [_packed(shape, is_last=is_last) for is_last in (False, True)]
+    for strides in reversed(both) if dtype in HALVES else both:
+        pairs = zip(shape, strides, steps, strict=True)
+        if all([extent == 1 or one == other for extent, one, other in pairs]):
+            return CudnnTensor(name, dtype, shape, strides)
+    return None
+
+
+def _packed(shape: Extents, *, is_last: bool) -> Extents:
+    """Return the strides of a dense tensor, with channels last or first."""
+    if not is_last:
+        return contiguous_strides(shape, 1)
+    count, channels, *extents = shape
+    steps = contiguous_strides((count, *extents, channels), 1)
+    return (steps[0], steps[-1], *steps[1:-1])
+
+
+def _turned(call: ConvCall) -> list[int]:
+    """Return the bytes of the tensors that lie otherwise than the library computes on them."""
+    is_last = call.tensors[0].dtype in HALVES
+    return [t.size_bytes for t in call.tensors if t.strides != _packed(t.shape, is_last=is_last)]
+
+
+def _workspace_bytes(call: ConvCall) -> int:
+    sums = _LEAST_BYTES + 2 * sum([tensor.size_bytes for tensor in call.tensors])
+    return sum(_turned(call)) + min(sums, _MOST_BYTES)
+
+
+def _duration_ns(gpu: Gpu, call: ConvCall) -> float:
+    """Return the time of the products or of the bytes, and of what is turned: read and written."""
+    _, weight, y = call.roles
+    flops = 2.0 * math.prod(y.shape) * math.prod(weight.shape[1:])
+    moved = sum([tensor.size_bytes for tensor in call.tensors])
+    turned = _turned(call)
+    work = max(gpu.product_ns(weight.dtype, flops) / _CONVOLUTION_RATE, gpu.bytes_ns(moved))
+    return work + gpu.bytes_ns(2 * sum(turned)) + (1 + len(turned)) * gpu.call_ns
+
+
+def cudnn_convolutions(gpu: Gpu) -> tuple[CudnnConvolution, ...]:
+    """Return the kernels of this file for a GPU."""
+    return tuple([CudnnConvolution(gpu, op) for op in OPS])

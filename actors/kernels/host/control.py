@@ -1,0 +1,445 @@
+"""The host's loop over a body: the launches of a step, made again and again in one place.
+
+A step's launches are bound once, in the frame of the body. Entries of the xs are copied into it
+before a step, and those of the ys out of it after; a carry lies in the launch's own output, where
+each step writes over it. Where all launches of a step are native, the whole loop is one call of C,
+which copies no entry whose launches can be moved: these work on it where it lies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from actors.kernels.common.gemm import gemm_of, views_of
+from actors.kernels.common.host_memory import address, view_on
+from actors.kernels.common.kernel import (
+    Attrs,
+    Kernel,
+    KernelNeeds,
+    Operand,
+    Operands,
+    Workspace,
+    plan_in,
+    steps_of,
+)
+from actors.kernels.library import runtime
+from actors.kernels.library.gemm_onednn import HeldProduct
+from actors.kernels.library.launch import (
+    JoinedLaunches,
+    NativeLaunch,
+    argument_block,
+    join,
+    native_launch,
+)
+from actors.kernels.library.runtime import CompilerError
+from actors.machine.protocol import Array, Arrays, Chain, Launch
+from compiler.contract.errors import InternalError
+from compiler.contract.plan import BodyFrame, SubPlan, frame_of
+from compiler.contract.plan_tables import Launch as PlannedLaunch
+from compiler.contract.plan_tables import View
+
+_COPY_NS_PER_BYTE = 0.1
+
+Binders = Callable[[], Mapping[str, Kernel]]
+"""Returns every kernel by its name in the plan, those of loops and branches among them."""
+
+
+class _EntryCopy(NamedTuple):
+    """An entry that each step copies: the one outside has the steps as its first axis."""
+
+    name: str
+    outside: Array
+    inside: Array
+    is_out: bool
+
+    @property
+    def ends(self) -> tuple[Array, Array]:
+        """What is written, and what it is read from."""
+        return (self.outside, self.inside) if self.is_out else (self.inside, self.outside)
+
+
+class _MovedWord(NamedTuple):
+    """The word of a launch that says where an operand is: in entry 0, and bytes to the next."""
+
+    word: int
+    first: int
+    step_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanKernel:
+    """Runs a sub-plan for every entry of an axis. It takes dense operands."""
+
+    binders: Binders
+    name: str = "host.scan"
+    op: str = "scan"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Ask for the frame of the body; a carry may lie where its first value lay.
+
+        Whoever chooses a device asks before there is a plan of the body: then it is a guess.
+        """
+        body = attrs["body"]
+        moved = sum([operand.type.size_bytes for operand in (*inputs, *outputs)])
+        if not isinstance(body, SubPlan):
+            return KernelNeeds(duration_ns=_COPY_NS_PER_BYTE * moved)
+        if not all([x.is_dense for x in (*inputs, *outputs)]):
+            return None
+        return KernelNeeds(
+            workspace_bytes=frame_of(body.plan).size_bytes
+            + sum([product.size_bytes for product in held_products(body).values()]),
+            in_place=tuple([(i, i) for i in range(body.carries)]),
+            duration_ns=steps_of(attrs) * body.duration_ns + _COPY_NS_PER_BYTE * moved,
+        )
+
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        """Return the loop. Raises InternalError where the body is no plan."""
+        body = attrs["body"]
+        if not isinstance(body, SubPlan):
+            raise InternalError("a loop is bound without the plan of its body")
+        step = BoundStep(body, self.binders, inputs, outputs, workspace, held_products(body))
+        firsts = list(zip(outputs[: body.carries], inputs[: body.carries], strict=True))
+        firsts = [(new, old) for new, old in firsts if address(new) != address(old)]
+        moves = [
+            _EntryCopy(str(i), inputs[i], step.field(str(i)), False)
+            for i in range(body.carries, body.carries + body.xs)
+            if str(i) in step.fields
+        ]
+        moves += [
+            _EntryCopy(f"out{i}", outputs[i], step.field(f"out{i}"), True)
+            for i in range(body.carries, len(body.results))
+        ]
+        order = range(steps_of(attrs))[:: -1 if attrs["reverse"] else 1]
+        whole = _native_loop(step, firsts, moves, order)
+        return whole or _loop(step, firsts, moves, order)
+
+
+def held_products(body: SubPlan) -> dict[int, HeldProduct]:
+    """Return the products of a step whose b is a constant of the loop, by number of launch."""
+    views, first = body.plan.views, body.carries + body.xs
+    constants = {views[v.view].register for v in body.plan.variables if int(v.name) >= first}
+    found: dict[int, HeldProduct] = {}
+    for number, launch in enumerate(body.launches if runtime.is_on() else ()):
+        if launch.op != "matmul" or not launch.kernel.startswith("onednn"):
+            continue
+        own = [views[v] for v in (*launch.inputs, *launch.outputs)]
+        known = views_of([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in own])
+        gemm = None if known is None else gemm_of(*known)
+        if gemm is not None and own[0 if gemm.is_swapped else 1].register in constants:
+            product = HeldProduct.of(gemm)
+            if product is not None:
+                found[number] = product
+    return found
+
+
+class BoundStep:
+    """The launches of a body, bound to its frame and to operands outside.
+
+    `fields` are the entries of xs and ys that the body has, by name; `before` is what runs once,
+    before the first step. What is `held` lies behind the frame, for no step may write over it.
+    """
+
+    def __init__(
+        self,
+        body: SubPlan,
+        binders: Binders,
+        inputs: Arrays,
+        outputs: Arrays,
+        workspace: Workspace,
+        held: Mapping[int, HeldProduct] = MappingProxyType({}),
+    ) -> None:
+        self._binders = binders
+        self._plan, self._frame = body.plan, frame_of(body.plan)
+        self._block = _block(self._frame, workspace)
+        outside = (*outputs[: body.carries], *inputs[body.carries :])
+        self._operand = {
+            body.plan.views[variable.view].register: outside[int(variable.name)]
+            for variable in body.plan.variables
+        }
+        self.fields: Mapping[str, int] = {f.name: f.view for f in body.plan.fields}
+        self.before: list[NativeLaunch] = []
+        made: list[Launch] = []
+        used = self._frame.size_bytes
+        for number, launch in enumerate(body.launches):
+            if number in held:
+                size = held[number].size_bytes
+                made.append(self._with_held(held[number], launch, self._block[used : used + size]))
+                used += size
+            else:
+                made.append(self._bound(launch))
+        self._launches = tuple(zip(body.launches, made, strict=True))
+        self.chain: Chain = join(tuple(made))
+
+    def field(self, name: str) -> Array:
+        """Return an entry of the xs or ys, in the frame."""
+        return self._view(self.fields[name])
+
+    def windows(self, move: _EntryCopy) -> list[_MovedWord] | None:
+        """Return the words that move all launches to where an entry lies; None if one stays.
+
+        An entry that came may not be written over, in place of a value that a step has read.
+        """
+        views, entry = self._plan.views, self._plan.views[self.fields[move.name]]
+        begin, end = _extent(entry)
+        others = [v for name, v in self.fields.items() if name != move.name]
+        if any([_overlap(views[v], entry) for v in others]):
+            return None
+        found: list[_MovedWord] = []
+        for planned, launch in self._launches:
+            places = launch.places if isinstance(launch, NativeLaunch) else ()
+            for number, index in enumerate((*planned.inputs, *planned.outputs)):
+                view = views[index]
+                if not _overlap(view, entry):
+                    continue
+                first, last = _extent(view)
+                is_inside = begin <= first and last <= end
+                if not (places and is_inside and (move.is_out or number < len(planned.inputs))):
+                    return None
+                where = address(move.outside) + view.offset_bytes - entry.offset_bytes
+                found.append(_MovedWord(places[number], where, move.inside.nbytes))
+        return found
+
+    def _with_held(self, product: HeldProduct, launch: PlannedLaunch, kept: Array) -> Launch:
+        a, b = [self._view(view) for view in launch.inputs]
+        if product.gemm.is_swapped:
+            a, b = b, a
+        pack, step = product.launches((a, b, self._view(launch.outputs[0])), kept)
+        self.before.append(pack)
+        return step
+
+    def _bound(self, launch: PlannedLaunch) -> Launch:
+        own = None if launch.workspace is None else self._view(launch.workspace)
+        return self._binders()[launch.kernel].bind(
+            MappingProxyType(dict(launch.attrs)),
+            tuple([self._view(view) for view in launch.inputs]),
+            tuple([self._view(view) for view in launch.outputs]),
+            own,
+        )
+
+    def _view(self, index: int) -> Array:
+        view: View = self._plan.views[index]
+        offset = self._frame.offsets_bytes[view.register]
+        if offset < 0:
+            operand = self._operand[view.register]
+            block = operand.reshape(-1).view(np.uint8)
+            return view_on(block, view.offset_bytes, view.type, view.strides_bytes)
+        return view_on(self._block, offset + view.offset_bytes, view.type, view.strides_bytes)
+
+
+def _extent(view: View) -> tuple[int, int]:
+    """Return the bytes of a register that a view may touch, half-open."""
+    ways = [(n - 1) * step for n, step in zip(view.type.shape, view.strides_bytes, strict=True)]
+    last = view.offset_bytes + sum([way for way in ways if way > 0])
+    first = view.offset_bytes + sum([way for way in ways if way < 0])
+    return first, last + view.type.dtype.itemsize
+
+
+def _overlap(one: View, other: View) -> bool:
+    (first, last), (begin, end) = _extent(one), _extent(other)
+    return one.register == other.register and first < end and begin < last
+
+
+def _block(frame: BodyFrame, workspace: Workspace) -> Array:
+    if workspace is None:
+        if frame.size_bytes:
+            raise InternalError(f"a body needs a frame of {frame.size_bytes} bytes, got none")
+        return np.empty(0, np.uint8)
+    return workspace
+
+
+def _loop(
+    step: BoundStep,
+    firsts: Sequence[tuple[Array, Array]],
+    moves: Sequence[_EntryCopy],
+    order: range,
+) -> Launch:
+    """Return the loop in Python: all windows are made at load."""
+    chain, nothing = step.chain, list[tuple[Array, Array]]()
+    steps = [
+        (
+            [(m.inside[None], m.outside[t : t + 1]) for m in moves if not m.is_out],
+            [(m.outside[t : t + 1], m.inside) for m in moves if m.is_out],
+        )
+        for t in (order if moves else ())
+    ]
+
+    def launch() -> None:
+        for target, source in firsts:
+            np.copyto(target, source)
+        for pack in step.before:
+            pack()
+        for before, after in steps or repeat((nothing, nothing), len(order)):
+            for target, source in before:
+                np.copyto(target, source)
+            for call in chain:
+                call()
+            for target, source in after:
+                np.copyto(target, source)
+
+    return launch
+
+
+def _native_loop(
+    step: BoundStep,
+    firsts: Sequence[tuple[Array, Array]],
+    moves: Sequence[_EntryCopy],
+    order: range,
+) -> NativeLaunch | None:
+    """Return the loop in C; None where a launch of a step is not native."""
+    if not runtime.is_on() or len(step.chain) != 1:
+        return None
+    (whole,) = step.chain
+    if not isinstance(whole, (JoinedLaunches, NativeLaunch)):
+        return None
+    function, argument = (
+        (runtime.chain_runner(), whole.address)
+        if isinstance(whole, JoinedLaunches)
+        else (whole.function, whole.arguments)
+    )
+    try:
+        loop = runtime.address_in("scan.c", "af_scan")
+    except CompilerError:
+        return None
+    words = [w for new, old in firsts for w in (address(new), address(old), 0, 0, new.nbytes)]
+    moving = [step.windows(move) for move in moves]
+    copied = [move for move, windows in zip(moves, moving, strict=True) if windows is None]
+    for move in sorted(copied, key=lambda move: move.is_out):
+        (target, source), size = move.ends, move.inside.nbytes
+        steps = (size, 0) if move.is_out else (0, size)
+        words += [address(target), address(source), *steps, size]
+    block, outs = argument_block(words), sum([move.is_out for move in copied])
+    moved = argument_block([w for own in moving for window in own or () for w in window])
+    first, last = (order[0], order.step) if len(order) else (0, 1)
+    begin = JoinedLaunches(tuple(step.before))
+    keep = (step, begin, block, moved, [array for pair in firsts for array in pair], list(moves))
+
+    def explain(status: int) -> str:
+        at = whole.launches[whole.running] if isinstance(whole, JoinedLaunches) else whole
+        return str(at.error(status))
+
+    return native_launch(
+        loop,
+        (
+            *(function, argument, runtime.chain_runner(), begin.address),
+            *(len(order), first, last),
+            *(len(firsts), len(copied) - outs, outs, ctypes.addressof(block)),
+            *(sum([len(own or ()) for own in moving]), ctypes.addressof(moved)),
+        ),
+        keep,
+        explain,
+    )
+
+
+# The host looks at a flag, and runs one plan of a body or another.
+
+ASSUMED_STEPS = 16
+"""How often a loop of unknown length is assumed to go round; only estimates depend on it."""
+
+
+def _needs(
+    attrs: Attrs, names: tuple[str, str], operands: Operands, times: int
+) -> KernelNeeds | None:
+    """Return what two bodies need that run one after the other, if at all."""
+    bodies = [body for name in names if isinstance(body := attrs[name], SubPlan)]
+    if len(bodies) != len(names):  # a device is chosen before there are plans
+        return KernelNeeds()
+    if not all([x.is_dense for x in operands]):
+        return None
+    return KernelNeeds(
+        workspace_bytes=max([frame_of(body.plan).size_bytes for body in bodies]),
+        duration_ns=times * sum([body.duration_ns for body in bodies]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CondKernel:
+    """Runs one of two sub-plans. It takes dense operands."""
+
+    binders: Binders
+    name: str = "host.cond"
+    op: str = "cond"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Ask for the larger frame."""
+        return _needs(attrs, ("then", "otherwise"), (*inputs, *outputs), 1)
+
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        """Return the choice."""
+        flag, (then, otherwise) = (
+            inputs[0],
+            [
+                _whole(plan_in(attrs, name), self.binders, inputs, outputs, workspace)
+                for name in ("then", "otherwise")
+            ],
+        )
+
+        def launch() -> None:
+            if flag.item():
+                then()
+            else:
+                otherwise()
+
+        return launch
+
+
+def _whole(
+    body: SubPlan, binders: Binders, inputs: Arrays, outputs: Arrays, workspace: Workspace
+) -> Launch:
+    """Return one run of a body, with its results in the outputs."""
+    step = BoundStep(body, binders, inputs, outputs, workspace)
+    moves: list[tuple[Array, Array]] = [
+        (outputs[i], step.field(f"out{i}")) for i in range(len(body.results))
+    ]
+
+    def launch() -> None:
+        for call in step.chain:
+            call()
+        for target, source in moves:
+            np.copyto(target, source)
+
+    return launch
+
+
+@dataclass(frozen=True, slots=True)
+class WhileKernel:
+    """Runs a sub-plan as long as another one says. It takes dense operands."""
+
+    binders: Binders
+    name: str = "host.while"
+    op: str = "while"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Ask for the larger frame: the test keeps nothing while the body runs."""
+        return _needs(attrs, ("test", "body"), (*inputs, *outputs), ASSUMED_STEPS)
+
+    def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
+        """Return the loop."""
+        plan = plan_in(attrs, "test")
+        test = BoundStep(plan, self.binders, inputs, outputs, workspace)
+        body = BoundStep(plan_in(attrs, "body"), self.binders, inputs, outputs, workspace)
+        flag = test.field(f"out{plan.carries}")
+        firsts = [
+            (new, old)
+            for new, old in zip(outputs, inputs[: plan.carries], strict=True)
+            if address(new) != address(old)
+        ]
+
+        def launch() -> None:
+            for target, source in firsts:
+                np.copyto(target, source)
+            while True:
+                for call in test.chain:
+                    call()
+                if not flag.item():
+                    return
+                for call in body.chain:
+                    call()
+
+        return launch

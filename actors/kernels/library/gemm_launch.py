@@ -1,0 +1,258 @@
+"""The launch of a product through a library: its chunks as tables that C walks (gemm.c).
+
+A `Library` says which products it takes and what scratch they need, and makes the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from actors.kernels.common.gemm import Chunk, Gemm, ProductCall, ThreadCut, chunks_of
+from actors.kernels.common.host_memory import address
+from actors.kernels.common.kernel import Workspace
+from actors.kernels.library import openblas, runtime
+from actors.kernels.library.launch import NativeLaunch, Word, native_launch
+from actors.machine.protocol import Array
+from compiler.contract.errors import InternalError
+from compiler.contract.types import DType
+
+MAX_CALLS = 4096
+"""More places of a batch than this are not worth a table; numpy's kernel walks them."""
+
+_ALIGNMENT_BYTES = 64
+
+Matrices = tuple[Array, Array, Array]
+"""a, b and out of a `Gemm`, in this order also where the call has them swapped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What a chunk runs on its rows when they are done: `void f(void *, row0, row1, worker)`.
+
+    `keep` is what must live as long as the launch.
+    """
+
+    function: int
+    arguments: int
+    keep: tuple[object, ...] = ()
+
+
+class Library(Protocol):
+    """One way to compute products."""
+
+    @property
+    def name(self) -> str:
+        """Its own name and the cut's: "onednn", "onednn.rows"."""
+        ...
+
+    @property
+    def cut(self) -> ThreadCut:
+        """How it cuts a product into chunks."""
+        ...
+
+    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
+        """Return the scratch of a product; None for one that is not taken."""
+        ...
+
+    def launch(
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Matrices, place: PackedPlace
+    ) -> NativeLaunch:
+        """Return the launch on these arrays."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProductScratch:
+    """Bytes that a launch works in: some for each worker, and before them some for all."""
+
+    worker_bytes: int = 0
+    shared_bytes: int = 0
+
+    def size_bytes(self, num_workers: int) -> int:
+        """Return the bytes for so many workers."""
+        return aligned(self.shared_bytes) + aligned(self.worker_bytes) * num_workers
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPlace:
+    """Where a launch works besides its arrays, on how many workers, and its epilogue."""
+
+    workspace: Workspace
+    scratch: ProductScratch
+    num_workers: int
+    epilogue: Epilogue | None
+
+    @property
+    def shared(self) -> int:
+        """Where the scratch of all workers is."""
+        return address(self.workspace)
+
+    def of_worker(self, worker: int) -> int:
+        """Where the scratch of one worker is."""
+        return address(self.workspace) + self.scratch.size_bytes(worker)
+
+
+def workspace_bytes(library: Library, gemm: Gemm) -> int | None:
+    """Return the workspace of a product for the threads of now; None for one that is not taken."""
+    chunks = chunks_of(gemm, library.cut)
+    if sum([len(chunk.calls) for chunk in chunks]) > MAX_CALLS:
+        return None
+    scratch = library.scratch(gemm, chunks)
+    workers = min(runtime.num_threads(), len(chunks))
+    return None if scratch is None else scratch.size_bytes(workers)
+
+
+def gemm_launch(
+    library: Library,
+    gemm: Gemm,
+    arrays: Matrices,
+    workspace: Workspace,
+    epilogue: Epilogue | None = None,
+    max_workers: int | None = None,
+) -> NativeLaunch:
+    """Return the launch of a product on as many workers as the workspace has room for.
+
+    An epilogue needs a library that cuts whole rows, and a product without a batch. Raises
+    InternalError without them, for a product that the library does not take, and for too small a
+    workspace.
+    """
+    if epilogue is not None and (gemm.batch or not library.cut.has_whole_rows):
+        raise InternalError(f"{library.name} leaves no whole rows of {gemm.key} to an epilogue")
+    chunks = chunks_of(gemm, library.cut)
+    scratch = library.scratch(gemm, chunks)
+    if scratch is None:
+        raise InternalError(f"{library.name} does not take the product {gemm.key} of a plan")
+    needed, given = scratch.size_bytes(1), 0 if workspace is None else workspace.size
+    if given < needed:
+        raise InternalError(
+            f"{library.name} needs {needed} bytes of workspace and was given {given}"
+        )
+    workers = min(runtime.num_threads() if max_workers is None else max_workers, len(chunks))
+    while scratch.size_bytes(workers) > given:
+        workers -= 1
+    return library.launch(gemm, chunks, arrays, PackedPlace(workspace, scratch, workers, epilogue))
+
+
+def head_words(
+    chunks: Sequence[Chunk], place: PackedPlace
+) -> tuple[list[Word], tuple[object, ...]]:
+    """Return the first words of a block, and what they point to."""
+    first = np.cumsum([0, *[len(chunk.calls) for chunk in chunks]], dtype=np.int64)
+    rows = np.array([(c.row, c.row + c.rows) for c in chunks], np.int64)
+    epilogue = place.epilogue or Epilogue(0, 0)
+    words: list[Word] = [len(chunks), place.num_workers, address(first), address(rows)]
+    words += [epilogue.function, epilogue.arguments, 0]
+    return words, (first, rows, epilogue, place.workspace)
+
+
+def calls_of(chunks: Sequence[Chunk]) -> list[ProductCall]:
+    """Return the calls of all chunks in order."""
+    return [call for chunk in chunks for call in chunk.calls]
+
+
+def aligned(size: int) -> int:
+    """Return a size with padding to the alignment of scratch."""
+    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def named(library: str, cut: ThreadCut) -> str:
+    """Return the name of a library that cuts so."""
+    return library if cut is ThreadCut.TILES else f"{library}.{cut.value}"
+
+
+# Products by numpy's own OpenBLAS, and by the small product of gemm.c.
+#
+# The small one packs nothing and so wins where a call of a library costs as much as the product.
+
+SMALL_FLOPS = 2 * 64**3
+"""Up to this many per matrix the small product is asked; at any size for few rows or columns."""
+
+SMALL_ROWS, SMALL_COLUMNS = 4, 64
+_LANES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBlas:
+    """float32 and float64 through the library that numpy carries."""
+
+    cut: ThreadCut = ThreadCut.TILES
+
+    @property
+    def name(self) -> str:
+        """Its own name and the cut's."""
+        return named("openblas", self.cut)
+
+    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
+        """Take float32 and float64 where numpy's library is OpenBLAS; no scratch."""
+        is_known = gemm.dtype in (DType.FLOAT32, DType.FLOAT64) and gemm.out_dtype is gemm.dtype
+        blas = openblas.found() if is_known else None
+        if blas is None or (blas.integer_bits == 32 and _largest(gemm) >= 1 << 31):
+            return None
+        return ProductScratch()
+
+    def launch(
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Matrices, place: PackedPlace
+    ) -> NativeLaunch:
+        """Tell the library to use one thread, for ours call it at once."""
+        blas = openblas.found()
+        if blas is None:
+            raise InternalError("a plan has kernels of OpenBLAS, which numpy does not carry here")
+        openblas.use_one_thread()
+        is_double = gemm.dtype is DType.FLOAT64
+        function = f"af_gemm_{'dgemm' if is_double else 'sgemm'}{blas.integer_bits}"
+        target = blas.dgemm if is_double else blas.sgemm
+        return _product_launch(function, gemm, chunks, arrays, place, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """float32 by the small product of gemm.c."""
+
+    name: str = "c"
+    cut: ThreadCut = ThreadCut.ROWS
+
+    def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
+        """Take small matrices, and few rows; scratch is one panel of b."""
+        flops = 2 * gemm.m * gemm.n * gemm.k
+        is_low = gemm.m <= SMALL_ROWS and gemm.b.column == 1
+        is_small = flops <= SMALL_FLOPS or is_low or gemm.n <= SMALL_COLUMNS
+        is_float = gemm.dtype is DType.FLOAT32 and gemm.out_dtype is DType.FLOAT32
+        is_taken = is_small and is_float and not gemm.adds
+        return ProductScratch(4 * _LANES * gemm.k) if is_taken else None
+
+    def launch(
+        self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Matrices, place: PackedPlace
+    ) -> NativeLaunch:
+        """Return the launch of gemm.c."""
+        return _product_launch("af_gemm_small", gemm, chunks, arrays, place, 0)
+
+
+def _product_launch(
+    function: str,
+    gemm: Gemm,
+    chunks: tuple[Chunk, ...],
+    arrays: Matrices,
+    place: PackedPlace,
+    target: int,
+) -> NativeLaunch:
+    item = gemm.dtype.itemsize
+    a, b, out = [address(array) for array in arrays]
+    rows = [
+        (c.rows, c.columns, gemm.k, a + c.a * item, b + c.b * item, out + c.out * item)
+        for c in calls_of(chunks)
+    ]
+    calls = np.array(rows, np.int64)
+    words, held = head_words(chunks, place)
+    words += [address(calls), gemm.a.row, gemm.a.column, gemm.b.row, gemm.b.column, gemm.out.row]
+    words += [target, float(gemm.adds), place.of_worker(0), aligned(place.scratch.worker_bytes)]
+    where = runtime.address_in("gemm.c", function)
+    return native_launch(where, words, (*held, calls, *arrays))
+
+
+def _largest(gemm: Gemm) -> int:
+    sides = (gemm.a, gemm.b, gemm.out)
+    return max([gemm.m, gemm.n, gemm.k, *[max(side.row, side.column) for side in sides]])

@@ -1,0 +1,444 @@
+"""The kernel "c.fused": a program as one generated function.
+
+Its scratch: a row buffer per kept value and thread, a partial row per column sum and piece, and the
+partial reductions of the pieces of a long row. The plan has them for the threads there are when it
+is made; with less, fewer threads take part.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from actors.kernels.common import cost, kernel
+from actors.kernels.common.gemm import Chunk, Gemm, MatrixView, chunks_of, gemm_of, views_of
+from actors.kernels.common.host_memory import address
+from actors.kernels.common.kernel import (
+    ALIGNMENT_BYTES,
+    INDEX,
+    NATIVE_CALLS,
+    Attrs,
+    BytePass,
+    CWork,
+    KernelNeeds,
+    Operands,
+    Piece,
+    Work,
+    Workspace,
+    checked,
+    integer,
+)
+from actors.kernels.common.kernel import (
+    region as region_of,
+)
+from actors.kernels.library import runtime, tuning
+from actors.kernels.library.gemm_launch import Epilogue, Library, ProductScratch, gemm_launch
+from actors.kernels.library.launch import NativeLaunch, argument_block, native_launch
+from actors.kernels.library.runtime import CFunction
+from actors.kernels.native.emit import function_of
+from actors.kernels.native.loops import num_rows_at_once
+from actors.kernels.native.matmul import LIBRARIES, product_in_c, product_work
+from actors.kernels.program import values as words
+from actors.kernels.program.phases import Chunks, duration_ns, held_dtype
+from actors.kernels.program.spaces import (
+    LoopSpace,
+    Made,
+    check_once,
+    in_place_pairs,
+    made_of,
+    made_of_step,
+    program_attrs,
+    row_strides,
+    shared_bytes,
+    space_of,
+    split_skip,
+)
+from actors.machine.protocol import Array, Arrays
+from compiler.contract.errors import InternalError
+from compiler.contract.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, FusedProgram, Kind
+from compiler.contract.region import Region, Step, StepKind
+from compiler.contract.types import DType, TensorType
+
+_REFERENCE_NS_PER_BYTE = 0.025
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FusedKernel:
+    """`fused`: attrs program, rows, columns; operands in the order of the program.
+
+    An update, whose outputs lie over inputs, may have one more input `skip` [] int64, and is left
+    out where that is not 0.
+    """
+
+    name: str = "c.fused"
+    op: str = "fused"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take programs with C for every instruction, on evenly spaced rows of dense columns."""
+        if not runtime.is_on():
+            return None
+        made, function = made_of(attrs), function_of(attrs)
+        if function is None or runtime.is_broken(function):
+            return None
+        inputs = inputs[: len(made.program.inputs)]
+        views = views_of((*inputs, *outputs))
+        space = None if views is None else _space(attrs, made, views)
+        if views is None or space is None:
+            return None
+        size = kernel.size_bytes(pieces_of(made, space, runtime.num_threads()))
+        work = program_work(made.program, space)
+        pairs = in_place_pairs(made.program, made.schedule, integer(attrs, "rows"), views)
+        return cost.needs(inputs, outputs, work, size, pairs)
+
+    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
+        """Return the one function of the program."""
+        function = function_of(attrs)
+        return () if function is None else (function,)
+
+    def bind(
+        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
+    ) -> NativeLaunch:
+        """Return the launch. Raises CompilerError when the compiler refuses the function."""
+        made, function = made_of(attrs), function_of(attrs)
+        if function is None:
+            raise ValueError("there is no C for this program; `query` declines it")
+        inputs, skip = split_skip(made.program, inputs)
+        arrays = (*inputs, *outputs)
+        views = views_of(arrays)
+        space = None if views is None else _space(attrs, made, views)
+        if space is None:
+            raise ValueError(f"operands of shapes {[x.shape for x in arrays]} are not in rows")
+        block, keep = argument_words(made, space, integer(attrs, "rows"), arrays, workspace)
+        block[words.SKIP], where = address(skip), ctypes.addressof(block)
+        first = [words.operand(i) for i in range(len(arrays) if skip is None else 0)]
+        return NativeLaunch(
+            runtime.address_of(function),
+            where,
+            (block, arrays, keep, skip),
+            functools.partial(explain_index, made.program, inputs),
+            tuple([where + _WORD_BYTES * word for word in first]),
+        )
+
+
+def _space(attrs: Attrs, made: Made, views: tuple[MatrixView, ...]) -> LoopSpace | None:
+    rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
+    layouts = tuple([(view.shape, view.strides) for view in views])
+    return space_of(made.program, made.schedule, rows, columns, layouts)
+
+
+def pieces_of(made: Made, space: LoopSpace, num_workers: int) -> tuple[Piece, ...]:
+    """Return the scratch: partial reductions, column sums by partial, row buffers by thread."""
+    program, chunks = made.program, space.chunks
+    most = max([len(phase.reductions) for phase in made.schedule.phases], default=0)
+    return (
+        Piece((chunks.num_columns * most,), np.dtype(np.float64)),
+        *[
+            Piece((chunks.num_partials, _padded(space.columns)), _sum_dtype(program.dtype_of(v)))
+            for v in made.schedule.column_sums
+        ],
+        *[
+            Piece((num_workers, _held(program, space)), held_dtype(program.dtype_of(v)))
+            for v in made.schedule.buffers
+        ],
+    )
+
+
+def _padded(columns: int) -> int:
+    """Return elements per row such that every row begins at a cache line."""
+    return -(-columns // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _held(program: FusedProgram, space: LoopSpace) -> int:
+    """Return elements of a row buffer of one thread: the rows that a loop takes at once."""
+    return _padded(space.columns * (1 if space.chunks.num_columns else num_rows_at_once(program)))
+
+
+def _sum_dtype(dtype: DType) -> np.dtype[np.generic]:
+    return np.dtype(np.int64 if dtype.is_integer else np.float64)
+
+
+def program_work(program: FusedProgram, space: LoopSpace) -> Work:
+    """Return the work of two threads, as bytes at the rate of a plain pass."""
+    size = duration_ns(program, space.rows, space.columns) / 2 / _REFERENCE_NS_PER_BYTE
+    passes = ((BytePass.SIMPLE, float(int(size))),)
+    return Work(NATIVE_CALLS, 0.0, passes, in_c=partial(program_in_c, program, space))
+
+
+def program_in_c(program: FusedProgram, space: LoopSpace) -> CWork:
+    """Return what C does of a program: the bytes of its operands, and every instruction."""
+    elements, chunks = space.rows * space.columns, space.chunks
+    size = dict.fromkeys(BytePass, 0.0)
+    for value in (*range(len(program.inputs)), *program.outputs):
+        if program.kind_of(value) is Kind.FULL:
+            size[BytePass.SIMPLE] += elements * program.dtype_of(value).itemsize
+    for instruction in program.instructions:
+        is_sum = instruction.op in (*ROW_REDUCTIONS, *COLUMN_REDUCTIONS)
+        if is_sum or instruction.kind is Kind.FULL:
+            sort = BytePass.REDUCE if is_sum else C_SORTS.get(instruction.op, BytePass.PLAIN)
+            size[sort] += elements * _ITEM_BYTES
+    passes = tuple([(sort, count) for sort, count in size.items() if count])
+    reduces_rows = any([i.op in ROW_REDUCTIONS for i in program.instructions])
+    pieces = chunks.num_rows * max(1, chunks.num_columns)
+    return CWork(passes, pieces=pieces, reduces_rows=reduces_rows)
+
+
+C_SORTS = {
+    op: sort
+    for sort, ops in (
+        (BytePass.DIVIDE, ("div", "reciprocal")),
+        (BytePass.ROOT, ("sqrt", "rsqrt")),
+        (BytePass.EXP, ("exp", "log")),
+        (BytePass.TANH, ("tanh", "erf", "mod", "floordiv", "log2", "log10")),
+        (BytePass.POWER, ("pow", "sin", "cos", "erfc", "expm1", "log1p", "atan2")),
+        (BytePass.RANDOM, ("philox",)),
+    )
+    for op in ops
+}
+"""Instructions that take longer than an addition, by the sort of their pass."""
+
+_ITEM_BYTES = 4
+"""Rates of instructions are those of float32."""
+
+
+def argument_words(
+    made: Made, space: LoopSpace, rows: int, arrays: Arrays, workspace: Workspace
+) -> tuple[ctypes.Array[ctypes.c_int64], Arrays]:
+    """Return the argument block of a launch in a space, and the arrays of scratch in it.
+
+    `rows` are those of the program, also where the space is walked as one row.
+    """
+    program = made.program
+    pieces = functools.partial(pieces_of, made, space)
+    workers = kernel.workers_for(pieces, workspace, runtime.num_threads())
+    held = kernel.carve(workspace, pieces(workers))
+    num_sums = len(made.schedule.column_sums)
+    block = [0] * words.column_sum(program, len(made.schedule.buffers), num_sums)
+    _fill_header(block, space, workers, held[0])
+    for position, array in enumerate(arrays):
+        block[words.operand(position)] = address(array)
+        block[words.operand(position, words.STRIDE)] = space.strides[position]
+        entry = program.inputs[position] if position < len(program.inputs) else None
+        block[words.operand(position, words.EVERY)] = entry.every if entry else 1
+        block[words.operand(position, words.COUNT)] = (entry.count if entry else 0) or rows
+    for index, piece in enumerate(held[1 : 1 + num_sums]):
+        place = words.column_sum(program, len(made.schedule.buffers), index)
+        block[place : place + 2] = [address(piece), _padded(space.columns)]
+    for index, piece in enumerate(held[1 + num_sums :]):
+        place = words.buffer(program, index)
+        block[place : place + 2] = [address(piece), _held(program, space)]
+    return argument_block(block), held
+
+
+def _fill_header(block: list[int], space: LoopSpace, workers: int, partials: Array) -> None:
+    block[words.ROWS], block[words.COLUMNS] = space.rows, space.columns
+    block[words.CHUNK_ROWS], block[words.NUM_CHUNKS] = space.chunks.rows, space.chunks.num_rows
+    block[words.CHUNK_COLUMNS] = space.chunks.columns
+    block[words.NUM_COLUMN_CHUNKS] = space.chunks.num_columns
+    block[words.MAX_WORKERS] = workers
+    block[words.PARTIALS] = address(partials)
+
+
+def explain_index(program: FusedProgram, inputs: Arrays, status: int) -> str:
+    """Say which label is out of its range, with the IndexError of the numpy kernels."""
+    for instruction in program.instructions:
+        if instruction.op == "check_index" and instruction.operands[0] < len(inputs):
+            labels = inputs[instruction.operands[0]].reshape(-1)
+            extent = int(instruction.constants[0])
+            checked("label", labels, extent, np.empty(labels.size, INDEX), np.empty(2, INDEX))()
+    raise IndexError("a label is out of its range")  # computed by the kernel, or overwritten by now
+
+
+FUSED_KERNELS = (FusedKernel(),)
+
+
+# A product and the program that reads it as one launch: a chunk works on its rows while cached.
+#
+# The product is written where an output of the program will be, if it reads each element of the
+# product no later than it stores that output; else into the workspace. The chunks are those of the
+# product, whole rows, and the program's partial sums are one per chunk.
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that is taken: the product with its chunks, and the program's space.
+
+    `pairs` are outputs and inputs of the region that may share bytes; the product goes to output
+    `target`, or with -1 to the workspace.
+    """
+
+    region: Region
+    made: Made
+    function: CFunction
+    gemm: Gemm
+    chunks: tuple[Chunk, ...]
+    scratch: ProductScratch
+    space: LoopSpace
+    pairs: tuple[tuple[int, int], ...]
+    target: int
+
+    def pieces(self, num_workers: int) -> tuple[Piece, ...]:
+        """Return the workspace: of library and program, and the product without a target."""
+        size = self.scratch.size_bytes(min(num_workers, len(self.chunks)))
+        product = 0 if self.target >= 0 else self.gemm.m * self.gemm.n
+        itemsize = self.gemm.out_dtype.itemsize
+        return (
+            Piece((size,), np.dtype(np.uint8)),
+            Piece((kernel.size_bytes(self.program_pieces(num_workers)),), np.dtype(np.uint8)),
+            Piece((product * itemsize,), np.dtype(np.uint8)),
+        )
+
+    def program_pieces(self, num_workers: int) -> tuple[Piece, ...]:
+        """Return the scratch of the program."""
+        return pieces_of(self.made, self.space, num_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedProductKernel:
+    """`region` of a product and a program, by one library that cuts products into whole rows."""
+
+    library: Library
+    op: str = "region"
+
+    @property
+    def name(self) -> str:
+        """Name in the plan: "onednn.rows.fused_product"."""
+        return f"{self.library.name}.fused_product"
+
+    def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Take the products that this library is chosen for, with C for the program."""
+        call = self._call(attrs, inputs, outputs)
+        if call is None:
+            return None
+        if tuning.library_for(call.gemm, LIBRARIES, whole_rows=True) != self.library.name:
+            return None
+        return self._needs(call, inputs, outputs)
+
+    def needs(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
+        """Return what a call needs whose product this library can compute."""
+        call = self._call(attrs, inputs, outputs)
+        return None if call is None else self._needs(call, inputs, outputs)
+
+    def _call(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> _Call | None:
+        if not runtime.is_on():
+            return None
+        call = _call_of(self.library, attrs, views_of((*inputs, *outputs)))
+        return None if call is None or runtime.is_broken(call.function) else call
+
+    def _needs(self, call: _Call, inputs: Operands, outputs: Operands) -> KernelNeeds:
+        own = program_work(call.made.program, call.space)
+        product = product_work(call.gemm, self.library)
+        work = replace(product, passes=own.passes, in_c=partial(_in_c, call, self.library))
+        size = kernel.size_bytes(call.pieces(runtime.num_threads()))
+        return cost.needs(inputs, outputs, work, size, call.pairs)
+
+    def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
+        """Return the one function of the program."""
+        steps = _steps_of(region_of(attrs, "region"))
+        function = None if steps is None else _function(attrs, steps[1])
+        return () if function is None else (function,)
+
+    def bind(
+        self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
+    ) -> NativeLaunch:
+        """Return the launch. Raises CompilerError when the compiler refuses the program."""
+        views = views_of((*inputs, *outputs))
+        call = _call_of(self.library, attrs, views)
+        if call is None:
+            raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
+        workers = kernel.workers_for(call.pieces, workspace, runtime.num_threads())
+        own, scratched, made = kernel.carve(workspace, call.pieces(workers))
+        extents = (call.gemm.m, call.gemm.n)
+        if call.target >= 0:
+            product = outputs[call.target].reshape(extents)
+        else:
+            product = made.view(np.dtype(_ITEMS[call.gemm.out_dtype.itemsize])).reshape(extents)
+        values = (*inputs, product, *outputs)
+        first, second = call.region.steps
+        read = tuple([values[v] for v in second.reads])
+        arrays = (*read, *[values[v] for v in second.makes])
+        block, kept = argument_words(call.made, call.space, extents[0], arrays, scratched)
+        rows, finish = [runtime.address_of(call.function, x) for x in ("_rows", "_finish")]
+        epilogue = Epilogue(rows, ctypes.addressof(block), (block, kept, arrays))
+        operands = (values[first.reads[0]], values[first.reads[1]], product)
+        gemm = gemm_launch(self.library, call.gemm, operands, own, epilogue, workers)
+        return native_launch(
+            runtime.address_in("fused_product.c", "af_fused_product"),
+            [gemm.function, gemm.arguments, finish, ctypes.addressof(block), words.STATUS],
+            (gemm, block, kept, arrays),
+            functools.partial(_explain, call.made.program, read, block, gemm),
+        )
+
+
+_ITEMS = {2: np.uint16, 4: np.float32, 8: np.float64}
+
+
+def _in_c(call: _Call, library: Library) -> CWork:
+    """Return what C does: the program finds the product's rows in cache, and opens no pool."""
+    product, own = product_in_c(call.gemm, library), program_in_c(call.made.program, call.space)
+    return replace(product.then(own), openings=product.openings, pieces=product.pieces)
+
+
+def _steps_of(region: Region) -> tuple[Step, Step] | None:
+    """Return the product and the program of a region that has nothing else."""
+    kinds = [step.kind for step in region.steps]
+    if region.chunk_rows or kinds != [StepKind.PRODUCT, StepKind.PROGRAM] or len(region.held) != 1:
+        return None
+    first, second = region.steps
+    return (first, second) if region.num_reads(region.num_inputs) == 1 else None
+
+
+def _function(attrs: Attrs, program: Step) -> CFunction | None:
+    return function_of({**attrs, **program_attrs(program)})
+
+
+def _call_of(library: Library, attrs: Attrs, known: tuple[MatrixView, ...] | None) -> _Call | None:
+    """Return what a call comes to; None for one that is not taken."""
+    region = region_of(attrs, "region")
+    steps = _steps_of(region)
+    if steps is None or known is None:
+        return None
+    check_once(region, tuple([TensorType(x.dtype, x.shape) for x in known[: region.num_inputs]]))
+    (first, second), (rows, columns) = steps, (region.rows, region.columns)
+    made, function = made_of_step(second), _function(attrs, second)
+    product = MatrixView(region.held[0].dtype, (rows, columns), (columns, 1))
+    views = (*known[: region.num_inputs], product, *known[region.num_inputs :])
+    gemm = gemm_of(views[first.reads[0]], views[first.reads[1]], product)
+    if function is None or gemm is None:
+        return None
+    if gemm.batch or gemm.is_swapped or (gemm.m, gemm.n) != (rows, columns):
+        return None
+    own = [views[v] for v in (*second.reads, *second.makes)]
+    strides = row_strides(made.program, columns, tuple([(x.shape, x.strides) for x in own]))
+    chunks = chunks_of(gemm, library.cut)
+    needed = library.scratch(gemm, chunks)
+    if strides is None or needed is None:
+        return None
+    cut = Chunks(chunks[0].rows, len(chunks), columns, 0)
+    space = LoopSpace(rows, columns, tuple(strides), cut)
+    found = in_place_pairs(made.program, made.schedule, rows, own)
+    over, pairs = shared_bytes(region, [(second, found)])
+    target = over[region.num_inputs] - region.first_output if over else -1
+    return _Call(region, made, function, gemm, chunks, needed, space, pairs, target)
+
+
+def _explain(
+    program: FusedProgram,
+    inputs: Arrays,
+    block: ctypes.Array[ctypes.c_int64],
+    gemm: NativeLaunch,
+    status: int,
+) -> str:
+    """Tell an index out of its range from a status of the library."""
+    if block[words.STATUS]:
+        return explain_index(program, inputs, status)
+    return f"in the product, {gemm.error(status)}"
+
+
+FUSED_PRODUCT_KERNELS = tuple(
+    [FusedProductKernel(library) for library in LIBRARIES if library.cut.has_whole_rows]
+)

@@ -1,0 +1,1 @@
+"""A fused program or region seen by a generator, for no target: phases, values, spaces."""

@@ -1,0 +1,549 @@
+"""How the text of a program names its values, and where their elements are.
+
+v3 is value 3; of a FULL or ROW value in a loop over several rows, v3_1 is that of the second row.
+x3 is where an input lies, y3 where output 3 does, k3 a row buffer, c3 column sums, u3 random bits,
+t3 a reduction under way, m3 a stretch of the terms of a sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from actors.kernels.program.phases import Schedule, op_of, operands_of
+from compiler.contract.program import FusedProgram, Instruction, Kind
+from compiler.contract.types import DType
+
+# The argument block of a generated function: which word says what.
+#
+# A header, then four words per operand of the launch (inputs, then outputs), two per row buffer and
+# two per column sum. Sizes, strides and addresses are here and not in the text, so that one
+# function serves every shape.
+
+ROWS = 0
+COLUMNS = 1
+CHUNK_ROWS = 2
+NUM_CHUNKS = 3
+"""Pieces of the rows; a chunk of a column sum has a partial of its own."""
+MAX_WORKERS = 4
+CHUNK_COLUMNS = 5
+NUM_COLUMN_CHUNKS = 6
+"""Pieces of the columns; 0 where rows are cut."""
+STATUS = 7
+"""0, or 1 + the row of an index that `check_index` refused; written by the function."""
+PARTIALS = 8
+"""Address of the partial reductions of pieces of a row: 8 bytes per piece and reduction."""
+
+SKIP = 9
+"""Address of an int64, or 0: where it is not 0, the launch does nothing."""
+
+FIRST_ROW, NUM_TEAMS, TEAM_THREADS = CHUNK_ROWS, NUM_CHUNKS, MAX_WORKERS
+"""Of a CUDA device: teams take rows from the first on; each has a partial of every column sum."""
+
+_HEADER = 10
+
+POINTER, STRIDE, EVERY, COUNT = 0, 1, 2, 3
+"""Words of an operand. The stride is from row to row, in elements."""
+
+_OPERAND = 4
+_PAIR = 2
+
+
+def operand(position: int, word: int = POINTER) -> int:
+    """Return the place of a word of an operand; outputs come behind the inputs."""
+    return _HEADER + _OPERAND * position + word
+
+
+def buffer(program: FusedProgram, index: int) -> int:
+    """Return the place of a row buffer's address; its elements per thread follow."""
+    return operand(len(program.inputs) + len(program.outputs)) + _PAIR * index
+
+
+def column_sum(program: FusedProgram, num_buffers: int, index: int) -> int:
+    """Return the place of a column sum's first partial; the elements per partial follow."""
+    return buffer(program, num_buffers + index)
+
+
+def stretches(program: FusedProgram, num_sums: int) -> int:
+    """Return the place of the address of what teams add up in single precision, or 0."""
+    return column_sum(program, 0, num_sums)
+
+
+def way(program: FusedProgram, num_sums: int) -> int:
+    """Return the place of the word that says which columns a thread has; the last of CUDA."""
+    return stretches(program, num_sums) + 1
+
+
+# Instructions of a program as expressions of C, over operands that are names.
+#
+# Floats are computed in their own type, bfloat16 and float16 in float. Signed integers wrap around,
+# as numpy's do: arithmetic goes through the unsigned type.
+
+_HALVES = {DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}
+_FLOATS = (DType.FLOAT32, DType.FLOAT64, *_HALVES)
+_COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_ARITHMETIC = {"add": "+", "sub": "-", "mul": "*"}
+_LOGIC = {"and": "&", "or": "|", "xor": "^"}
+
+_FLOAT_UNARY = {
+    "sqrt": ("sqrtf({0})", "sqrt({0})"),
+    "rsqrt": ("1.0f / sqrtf({0})", "1.0 / sqrt({0})"),
+    "reciprocal": ("1.0f / {0}", "1.0 / {0}"),
+    "exp": ("af_expf({0})", "exp({0})"),
+    "log": ("af_logf({0})", "log({0})"),
+    "tanh": ("af_tanhf({0})", "tanh({0})"),
+    "erf": ("af_erff({0})", "erf({0})"),
+    "erfc": ("erfcf({0})", "erfc({0})"),
+    "log1p": ("log1pf({0})", "log1p({0})"),
+    "expm1": ("expm1f({0})", "expm1({0})"),
+    "log2": ("log2f({0})", "log2({0})"),
+    "log10": ("log10f({0})", "log10({0})"),
+    "atan2": ("atan2f({0}, {1})", "atan2({0}, {1})"),
+    "sin": ("sinf({0})", "sin({0})"),
+    "cos": ("cosf({0})", "cos({0})"),
+    "floor": ("floorf({0})", "floor({0})"),
+    "ceil": ("ceilf({0})", "ceil({0})"),
+    "round": ("rintf({0})", "rint({0})"),
+    "abs": ("fabsf({0})", "fabs({0})"),
+    "neg": ("-{0}", "-{0}"),
+    "div": ("{0} / {1}", "{0} / {1}"),
+    "pow": ("powf({0}, {1})", "pow({0}, {1})"),
+    "mod": ("af_mod_float({0}, {1})", "af_mod_double({0}, {1})"),
+    "sign": (
+        "{0} != {0} ? {0} : (float)(({0} > 0) - ({0} < 0))",
+        "{0} != {0} ? {0} : (double)(({0} > 0) - ({0} < 0))",
+    ),
+}
+"""Ops that floats have a form of their own for: of float and of double."""
+
+
+def is_float(dtype: DType) -> bool:
+    """Return whether values are computed as float or double."""
+    return dtype in _FLOATS
+
+
+def type_of(dtype: DType) -> str:
+    """Return the type in which values of a dtype are computed."""
+    if dtype is DType.FLOAT64:
+        return "double"
+    if is_float(dtype):
+        return "float"
+    return "_Bool" if dtype is DType.BOOL else f"{dtype.value}_t"
+
+
+def storage_of(dtype: DType) -> str:
+    """Return the type of the elements in memory."""
+    if dtype in _HALVES:
+        return "uint16_t"
+    return "uint8_t" if dtype is DType.BOOL else type_of(dtype)
+
+
+def sum_type_of(dtype: DType) -> str:
+    """Return the type in which elements of a dtype are added up at last."""
+    return "double" if is_float(dtype) else "int64_t"
+
+
+def load(dtype: DType, place: str) -> str:
+    """Return the value of an element in memory."""
+    if dtype in _HALVES:
+        return f"af_from_{_HALVES[dtype]}({place})"
+    return f"{place} != 0" if dtype is DType.BOOL else place
+
+
+def store(dtype: DType, value: str) -> str:
+    """Return what is put into memory for a value."""
+    return f"af_to_{_HALVES[dtype]}({value})" if dtype in _HALVES else value
+
+
+def rounded(dtype: DType, value: str) -> str:
+    """Return a value as it will be read back from memory."""
+    return load(dtype, store(dtype, value)) if dtype in _HALVES else value
+
+
+def literal(number: float, dtype: DType) -> str:
+    """Return a constant of a dtype."""
+    if dtype is DType.BOOL:
+        return str(int(bool(number)))
+    if not is_float(dtype):
+        value = int(number)
+        if value == -(2**63):
+            return "INT64_MIN"
+        return f"(({type_of(dtype)}){value}{'ULL' if value >= 2**63 else 'LL'})"
+    value_f = float(number)
+    if math.isnan(value_f):
+        return "NAN"
+    if math.isinf(value_f):
+        return "INFINITY" if value_f > 0 else "(-INFINITY)"
+    text = value_f.hex() if dtype.value == "float64" else f"(float){value_f.hex()}"
+    return f"({text})"
+
+
+def expression(
+    instruction: Instruction,
+    names: tuple[str, ...],
+    dtypes: tuple[DType, ...],
+    constants: tuple[float | None, ...],
+) -> str | None:
+    """Return the value of an elementwise instruction, `cast` and `constant`; None for other ops.
+
+    `names`, `dtypes` and `constants` (the number, where an operand is one) are of the operands.
+    """
+    op, dtype = instruction.op, instruction.dtype
+    if op == "constant":
+        return literal(instruction.constants[0], dtype)
+    if op == "cast":
+        return f"{names[0]} != 0" if dtype is DType.BOOL else f"({type_of(dtype)}){names[0]}"
+    if op == "select":
+        return f"{names[0]} ? {names[1]} : {names[2]}"
+    if op in _COMPARISONS:
+        return f"{names[0]} {_COMPARISONS[op]} {names[1]}"
+    if op in ("max", "min"):
+        return _extreme(op, names, dtypes[0], constants)
+    if op in _LOGIC and dtype is DType.BOOL:
+        return f"{names[0]} {_LOGIC[op]} {names[1]}"
+    if op == "not" and dtype is DType.BOOL:
+        return f"!{names[0]}"
+    if is_float(dtype):
+        return _float(op, names, dtype)
+    return _integer(op, names, dtype)
+
+
+def _float(op: str, names: tuple[str, ...], dtype: DType) -> str | None:
+    if op in _ARITHMETIC:
+        return f"{names[0]} {_ARITHMETIC[op]} {names[1]}"
+    forms = _FLOAT_UNARY.get(op)
+    return None if forms is None else forms[dtype.value == "float64"].format(*names)
+
+
+def _integer(op: str, names: tuple[str, ...], dtype: DType) -> str | None:
+    own = type_of(dtype)
+    wide = "uint64_t" if dtype.itemsize == 8 else "uint32_t"
+    is_less = f"(uint64_t){names[-1]} < {8 * dtype.itemsize}"
+    if op in _ARITHMETIC and dtype is not DType.BOOL:
+        return f"({own})(({wide}){names[0]} {_ARITHMETIC[op]} ({wide}){names[1]})"
+    forms: dict[str, Callable[[], str]] = {
+        "neg": lambda: f"({own})(0u - ({wide}){names[0]})",
+        "abs": lambda: f"{names[0]} < 0 ? ({own})(0u - ({wide}){names[0]}) : {names[0]}",
+        "sign": lambda: f"({own})(({names[0]} > 0) - ({names[0]} < 0))",
+        "mod": lambda: f"({own})af_mod_{_sort(dtype)}({names[0]}, {names[1]})",
+        "floordiv": lambda: f"({own})af_floordiv_{_sort(dtype)}({names[0]}, {names[1]})",
+        "and": lambda: f"({own})({names[0]} & {names[1]})",
+        "or": lambda: f"({own})({names[0]} | {names[1]})",
+        "xor": lambda: f"({own})({names[0]} ^ {names[1]})",
+        "not": lambda: f"({own})~{names[0]}",
+        "shl": lambda: f"{is_less} ? ({own})(({wide}){names[0]} << {names[1]}) : 0",
+        "shr": lambda: f"{is_less} ? ({own})({names[0]} >> {names[1]}) : ({own})-({names[0]} < 0)",
+        "floor": lambda: names[0],
+        "ceil": lambda: names[0],
+        "round": lambda: names[0],
+    }
+    form = forms.get(op)
+    return None if form is None or dtype is DType.BOOL else form()
+
+
+def _sort(dtype: DType) -> str:
+    return "uint" if dtype.value.startswith("uint") else "int"
+
+
+def _extreme(
+    op: str, names: tuple[str, ...], dtype: DType, constants: tuple[float | None, ...]
+) -> str:
+    """Return the larger or smaller of two; NaN where either is.
+
+    `a > b ? a : b` gives b where either is NaN, which is what the processor's own instruction does:
+    a constant, known to be none, goes first.
+    """
+    a, b = names
+    sign = ">" if op == "max" else "<"
+    if not is_float(dtype):
+        return f"{a} {sign} {b} ? {a} : {b}"
+    for first, second, number in ((a, b, constants[0]), (b, a, constants[1])):
+        if number is not None and not math.isnan(number):
+            return f"{first} {sign} {second} ? {first} : {second}"
+    return f"({a} {sign} {b}) | ({a} != {a}) ? {a} : {b}"
+
+
+class Values:
+    """The values of one program, as C."""
+
+    def __init__(self, program: FusedProgram, plan: Schedule, place: str = "j") -> None:
+        """Number the row buffers and column sums of the schedule.
+
+        `place` is where an element's random bits are in u.
+        """
+        self.program = program
+        self.plan = plan
+        self._place = place
+        self._buffers = {v: i for i, v in enumerate(plan.buffers)}
+        self._sums = {v: i for i, v in enumerate(plan.column_sums)}
+
+    def dtype(self, value: int) -> DType:
+        """Return the element type."""
+        return self.program.dtype_of(value)
+
+    def kind(self, value: int) -> Kind:
+        """Return how a value lies in the space."""
+        return self.program.kind_of(value)
+
+    def type(self, value: int) -> str:
+        """Return the type in which a value is computed."""
+        return type_of(self.dtype(value))
+
+    def storage(self, value: int) -> str:
+        """Return the type of a value's elements in memory."""
+        return storage_of(self.dtype(value))
+
+    def is_float(self, value: int) -> bool:
+        """Return whether a value is computed as float or double."""
+        return is_float(self.dtype(value))
+
+    def is_input(self, value: int) -> bool:
+        """Return whether a value is an operand of the launch."""
+        return value < len(self.program.inputs)
+
+    def op(self, value: int) -> str:
+        """Return the op of a value; "" for an input."""
+        return op_of(self.program, value)
+
+    def instruction(self, value: int) -> Instruction:
+        """Return the instruction that makes a value."""
+        return self.program.instructions[value - len(self.program.inputs)]
+
+    def constant(self, value: int) -> float | None:
+        """Return the number that a value is, or None."""
+        is_constant = self.op(value) == "constant"
+        return self.instruction(value).constants[0] if is_constant else None
+
+    def name(self, value: int, suffix: str = "") -> str:
+        """Return the name of a value; a constant stands for itself."""
+        number = self.constant(value)
+        if number is not None:
+            return literal(number, self.dtype(value))
+        has_rows = self.kind(value) in (Kind.FULL, Kind.ROW)
+        return f"v{value}{suffix if has_rows else ''}"
+
+    def define(self, value: int, suffix: str = "") -> str:
+        """Return what an instruction computes, rounded where it will be read back from memory.
+
+        Raises ValueError where there is no C for it.
+        """
+        instruction = self.instruction(value)
+        special = self._special(instruction, f"u{value}{suffix}", suffix)
+        if special is not None:
+            return special
+        operands = instruction.operands
+        text = expression(
+            instruction,
+            tuple([self.name(v, suffix) for v in operands]),
+            tuple([self.dtype(v) for v in operands]),
+            tuple([self.constant(v) for v in operands]),
+        )
+        if text is None:
+            raise ValueError(f"there is no C for {instruction}")
+        is_output = value in self.program.outputs
+        return rounded(instruction.dtype, f"({text})") if is_output else text
+
+    def first_number(self, value: int) -> str:
+        """Return the number of the first element of row r among those that random bits are for."""
+        rows, places = f"r * a[{COLUMNS}].i", self.instruction(value).operands[2:]
+        if not places:
+            return rows
+        name = self.name(places[0])
+        return name if self.kind(places[0]) is Kind.ROW else f"({name} + {rows})"
+
+    def _special(self, instruction: Instruction, bits: str, suffix: str) -> str | None:
+        """Return what depends on a place in the space; None for other ops."""
+        if instruction.op == "column_index":
+            return "(int32_t)j"
+        if instruction.op == "row_index":
+            every, count = instruction.constants
+            wrap = f" % {count}" if count else ""
+            return f"(int32_t)(r / {every}{wrap})"
+        if instruction.op == "check_index":
+            return self.name(instruction.operands[0], suffix)
+        if instruction.op == "philox":
+            least = math.ceil(float(instruction.constants[1]) * 2**24)
+            number = f"({bits}[{self._place}] >> 8)"
+            is_bits = instruction.dtype is DType.INT32
+            return f"(int32_t){number}" if is_bits else f"{number} >= {least}u"
+        return None
+
+    def prelude(self, values: tuple[int, ...], suffix: str = "", row: str = "row") -> list[str]:
+        """Return ROW and SCALAR operands of instructions, not of `values`, as local constants."""
+        wanted = {v for value in values for v in operands_of(self.program, value)} - {*values}
+        places = {Kind.ROW: row, Kind.SCALAR: "s"}
+        return [
+            f"const {self.type(v)} {self.name(v, suffix)} = {places[self.kind(v)]}->v{v};"
+            for v in sorted(wanted)
+            if self.kind(v) in places and self.constant(v) is None
+        ]
+
+    def element(self, value: int, index: str) -> str:
+        """Return an element of an input."""
+        return load(self.dtype(value), f"({self._operand(value)})[{index}]")
+
+    def pointer(self, value: int, suffix: str = "", row: str = "") -> str:
+        """Return the definition of x: where an input lies, or the row of it that belongs to one."""
+        offset = f" + {self.own_row(value, row)}" if row else ""
+        own = f"const {self.storage(value)} *x{value}{suffix}"
+        return f"{own} = {self._operand(value)}{offset};"
+
+    def _operand(self, value: int) -> str:
+        return f"(const {self.storage(value)} *)a[{operand(value)}].p"
+
+    def own_row(self, value: int, row: str = "r") -> str:
+        """Return where the row of an input begins that belongs to a row of the space."""
+        return f"{self.row_number(value, row)} * a[{operand(value, STRIDE)}].i"
+
+    def row_number(self, value: int, row: str = "r") -> str:
+        """Return which row of an input belongs to a row of the space."""
+        entry = self.program.inputs[value]
+        if entry.every != 1:
+            row = f"({row} / a[{operand(value, EVERY)}].i)"
+        if entry.count:
+            row = f"({row} % a[{operand(value, COUNT)}].i)"
+        return row
+
+    def output_word(self, position: int, word: int = POINTER) -> str:
+        """Return a word of an output, by its position."""
+        return f"a[{operand(len(self.program.inputs) + position, word)}]"
+
+    def output(self, position: int) -> str:
+        """Return where an output begins, as a pointer to its elements."""
+        return f"(({self.storage(self.program.outputs[position])} *){self.output_word(position)}.p)"
+
+    def buffer(self, value: int) -> str:
+        """Return the row buffer of a value, of this worker."""
+        place, own = buffer(self.program, self._buffers[value]), self.type(value)
+        return f"({own} *)a[{place}].p + worker * a[{place + 1}].i"
+
+    def partial(self, value: int, slot: str) -> str:
+        """Return the definition of c, a column sum's partial row."""
+        own = sum_type_of(self.dtype(value))
+        return f"{own} *c{value} = {self.partial_place(value, slot)};"
+
+    def partial_place(self, value: int, slot: str) -> str:
+        """Return where a partial row of a column sum begins."""
+        own, place = sum_type_of(self.dtype(value)), self._sum_word(value)
+        return f"({own} *)a[{place}].p + {slot} * a[{place + 1}].i"
+
+    def partial_step(self, value: int) -> str:
+        """Return the elements from one partial row of a column sum to the next."""
+        return f"a[{self._sum_word(value) + 1}].i"
+
+    def _sum_word(self, value: int) -> int:
+        return column_sum(self.program, len(self._buffers), self._sums[value])
+
+
+def indented(lines: list[str], depth: int = 1) -> list[str]:
+    """Return lines moved to the right; directives of the compiler stay at the margin."""
+    return [line if line.startswith("#") else "    " * depth + line for line in lines]
+
+
+# What a program's text does once per launch, per row and per column, for every target.
+#
+# The lines are bodies of functions over `a` (the argument block), `s` (SCALAR values) and `row`
+# (ROW values); who writes a function says how it is called.
+
+
+def outputs_of(values: Values, kind: Kind) -> list[tuple[int, int]]:
+    """Return (position, value) of the outputs of a kind."""
+    outputs = enumerate(values.program.outputs)
+    return [(position, v) for position, v in outputs if values.kind(v) is kind]
+
+
+def scalar_values(values: Values) -> list[int]:
+    """Return the SCALAR values that are no constants."""
+    entries = enumerate(values.program.inputs)
+    inputs = [v for v, entry in entries if entry.kind is Kind.SCALAR]
+    return [v for v in (*inputs, *values.plan.scalars) if values.constant(v) is None]
+
+
+def structs(values: Values) -> list[str]:
+    """Return the structs NAME_scalars and NAME_row."""
+    rows = [v for stage in values.plan.rows for v in stage]
+    rows += [v for phase in values.plan.phases for v in phase.reductions]
+    return [
+        *struct("scalars", [f"{values.type(v)} v{v};" for v in scalar_values(values)]),
+        *struct("row", [f"{values.type(v)} v{v};" for v in sorted(rows)]),
+    ]
+
+
+def struct(name: str, members: list[str]) -> list[str]:
+    """Return the struct NAME_`name`; no struct of C is empty."""
+    return ["typedef struct {", *indented(members or ["char none;"]), f"}} NAME_{name};"]
+
+
+def scalar_lines(values: Values) -> list[str]:
+    """Return what computes SCALAR values."""
+    text = []
+    for v in scalar_values(values):
+        value = values.element(v, "0") if values.is_input(v) else values.define(v)
+        text += [f"const {values.type(v)} v{v} = {value};", f"s->v{v} = v{v};"]
+    return text
+
+
+def row_lines(
+    values: Values, level: int, check: Callable[[int], list[str]], index: str = "const "
+) -> list[str]:
+    """Return what computes ROW values of a level, from reductions before it.
+
+    `check` returns what is done about an index; `index` is "" where that may change it.
+    """
+    plan, text = values.plan, []
+    for v in plan.phases[level - 1].reductions if level else ():
+        kept = rounded(values.dtype(v), f"row->v{v}")
+        if v in values.program.outputs and kept != f"row->v{v}":
+            text.append(f"row->v{v} = {kept};")
+    text += values.prelude(plan.rows[level])
+    for v in plan.rows[level]:
+        own = values.element(v, values.own_row(v)) if values.is_input(v) else values.define(v)
+        is_index = values.op(v) == "check_index"
+        text.append(f"{index if is_index else 'const '}{values.type(v)} v{v} = {own};")
+        text += [*(check(v) if is_index else ()), f"row->v{v} = v{v};"]
+    return text
+
+
+def row_stores(values: Values) -> list[str]:
+    """Return what stores the ROW outputs of row r."""
+    text = []
+    for position, v in outputs_of(values, Kind.ROW):
+        place = f"r * {values.output_word(position, STRIDE)}.i"
+        value = store(values.dtype(v), f"row->v{v}")
+        text.append(f"{values.output(position)}[{place}] = {value};")
+    return text
+
+
+def scalar_stores(values: Values) -> list[str]:
+    """Return what stores the SCALAR outputs."""
+    text = []
+    for position, v in outputs_of(values, Kind.SCALAR):
+        is_plain = values.constant(v) is None
+        value = store(values.dtype(v), f"s->v{v}" if is_plain else values.name(v))
+        text.append(f"{values.output(position)}[0] = {value};")
+    return text
+
+
+def column_lines(values: Values, total: str) -> tuple[list[str], list[str]]:
+    """Return what COLUMN outputs need before a loop over columns, and its body for column j.
+
+    `total` is the sum over rows of a value: "c{v}[j]", say.
+    """
+    plan, columns = values.plan, outputs_of(values, Kind.COLUMN)
+    used = {v for value in plan.late for v in operands_of(values.program, value)}
+    used |= {v for _, v in columns}
+    inputs = [v for v in sorted(used) if values.is_input(v) and values.kind(v) is Kind.COLUMN]
+    before = values.prelude(plan.late)
+    body = []
+    for v in inputs:
+        before.append(values.pointer(v))
+        body.append(f"const {values.type(v)} v{v} = {load(values.dtype(v), f'x{v}[j]')};")
+    for v in plan.column_sums:
+        value = f"({values.type(v)}){total.format(v=v)}"
+        value = rounded(values.dtype(v), value) if v in values.program.outputs else value
+        body.append(f"const {values.type(v)} v{v} = {value};")
+    body += [f"const {values.type(v)} v{v} = {values.define(v)};" for v in plan.late]
+    for position, v in columns:
+        before.append(f"{values.storage(v)} *y{position} = {values.output(position)};")
+        body.append(f"y{position}[j] = {store(values.dtype(v), values.name(v))};")
+    return before, body

@@ -1,0 +1,1 @@
+"""Kernels in numpy: one for every op."""

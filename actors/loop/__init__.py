@@ -1,0 +1,1 @@
+"""The only I/O: a bound plan, its threads, admission, watchdog, timeline."""

@@ -1,0 +1,445 @@
+"""The dispatcher: one thread that owns the machine, runs inline chains and feeds the workers.
+
+All messages from other threads come through one queue, the inbox, on which the dispatcher blocks
+when there is nothing to run. Nothing polls, nothing spins.
+
+Order of work: actors of a stream with a thread are handed over to its worker first, so that input
+and output overlap with compute; then one inline chain runs; then its messages and the inbox are
+delivered, and again. A plan that computes on several streams runs nothing inline: messages would
+wait for the end of the inline chain, and with them the other streams (measured: 20 ms of either of
+two streams took 42 ms a step that way, and 22 ms with a thread each).
+
+A failure halts the machine: what was started and has not begun is dropped, in the workers' hands
+too; what runs finishes. Only sources are not waited for: their ports are closed, and what one still
+brings is ignored, because a source that blocks in user code and cannot be closed must not keep the
+error from being shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, repeat
+from queue import SimpleQueue
+from threading import Thread
+from traceback import clear_frames
+from typing import TYPE_CHECKING, TypeVar
+
+from actors.loop.admission import Admission, OpenPorts, Rest, Visit, Visitors, is_at_rest
+from actors.loop.timeline import Timeline
+from actors.loop.watchdog import Watch
+from actors.loop.worker import (
+    Failure,
+    FiringNote,
+    FiringTimes,
+    InFlight,
+    Job,
+    Worker,
+    blamed,
+    explain,
+    is_told,
+    traced,
+)
+from actors.machine.errors import SourceExhausted
+from actors.machine.machine import Machine
+from actors.machine.protocol import Clock, DeviceFailure, GivesUp
+from actors.machine.transitions import KIND_BITS, KIND_MASK, Message, message, subject_of
+from compiler.contract.errors import InternalError
+from compiler.contract.plan_tables import PORTED
+
+if TYPE_CHECKING:
+    from actors.loop.bound import BoundPlan
+
+
+# How a bound plan is run, and who hears of it.
+
+
+def _prepare_nothing() -> None:
+    """Prepare nothing."""
+
+
+def _report(text: str) -> None:
+    logging.getLogger("actorflow").warning("%s", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopOptions:
+    """What a `Loop` is told beside its plan.
+
+    Args:
+        timeline: Where to record firings, or None.
+        clock: Nanoseconds; for statistics and timeline only.
+        on_finished: Called once on the dispatcher's thread when the run is over in any way, before
+            `wait` returns. What it raises becomes the failure of a run that had none. After a
+            failure or `close` a source may still be running.
+        prepare_thread: Called once on every thread that runs kernels, before its first launch; what
+            it raises fails the run. The threads of sources and sinks are the user's.
+        window: Steps that may begin before more are granted (`Loop.grant`), or None for no limit.
+        watch: How to report that the run stands still, or None.
+        join_timeout_s: How long `close` waits for a port to let go of its thread.
+        source_timeout_s: How long `close` waits for sources, instead.
+        report: Receives a text for every source's thread that `close` leaves behind, and for every
+            stall; by default a warning in the log "actorflow".
+    """
+
+    timeline: Timeline | None = None
+    clock: Clock = time.perf_counter_ns
+    on_finished: Callable[[], object] | None = None
+    prepare_thread: Callable[[], object] = _prepare_nothing
+    window: int | None = None
+    watch: Watch | None = None
+    join_timeout_s: float = 10.0
+    source_timeout_s: float = 2.0
+    report: Callable[[str], object] = _report
+
+
+_COMMAND = -1
+"""In the inbox: look at the commands. Messages of the machine are never negative."""
+
+Item = TypeVar("Item")
+
+_DONE, _EXHAUSTED, _FAILED = int(Message.DONE), int(Message.EXHAUSTED), int(Message.FAILED)
+
+
+class Dispatcher:
+    """Drives one run. All methods belong to its thread, except those marked for any thread.
+
+    `failure` is what ended the run, or None. `is_closing` says that the run's end was asked for:
+    what launches raise from then on is no failure, and workers are not waited for. `busy_ns` is the
+    time in launches by actor. `given_up` are the sources for which nobody waits any more. `post`
+    takes the message that ends a firing, from any thread.
+    """
+
+    def __init__(self, bound: BoundPlan, options: LoopOptions) -> None:
+        self.plan = bound.plan
+        self.table = bound.table
+        self.machine = Machine(self.table)
+        self.failure: BaseException | None = None
+        self.is_closing = False
+        self.ports = OpenPorts(bound.plan, bound.ports)
+        self._bound = bound
+        self._prepare = options.prepare_thread
+        self._inbox: SimpleQueue[int] = SimpleQueue()
+        self.post = self._inbox.put
+        self._commands: deque[Callable[[], object]] = deque()
+        self._failures: dict[int, Failure] = {}
+        self._running: set[int] = set()
+        self.given_up: set[int] = set()
+        self._visitors = Visitors()
+        self.admission = Admission(self.machine, options.window)
+        self.busy_ns = [0] * self.table.num_actors
+        self._times = FiringTimes(options.clock, self.busy_ns, options.timeline)
+        self._num_launches = [1 if a.kind in PORTED else len(a.launches) for a in self.plan.actors]
+        self._note = FiringNote(self._num_launches)
+        self._jobs: list[Iterator[Job]] = [
+            _forever(tuple([(actor, chain) for chain in phases]))
+            for actor, phases in enumerate(bound.chains)
+        ]
+        by_stream: dict[int, list[int]] = {}
+        for actor in [a for a, is_detached in enumerate(self.table.is_detached) if is_detached]:
+            by_stream.setdefault(self.table.streams[actor], []).append(actor)
+        self.workers = tuple(
+            [self._make_worker(stream, tuple(actors)) for stream, actors in by_stream.items()]
+        )
+        self._put: dict[int, Callable[[Job], object]] = {
+            actor: worker.put for worker in self.workers for actor in worker.actors
+        }
+
+    def _make_worker(self, stream: int, actors: tuple[int, ...]) -> Worker:
+        has_compute = any(self.plan.actors[a].kind not in PORTED for a in actors)
+        return Worker(
+            self.plan.streams[stream].name,
+            actors,
+            self.table,
+            times=self._times,
+            note=FiringNote(self._num_launches),
+            employer=self,
+            prepare=self._prepare if has_compute else _nothing,
+        )
+
+    # -- for any thread --------------------------------------------------------------------------
+
+    def command(self, command: Callable[[], object]) -> None:
+        """Have the dispatcher's thread call something, after the messages already sent."""
+        # In this order: who takes the message finds the command. Both are atomic in CPython, so a
+        # signal handler may come in between, and no lock is needed that it could wait for.
+        self._commands.append(command)
+        self._inbox.put(_COMMAND)
+
+    def visit(self, visit: Visit) -> None:
+        """Have a visit made as soon as its actors are at rest, or dismissed when the run is over.
+
+        A failed run is over for visitors when none of its kernels runs any more.
+        """
+        self._visitors.admit(visit, lambda: self.command(_nothing))  # it may be waiting
+
+    @property
+    def is_still(self) -> bool:
+        """Whether no kernel runs and none will; a closed run may leave some behind."""
+        is_shut = self._visitors.is_shut
+        return (self.machine.is_halted or is_shut) and self._running <= self.ports.ported
+
+    def in_flight(self, thread: Thread) -> InFlight | None:
+        """Return the inline chain that runs on the dispatcher's thread, or None; for any thread."""
+        return self._note.look(thread, Dispatcher._serve.__code__)
+
+    def note_failure(self, failure: Failure) -> None:
+        """Keep a failure until its message arrives; for any thread."""
+        self._failures[failure.actor] = failure
+
+    def refuse(self, error: BaseException) -> None:
+        """Fail the run with what kept a worker from beginning; for any thread."""
+        self.command(partial(self.abort, error))
+
+    # -- commands --------------------------------------------------------------------------------
+
+    def halt(self) -> None:
+        """Run nothing more, not even what was started and has not begun."""
+        self.machine.halt()
+        self.machine.fireable.clear()
+        self.machine.detached.clear()
+        self.machine.flushing.clear()
+        for worker in self.workers:
+            self._running.difference_update(worker.drop())
+
+    def give_up_sources(self) -> None:
+        """Wait no longer for sources that block in a firing; what they still bring is ignored.
+
+        One that is admitted is exhausted. One that fires for another actor, which waits for all
+        that it was promised, fires on here, and its launches bring what they like.
+        """
+        for actor in sorted(self.ports.sources - self.given_up):
+            port = self._bound.ports[self.table.names[actor]]
+            if not isinstance(port, GivesUp) or not port.give_up():
+                continue
+            self.given_up.add(actor)
+            if self.table.admission[actor] is not None:
+                self._running.remove(actor)
+                self._receive(message(Message.EXHAUSTED, actor))
+            else:
+                self._put[actor] = self._fire_here
+                firing = self.machine.firing_index(actor)
+                self._fire_here((actor, self._bound.begun(actor, firing)))
+
+    def _fire_here(self, job: Job) -> None:
+        """Run the firing of a source that was given up, in the place of its thread."""
+        actor, chain = job
+        for launch in chain:
+            launch()
+        self._inbox.put(message(Message.DONE, actor))
+
+    def abort(self, error: BaseException) -> None:
+        """Fail the run with an error that no launch raised."""
+        if self.failure is None:
+            self.failure = error
+        self.halt()
+        self._close_sources()
+
+    def abort_unless_over(self, error: BaseException) -> None:
+        """Fail the run with an error from outside, unless it has ended or is being closed."""
+        if not (self.is_closing or self.machine.is_finished):
+            self.abort(error)
+
+    def forget(self) -> None:
+        """Let go of launches and errors: whoever keeps the loop, or its failure, keeps no arena."""
+        self._visitors.shut()
+        self._jobs.clear()
+        self._failures.clear()
+        self._note.clear()
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until every actor has ended, a firing failed, or the run is closed."""
+        try:
+            if not all(self.table.is_detached):
+                self._prepare()
+        except BaseException as error:
+            self.abort(error)
+        try:
+            self._serve()
+            self.machine.validate()
+            self._bound.synchronize()
+        except DeviceFailure as failure:
+            self.halt()
+            self._explain(blamed(failure))
+        except BaseException as error:
+            # No launch raised this: the frames are the dispatcher's own, and know the last chain.
+            clear_frames(error.__traceback__)
+            self.abort(error)
+        self.forget()
+        for worker in self.workers:
+            worker.put(None)
+
+    def _serve(self) -> None:
+        machine, columns, jobs = self.machine, self.machine.columns, self._jobs
+        inbox, running = self._inbox, self._running
+        fireable, detached, flushing = machine.fireable, machine.detached, machine.flushing
+        next_fireable, next_detached = fireable.popleft, detached.popleft
+        outbox, is_quiet, get, put = machine.outbox, inbox.empty, inbox.get, self._put
+        visitors, note = self._visitors.waiting, self._note
+        clock, busy_ns, timeline = self._times.clock, self._times.busy_ns, self._times.timeline
+        done = [message(Message.DONE, actor) for actor in range(self.table.num_actors)]
+        # What the loop needs stands in locals, and what happens in every firing calls nothing of
+        # ours but the machine: this is most of what a firing costs beside its launches.
+        since = clock()
+        while True:
+            if visitors:
+                self._receive_visitors()
+            if outbox:
+                machine.deliver(outbox)
+                outbox.clear()
+            # What another thread has ended is taken before a chain runs here, which may take long:
+            # what it makes ready on other streams would wait meanwhile.
+            if not is_quiet():
+                code = get()
+                if code & KIND_MASK == _DONE:
+                    running.remove(code >> KIND_BITS)
+                    outbox.append(code)
+                else:
+                    note.job = None
+                    self._take(code)
+                continue
+            while detached:  # other threads get their work before this one is busy with its own
+                actor = next_detached()
+                running.add(actor)
+                put[actor](next(jobs[actor]))
+                since = clock()
+            if fireable:
+                job = next(jobs[next_fireable()])
+                actor, chain = job
+                note.since_ns = since
+                note.launches = launches = iter(chain)
+                note.job = job
+                try:
+                    for launch in launches:
+                        launch()
+                except BaseException as error:
+                    launch_index = note.launch()
+                    note.clear()
+                    # The traceback keeps this frame, and what it knows, as long as the error lives.
+                    del job, chain, launches, launch
+                    self._fail_firing(actor, launch_index, error)
+                    continue
+                before, since = since, clock()
+                busy_ns[actor] += since - before
+                if timeline is not None:
+                    timeline.record(actor, machine.firing_index(actor), before, since)
+                outbox.append(done[actor])
+            elif flushing:
+                self._prepare_flush(flushing.popleft())
+            elif (columns.is_halted or not columns.num_open) and self._is_over():
+                return
+            else:
+                if self.admission.is_over:
+                    self._check_progress()
+                note.job = None
+                code = get()
+                since = clock()
+                if code & KIND_MASK == _DONE:
+                    running.remove(code >> KIND_BITS)
+                    outbox.append(code)
+                else:
+                    self._take(code)
+
+    def _take(self, code: int) -> None:
+        """Take what came through the inbox."""
+        if code == _COMMAND:
+            self._commands.popleft()()
+            return
+        if code & KIND_MASK != _DONE and subject_of(code) in self.given_up:
+            return  # its thread came back after all
+        self._running.remove(subject_of(code))
+        self._receive(code)
+
+    def _receive_visitors(self) -> None:
+        """Make the visits that can be made now; in a failed run, let those go that never can."""
+        machine = self.machine
+        if machine.outbox:
+            # The end of a firing, and not yet what it leads to: that might start the next step.
+            machine.receive(machine.outbox.pop(0))
+        is_over = machine.is_halted and self.is_still
+        self._visitors.receive(self._can_visit, is_over=is_over)
+
+    def _can_visit(self, rest: Rest) -> bool:
+        if self.machine.is_halted or not is_at_rest(self.machine, self._running, rest):
+            return False
+        self._bound.synchronize()
+        return True
+
+    def _receive(self, code: int) -> None:
+        """Let the machine take the end of a firing."""
+        self.machine.receive(code)
+        kind = code & KIND_MASK
+        if kind == _EXHAUSTED:
+            self.admission.end_with(subject_of(code))
+        elif kind == _FAILED:
+            self.halt()
+            self._explain(traced(self._failures.pop(subject_of(code))))
+            self._close_sources()
+
+    def _is_over(self) -> bool:
+        if self.machine.is_halted:
+            return self.is_closing or self._running <= self.ports.sources
+        return self.machine.is_finished
+
+    def _check_progress(self) -> None:
+        """Raise rather than wait for a message that nobody can send any more."""
+        if self.admission.is_over and not self._running and self._inbox.empty():
+            raise InternalError("the plan cannot finish: " + self.machine.stall())
+
+    def _explain(self, failure: Failure) -> None:
+        """Keep the first failure and note the others on it.
+
+        What a launch raises because its port was closed is none.
+        """
+        if self.is_closing:
+            return
+        if self.failure is None:
+            self.failure = explain(self.plan, failure, self.machine.story(failure.actor))
+        elif failure.actor not in self.ports.sources:
+            also = explain(self.plan, failure, ())
+            if not is_told(also, self.failure):
+                self.failure.add_note(f"at the same time {also}")
+
+    def _prepare_flush(self, actor: int) -> None:
+        """Bind the last firing of an actor and let it run like any other."""
+        machine = self.machine
+        firing, tokens = machine.firing_index(actor), machine.flush_tokens(actor)
+        try:
+            chain = self._bound.bind_flush(actor, firing, tokens)
+        except Exception as error:
+            chain = (partial(_raise, error),)
+        self._jobs[actor] = repeat((actor, chain))
+        is_detached = self.table.is_detached[actor]
+        (machine.detached if is_detached else machine.fireable).append(actor)
+
+    def _fail_firing(self, actor: int, launch: int | None, error: BaseException) -> None:
+        """Report what an inline chain raised."""
+        if self.table.admission[actor] is not None and isinstance(error, SourceExhausted):
+            self._receive(message(Message.EXHAUSTED, actor))
+            return
+        self.note_failure(Failure(actor, self.machine.firing_index(actor), launch, error))
+        self._receive(message(Message.FAILED, actor))
+
+    def _close_sources(self) -> None:
+        for error in self.ports.close_sources():
+            if self.failure is not None:
+                self.failure.add_note(f"closing a source then raised {error!r}")
+
+
+def _forever(phases: tuple[Item, ...]) -> Iterator[Item]:
+    """Return what firing 0, 1, 2, ... runs; one phase needs no cycle."""
+    return cycle(phases) if len(phases) > 1 else repeat(phases[0])
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def _nothing() -> None:
+    """Prepare nothing: a thread without kernels is the user's."""

@@ -1,0 +1,284 @@
+"""From a plan to something that runs: bound launches on planned memory.
+
+Every launch of every actor is bound for every *slot phase*: firing k works on the slots that follow
+those of firing k-1, so after `num_phases` firings all ports of the actor are at their first slot
+again. A launch that touches no register with several slots is bound once and shared by all phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import gcd, lcm
+from types import MappingProxyType
+
+import numpy as np
+
+from actors.device.executor import Executor, StreamHome
+from actors.loop.bound import BoundPlan, Views, tokens_of
+from actors.loop.worker import place_of
+from actors.machine.protocol import (
+    Chain,
+    CollectiveCall,
+    Communicator,
+    DeviceStore,
+    HostPort,
+    Launch,
+    OpenDevice,
+)
+from actors.machine.table import MachineTable
+from compiler.contract.errors import DeviceError, InternalError
+from compiler.contract.placement import Device, DeviceKind
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import PORTED, Actor, ActorKind, Constant, Port, RegisterKind
+from compiler.contract.plan_tables import Launch as PlannedLaunch
+from compiler.contract.types import RegisterId, numpy_dtype
+
+_EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
+
+
+_NO_TOKENS: Mapping[str, int] = MappingProxyType({})
+
+Watching = Callable[[int, Chain], Chain]
+"""From an actor's number and chain to what its firings run."""
+
+
+def load(
+    plan: Plan,
+    ports: Mapping[str, HostPort],
+    devices: Sequence[OpenDevice],
+    *,
+    initial: Mapping[str, int] = _NO_TOKENS,
+    max_ahead: int = 2,
+    watch: Watching | None = None,
+    communicator: Communicator | None = None,
+) -> BoundPlan:
+    """Allocate the arenas of a plan, fill its constants and bind all its launches.
+
+    Args:
+        plan: A verified plan.
+        ports: A host port for every SOURCE and SINK actor, by name of the actor.
+        devices: What the plan may run on.
+        initial: Tokens that control registers hold before the first firing, by name.
+        max_ahead: Steps that may be enqueued on asynchronous devices and not ended.
+        watch: Makes of an actor's bound chain one that does the same and is seen doing it, launch
+            by launch; None leaves chains to the devices, which may make one call of several.
+        communicator: How this rank meets the others, for a plan with COMM actors on the host. It
+            is the caller's to have it `ready` before the first firing.
+
+    Raises:
+        ValueError: A port is missing, or is there for no actor.
+        DeviceError: The plan wants a device that is not among `devices`, or other ranks and there
+            is no communicator, or a launch is refused, which is named with its op and line.
+        InternalError: A kernel is missing, or the plan contradicts itself.
+        OutOfMemory: A device does not give an arena's bytes.
+    """
+    opened = _devices_of(plan, devices)
+    _check_names(plan, ports, opened)
+    _check_ranks(plan, communicator)
+    views = Views(plan, opened, communicator)
+    for constant in plan.constants:
+        _fill(plan, views, constant)
+    launches = [
+        _bind_actor(plan, views, a, ports, opened[plan.streams[a.stream].device], communicator)
+        for a in plan.actors
+    ]
+    if watch is not None:
+        launches = [
+            tuple([watch(actor, chain) for chain in phases])
+            for actor, phases in enumerate(launches)
+        ]
+    streams = {int(s.id): StreamHome(s.name, opened[s.device]) for s in plan.streams}
+    executor = Executor(MachineTable.of(plan, initial), streams, max_ahead=max_ahead)
+    return BoundPlan(plan, ports, views, executor, launches)
+
+
+def num_phases(plan: Plan, actor: Actor) -> int:
+    """Return the smallest number of firings after which all bytes of its ports repeat.
+
+    CONTROL registers have no bytes, so however many credits they hold they add no phase.
+    """
+    ports = [
+        (plan.registers[port.register].num_slots, port.rate)
+        for port in _ports_of(actor)
+        if plan.registers[port.register].kind is RegisterKind.DATA
+    ]
+    return lcm(*[slots // gcd(slots, rate) for slots, rate in ports])
+
+
+def _devices_of(plan: Plan, devices: Sequence[OpenDevice]) -> dict[Device, OpenDevice]:
+    """Return the devices of a plan in the order of its streams. Raises DeviceError."""
+    there = {device.device: device for device in devices}
+    wanted = dict.fromkeys([*[s.device for s in plan.streams], *[a.device for a in plan.arenas]])
+    missing = [str(device) for device in wanted if device not in there]
+    if missing:
+        raise DeviceError(
+            f"plan {plan.name!r} was compiled for {', '.join(map(str, wanted))}; this process has"
+            f" {', '.join(map(str, there)) or 'no device'}, and no {', '.join(missing)}. Compile"
+            " the job for a device that is here, or run the plan where its devices are"
+        )
+    return {device: there[device] for device in wanted}
+
+
+def _check_names(
+    plan: Plan, ports: Mapping[str, HostPort], devices: Mapping[Device, OpenDevice]
+) -> None:
+    wanted = [actor.name for actor in plan.actors if actor.kind in PORTED]
+    missing = [name for name in wanted if name not in ports]
+    unknown = [name for name in ports if name not in wanted]
+    if missing or unknown:
+        raise ValueError(
+            f"plan {plan.name!r} has the sources and sinks {wanted}; the ports lack {missing} and"
+            f" name {unknown}, which it does not have"
+        )
+    for actor in plan.actors:
+        stream = plan.streams[actor.stream]
+        if actor.kind in PORTED and stream.device.kind is not DeviceKind.HOST:
+            raise InternalError(
+                f"{actor.kind.value} {actor.name!r} is on stream {stream.name!r} of"
+                f" {stream.device}; a port runs on the host, and a copy actor brings its data over"
+            )
+        device = devices[stream.device]
+        for launch in () if _meets(plan, actor) else actor.launches:
+            if not device.has_kernel(launch.kernel):
+                raise InternalError(
+                    f"actor {actor.name!r} launches kernel {launch.kernel!r} for op {launch.op!r}"
+                    f" at {plan.sources[launch.source]}; {stream.device} has no such kernel here"
+                )
+
+
+def _meets(plan: Plan, actor: Actor) -> bool:
+    """Whether an actor meets other ranks in memory of the host."""
+    on = plan.streams[actor.stream].device
+    return actor.kind is ActorKind.COMM and on.kind is DeviceKind.HOST
+
+
+def _check_ranks(plan: Plan, communicator: Communicator | None) -> None:
+    """Check that there is a way to other ranks where a plan needs one. Raises DeviceError."""
+    meeting = [actor for actor in plan.actors if _meets(plan, actor)]
+    if meeting and communicator is None:
+        place = place_of(plan, meeting[0].id, 0)
+        raise DeviceError(
+            f"plan {plan.name!r} is one of several ranks, and nothing was given that leads to the"
+            f" others: actor {meeting[0].name!r}, {place}, would meet nobody. Start all its ranks"
+            " together, or compile the job without a mesh"
+        )
+
+
+def _fill(plan: Plan, views: Views, constant: Constant) -> None:
+    type_ = plan.views[constant.view].type
+    if type_.size_bytes != len(constant.data):
+        raise InternalError(
+            f"the constant of view {constant.view} needs {type_.size_bytes} bytes, the plan carries"
+            f" {len(constant.data)}"
+        )
+    data = np.frombuffer(constant.data, numpy_dtype(type_.dtype))
+    views.write(constant.view, data.reshape(type_.shape))
+
+
+def _ports_of(actor: Actor) -> tuple[Port, ...]:
+    return actor.inputs + actor.outputs
+
+
+def _bind_actor(
+    plan: Plan,
+    views: Views,
+    actor: Actor,
+    ports: Mapping[str, HostPort],
+    device: DeviceStore,
+    communicator: Communicator | None,
+) -> tuple[Chain, ...]:
+    phases = range(num_phases(plan, actor))
+    if actor.kind in PORTED:
+        rates = tuple([port.rate for port in _ports_of(actor)])
+        return tuple(
+            [
+                (ports[actor.name].bind(tokens_of(plan, views, actor, phase, rates)),)
+                for phase in phases
+            ]
+        )
+    rates_of = {port.register: port.rate for port in _ports_of(actor)}
+    bound: list[dict[tuple[int, ...], Launch]] = [{} for _ in actor.launches]
+    chains: list[Chain] = []
+    for phase in phases:
+        chain: list[Launch] = []
+        for index, launch in enumerate(actor.launches):
+            operands = [*launch.inputs, *launch.outputs]
+            if launch.workspace is not None:
+                operands.append(launch.workspace)
+            slots = tuple([_slot(plan, actor, rates_of, view, phase) for view in operands])
+            if slots not in bound[index]:
+                try:
+                    bound[index][slots] = (
+                        _bind(views, device, launch, slots)
+                        if communicator is None or not _meets(plan, actor)
+                        else _bind_met(plan, views, communicator, actor, index, slots, phase)
+                    )
+                except DeviceError as error:
+                    place = place_of(plan, actor.id, index)
+                    raise DeviceError(f"actor {actor.name!r}, {place}: {error}") from error
+            chain.append(bound[index][slots])
+        chains.append(tuple(chain))
+    return tuple(chains)
+
+
+def _slot(
+    plan: Plan, actor: Actor, rates_of: Mapping[RegisterId, int], view: int, phase: int
+) -> int:
+    """Return the slot that a launch of this phase sees through a view."""
+    register = plan.registers[plan.views[view].register]
+    if register.kind not in _EDGES:
+        return 0
+    rate = rates_of.get(register.id)
+    if rate != 1:
+        raise InternalError(
+            f"a launch of actor {actor.name!r} touches register {register.name!r}, which "
+            + (
+                "is on none of its ports"
+                if rate is None
+                else f"moves {rate} tokens per firing; a launch sees one"
+            )
+        )
+    return phase % register.num_slots
+
+
+def _bind(
+    views: Views, device: DeviceStore, launch: PlannedLaunch, slots: tuple[int, ...]
+) -> Launch:
+    operands = [*launch.inputs, *launch.outputs]
+    arrays = [views.get(v, slot) for v, slot in zip(operands, slots, strict=False)]
+    num_inputs = len(launch.inputs)
+    workspace = None if launch.workspace is None else views.get(launch.workspace, slots[-1])
+    return device.bind(
+        launch.kernel,
+        MappingProxyType(dict(launch.attrs)),
+        tuple(arrays[:num_inputs]),
+        tuple(arrays[num_inputs:]),
+        workspace,
+    )
+
+
+def _bind_met(
+    plan: Plan,
+    views: Views,
+    communicator: Communicator,
+    actor: Actor,
+    index: int,
+    slots: tuple[int, ...],
+    phase: int,
+) -> Launch:
+    """Return a launch in which ranks meet."""
+    launch = actor.launches[index]
+    operands = [*launch.inputs, *launch.outputs]
+    arrays = [views.get(v, slot) for v, slot in zip(operands, slots, strict=True)]
+    types = [plan.views[v].type for v in operands]
+    given = len(launch.inputs)
+    call = CollectiveCall(
+        launch.op,
+        MappingProxyType(dict(launch.attrs)),
+        tuple(types[:given]),
+        tuple(types[given:]),
+        actor.name,
+        plan.streams[actor.stream].index,
+        f"{launch.label} at {plan.sources[launch.source]}",
+    )
+    return communicator.bind(call, tuple(arrays[:given]), tuple(arrays[given:]))

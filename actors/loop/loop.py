@@ -1,0 +1,361 @@
+"""The loop: one run of a bound plan, as the rest of the program sees it.
+
+A run has a dispatcher thread (which runs the compute stream, if there is only one), a worker thread
+for every other stream (`actors.loop.dispatch`, `actors.loop.worker`) and, if it is watched, a
+watchdog (`actors.loop.watchdog`); these files are the only place with threads. A run ends when
+every actor has ended, when a firing failed, or by `close`. After a failure or `close` a source may
+still block in user code; a thread cannot be killed, so it is waited for a short while and then left
+behind.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from actors.loop.admission import Visit
+from actors.loop.dispatch import Dispatcher, LoopOptions
+from actors.loop.watchdog import MESSAGES_TOLD, Situation, Watchdog
+from actors.loop.worker import Worker
+from actors.machine.errors import ForkedRun
+from actors.machine.history import Statistics, collect
+from compiler.contract.errors import ActorflowError, DeviceError
+
+if TYPE_CHECKING:
+    from actors.loop.bound import BoundPlan
+
+_GIVEN_UP_TIMEOUT_S = 0.5
+"""How long `close` waits for sources that were given up: they had their time before."""
+
+_AS_THEY_ARE = LoopOptions()
+
+
+class Loop:
+    """One run of a bound plan. Its methods may be called from any thread.
+
+    Args:
+        bound: What to run; it must outlive the loop and serve one loop at a time.
+        options: How to run it, and who hears of it.
+    """
+
+    def __init__(self, bound: BoundPlan, options: LoopOptions = _AS_THEY_ARE) -> None:
+        self._dispatcher = Dispatcher(bound, options)
+        self._options = options
+        self._clock = options.clock
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._is_started = self._is_ended = self._is_closed = self._is_joined = False
+        self._start_ns = self._end_ns = 0
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="actorflow-dispatch", daemon=True)
+        self._watchdog: Watchdog | None = None
+        watch = options.watch
+        if watch is not None and watch.seconds > 0:
+            self._watchdog = Watchdog(
+                watch,
+                progress=self._progress,
+                examine=self._examine,
+                wait=self._over.wait,
+                report=options.report,
+            )
+
+    def start(self) -> None:
+        """Start the threads; where that fails the loop is closed, and none of them stays.
+
+        Raises RuntimeError when the loop was started or closed before, DeviceError when the system
+        gives no thread.
+        """
+        with self._lock:
+            if self._is_started or self._is_closed:
+                raise RuntimeError("a loop runs once; make a new Loop for another run")
+            self._is_started = True
+            self._start_ns = self._clock()
+        threads = self._threads()
+        try:
+            for thread in threads:
+                thread.start()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, RuntimeError):  # what `Thread.start` raises
+                raise DeviceError(
+                    f"the system gives no thread to this run, which needs {len(threads)} ({error});"
+                    " a limit on processes or on memory is reached (ulimit -u, ulimit -v, the pids"
+                    " limit of a container): raise it, or end other work"
+                ) from error
+            raise
+
+    def _threads(self) -> list[threading.Thread]:
+        """Return the threads of the run; the dispatcher first, for it ends those of the workers."""
+        watchdog = [] if self._watchdog is None else [self._watchdog.thread]
+        return [self._thread, *[worker.thread for worker in self._dispatcher.workers], *watchdog]
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a child forked from the process of the run, where its threads are not."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Raise ForkedRun where the run is inherited."""
+        if self.is_inherited:
+            raise ForkedRun(
+                f"plan {self._dispatcher.plan.name!r} is open in process {self._pid}, from which"
+                f" this one, {os.getpid()}, was forked: its threads stayed there, so that it can"
+                " neither step nor tell its values here. End it before the fork (job.close(model)),"
+                " or start the process with multiprocessing's 'spawn'"
+            )
+
+    def admit(self, steps: int) -> None:
+        """Permit `steps` more steps of every source.
+
+        No effect when a source has no more data or the run is over. Raises ValueError for less than
+        one step, RuntimeError after `end` or `close`.
+        """
+        self.check_process()
+        if steps < 1:
+            raise ValueError(f"expected one step or more to admit, got {steps}")
+        with self._lock:
+            if self._is_ended or self._is_closed:
+                raise RuntimeError("steps were admitted after the end of the run was asked for")
+            self._dispatcher.command(partial(self._dispatcher.admission.ask, steps))
+
+    def grant(self, steps: int, *, is_last: bool = False) -> None:
+        """Permit a run with a window to begin so many steps in all; with `is_last`, never any more.
+
+        For a coordinator of several ranks. Steps are begun when they are both admitted and granted;
+        grants only grow, so that they may come twice and late. No effect without a window, but for
+        `is_last`: then the run finishes cleanly with that step, or where it is beyond it already.
+        Raises ValueError for less than none.
+        """
+        self.check_process()
+        if steps < 0:
+            raise ValueError(f"expected to grant 0 steps or more in all, got {steps}")
+        grant = partial(self._dispatcher.admission.grant, steps, is_last=is_last)
+        self._dispatcher.command(grant)
+
+    def end(self) -> None:
+        """Let the run finish cleanly with the steps that are admitted. Idempotent."""
+        self.check_process()
+        with self._lock:
+            if not self._is_ended:
+                self._is_ended = True
+                self._dispatcher.command(self._dispatcher.admission.end)
+
+    def abort(self, error: BaseException) -> None:
+        """End the run with an error, in whatever state it is, as if a launch had raised it.
+
+        What runs finishes, nothing more starts, sources are not waited for, and `wait` raises the
+        error. The first one counts, whether it came from here or from a launch. No effect on a run
+        that is over or closed. Takes no lock, so a signal handler may call it.
+        """
+        self.check_process()
+        self._dispatcher.command(partial(self._dispatcher.abort_unless_over, error))
+
+    def give_up_sources(self) -> None:
+        """Let the run finish cleanly although sources block: as if they had no more data.
+
+        Only those whose port says so (`GivesUp`); the others are waited for.
+        """
+        self._dispatcher.command(self._dispatcher.give_up_sources)
+
+    def ports_at(self) -> dict[str, str]:
+        """Return where the threads of sources and sinks are ("file:line in function"), by actor."""
+        running = [worker.in_flight() for worker in self._dispatcher.workers]
+        names = self._dispatcher.table.names
+        ports = self._dispatcher.ports.ported
+        return {names[r.actor]: r.where for r in running if r is not None and r.actor in ports}
+
+    def visit(self, visit: Visit) -> None:
+        """Have a visit made on the dispatcher's thread, or dismissed when the run is over first.
+
+        Raises RuntimeError on that thread itself, where it could only be waited for in vain.
+        """
+        self.check_process()
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the thread that runs a plan cannot wait for a visit to it")
+        self._dispatcher.visit(visit)
+
+    @property
+    def is_still(self) -> bool:
+        """Whether no kernel of this run is running and none will."""
+        return self._dispatcher.is_still or self._is_joined
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the run, or None."""
+        return self._dispatcher.failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the run is over; return whether every actor ended.
+
+        False means that `timeout` seconds passed, or that the loop was closed before the end.
+        Raises ActorFailed when a launch raised, with the original exception as its cause. A clean
+        end waits for the batch that a source is fetching; a failure waits for no source.
+        """
+        self.check_process()
+        if not self._over.wait(timeout):
+            return False
+        if self._dispatcher.failure is not None:
+            raise self._dispatcher.failure
+        return self._dispatcher.machine.is_finished
+
+    def close(self) -> None:
+        """End the run in whatever state it is, close the ports and join the threads. Idempotent.
+
+        A source that blocks on although its port is closed is reported and its thread left behind;
+        it may write into its slot whenever it wakes, so the bound plan must not run again then.
+
+        Raises what a port's `close` raised, and ActorflowError when any other stream's thread does
+        not end within the timeout. Does nothing where the run is inherited.
+        """
+        if self.is_inherited:
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        dispatcher = self._dispatcher
+        # First the word that it is meant, then the ports: what a launch raises because its port is
+        # closed would be a failure else.
+        dispatcher.is_closing = True
+        dispatcher.command(dispatcher.halt)
+        errors = dispatcher.ports.close()
+        try:
+            if _is_started(self._thread):
+                self._join()
+            else:
+                dispatcher.forget()
+            self._is_joined = True
+        finally:
+            self._over.set()
+            self._join_watchdog()
+        for error in errors:
+            raise error
+
+    def __enter__(self) -> Loop:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def statistics(self) -> Statistics:
+        """Return what was done so far; exact once the run is over and no source is left behind.
+
+        Callable at any time. Linear in actors and edges; costs the run nothing until it is called.
+        """
+        dispatcher = self._dispatcher
+        end_ns = self._end_ns or (self._clock() if self._is_started else 0)
+        return collect(
+            dispatcher.plan,
+            dispatcher.machine,
+            elapsed_ns=end_ns - self._start_ns,
+            busy_ns=dispatcher.busy_ns,
+            thread_waits={worker.name: worker.num_waits for worker in dispatcher.workers},
+        )
+
+    def ended_firings(self) -> tuple[int, ...]:
+        """Return how many firings of each actor are over, failed ones too; exact after the end."""
+        dispatcher = self._dispatcher
+        every = range(dispatcher.table.num_actors)
+        ended = {a: worker.firings[a] for worker in dispatcher.workers for a in worker.actors}
+        return tuple([ended.get(a, dispatcher.machine.firing_index(a) + 1) for a in every])
+
+    def _progress(self) -> object:
+        """Return a value that changes with every firing that begins or ends."""
+        machine = self._dispatcher.machine
+        every = range(machine.table.num_actors)
+        ended = [tuple(worker.firings) for worker in self._dispatcher.workers]
+        return [(machine.firing_index(a), machine.state(a)) for a in every], ended
+
+    def _examine(self) -> Situation:
+        """Return who is doing what now; exact when nothing moves."""
+        dispatcher = self._dispatcher
+        machine = dispatcher.machine
+        every = range(machine.table.num_actors)
+        inline = dispatcher.in_flight(self._thread)
+        running = [inline, *[worker.in_flight() for worker in dispatcher.workers]]
+        ended = {a: worker.firings[a] for worker in dispatcher.workers for a in worker.actors}
+        return Situation(
+            plan=dispatcher.plan,
+            table=machine.table,
+            states=tuple([machine.state(a) for a in every]),
+            firings=tuple([machine.firing_index(a) + 1 for a in every]),
+            lacks=tuple([machine.lacks(a) for a in every]),
+            in_flight={r.actor: r for r in running if r is not None},
+            is_delivered=tuple([ended.get(a, 0) <= machine.firing_index(a) for a in every]),
+            dispatcher=None if inline is None else inline.actor,
+            is_halted=machine.is_halted,
+            now_ns=self._clock(),
+            messages=machine.last_messages(MESSAGES_TOLD),
+        )
+
+    def _run(self) -> None:
+        dispatcher = self._dispatcher
+        dispatcher.run()
+        try:
+            if self._options.on_finished is not None:
+                self._options.on_finished()
+        except BaseException as error:
+            if dispatcher.failure is None:
+                dispatcher.failure = error
+        self._end_ns = self._clock()
+        self._over.set()  # last: whoever wakes by it reads all that is above
+
+    def _join_watchdog(self) -> None:
+        """Wait for the watchdog, unless its listener blocks, or is who closes the loop."""
+        watchdog = self._watchdog
+        is_here = watchdog is None or watchdog.thread is threading.current_thread()
+        if watchdog is not None and _is_started(watchdog.thread) and not is_here:
+            watchdog.thread.join(self._options.join_timeout_s)
+
+    def _join(self) -> None:
+        here = threading.current_thread()
+        if self._thread is not here:
+            self._thread.join()
+        workers = [
+            w for w in self._dispatcher.workers if w.thread is not here and _is_started(w.thread)
+        ]
+        ports = self._dispatcher.ports
+        sources = [w for w in workers if ports.sources_of(w.actors)]
+        given_up = [w for w in sources if self._dispatcher.given_up.issuperset(w.actors)]
+        timeout_s = self._options.source_timeout_s
+        alive = _still_alive([w for w in sources if w not in given_up], timeout_s)
+        alive += _still_alive(given_up, min(_GIVEN_UP_TIMEOUT_S, timeout_s))
+        for worker in alive:
+            # Its launch keeps the views that it fills, and a view keeps its arena: when it wakes it
+            # writes into memory that is still its own, even after the plan was released.
+            names = ", ".join([repr(name) for name in ports.sources_of(worker.actors)])
+            self._options.report(
+                f"the data source {names} is still blocked in its __next__; its thread is"
+                " left behind"
+            )
+        others = [w for w in workers if w not in sources]
+        timeout_s = self._options.join_timeout_s
+        stuck = [w.name for w in _still_alive(others, timeout_s)]
+        if stuck:
+            raise ActorflowError(
+                f"the threads of {stuck} did not end within {timeout_s} s after close; a"
+                " port's close must make a launch that blocks return or raise, and a kernel must"
+                " return"
+            )
+
+
+def _is_started(thread: threading.Thread) -> bool:
+    return thread.ident is not None
+
+
+def _still_alive(workers: list[Worker], timeout_s: float) -> list[Worker]:
+    """Return the workers whose threads do not end within a time that they share."""
+    deadline = time.monotonic() + timeout_s
+    for worker in workers:
+        worker.thread.join(max(0.0, deadline - time.monotonic()))
+    return [worker for worker in workers if worker.thread.is_alive()]

@@ -1,0 +1,369 @@
+"""The watchdog: a thread that says when a run stands still, who holds it up, and when it goes on.
+
+It waits on the end of the run and looks at it a few times per limit. It reports a stall once, again
+whenever its length has doubled, and says when the run goes on. It never ends a run: a slow disk is
+no deadlock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from actors.loop.worker import InFlight, place_of
+from actors.machine.table import OUTSIDE, MachineTable
+from actors.machine.transitions import Message, State, kind_of, subject_of
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import ActorKind
+
+# Why a run stands still: who waits for whom, and for what.
+#
+# `diagnose` is pure: from a `Situation` it follows the waits, from the sinks to an actor that is
+# running (a source that blocks in user code, a kernel that hangs, a sink whose callback does not
+# return) or round a cycle. An actor waits for *all* that it lacks, so a cycle never resolves. A run
+# whose sources have used up what was admitted is idle, and no stall.
+#
+# Source: waits-for graphs (Holt, "Some Deadlock Properties of Computer Systems", 1972).
+
+_STARTED = (State.FIRING, State.FLUSHING)
+
+
+class LackKind(Enum):
+    """What an actor waits for."""
+
+    INPUT = "input"
+    """A token, or the end, of a register, from its producer."""
+    REGISTER = "register"
+    """A free slot of a register, from its consumer."""
+    STREAM = "stream"
+    """The stream, or the dispatcher, from the actor that occupies it."""
+    PEER = "peer"
+    """Another rank, in a collective operation."""
+    ADMISSION = "admission"
+    """The permission for another step, from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """One thing that an actor waits for. `on` is the actor that must act, or `OUTSIDE`."""
+
+    cause: LackKind
+    on: int
+    register: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A run at one moment. Columns are by actor.
+
+    `lacks` are the messages that an actor waits for (`Machine.lacks`); `in_flight` says what runs,
+    by actor; `is_delivered` is False where a thread has ended a firing whose message the dispatcher
+    has not taken. `dispatcher` is the actor whose chain it runs, or None.
+    """
+
+    plan: Plan
+    table: MachineTable
+    states: tuple[State, ...]
+    firings: tuple[int, ...]
+    lacks: tuple[tuple[int, ...], ...]
+    in_flight: Mapping[int, InFlight]
+    is_delivered: tuple[bool, ...]
+    dispatcher: int | None
+    is_halted: bool
+    now_ns: int
+    messages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ActorReport:
+    """One actor in a stalled run: its state, its last firing, its waits and that in words.
+
+    `stack` are the innermost calls of a launch that runs.
+    """
+
+    name: str
+    state: str
+    firing: int
+    waits: tuple[Lack, ...]
+    doing: str
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Why a run stands still. `roots` are the actors that hold it up, by name.
+
+    `is_deadlock` says that they wait for one another; else each of them is running. `reason` is one
+    line; `actors` are those that have not ended; `messages` the last ones, oldest first.
+    """
+
+    seconds: float
+    roots: tuple[str, ...]
+    is_deadlock: bool
+    reason: str
+    actors: tuple[ActorReport, ...]
+    messages: tuple[str, ...]
+
+    def lines(self) -> tuple[str, ...]:
+        """Return the report in words, without the messages."""
+        head = f"no firing began or ended for {self.seconds:.0f} s: {self.reason}"
+        width = max([len(actor.name) for actor in self.actors], default=0)
+        rows = [head]
+        for actor in self.actors:
+            rows.append(f"  {actor.name:<{width}}  firing {actor.firing}, {actor.doing}")
+            rows += [f"  {'':<{width}}    {call}" for call in actor.stack]
+        return tuple(rows)
+
+
+def diagnose(situation: Situation, seconds: float) -> Stall | None:
+    """Return why nothing happens, or None when the run only waits for more steps.
+
+    Linear in actors and edges.
+    """
+    waits = tuple([_waits_of(situation, a) for a in range(situation.table.num_actors)])
+    is_open = [s not in (State.ENDED, State.FAILED) for s in situation.states]
+    sinks = [a for a, edges in enumerate(situation.table.outputs) if not edges and is_open[a]]
+    seen = _reached(waits, sinks)
+    if situation.is_halted or not any(a in situation.in_flight for a in seen):
+        seen = _reached(waits, [a for a, still in enumerate(is_open) if still])
+    roots = tuple(sorted([a for a in seen if a in situation.in_flight]))
+    cycle: tuple[int, ...] = ()
+    if not roots:
+        cycle = () if situation.is_halted else _cycle(waits, seen)
+        if not cycle:
+            return None
+    names = situation.table.names
+    return Stall(
+        seconds,
+        tuple([names[a] for a in roots or cycle]),
+        bool(cycle),
+        _reason(situation, waits, roots, cycle),
+        tuple([_report_on(situation, waits[a], a) for a, still in enumerate(is_open) if still]),
+        situation.messages,
+    )
+
+
+def _waits_of(situation: Situation, actor: int) -> tuple[Lack, ...]:
+    """Return what an actor waits for; nothing when it runs on its own account."""
+    table, kind = situation.table, situation.plan.actors[actor].kind
+    if actor in situation.in_flight:
+        return (Lack(LackKind.PEER, OUTSIDE),) if kind is ActorKind.COMM else ()
+    if situation.states[actor] in _STARTED:
+        occupant = _occupant(situation, actor)
+        return () if occupant is None else (Lack(LackKind.STREAM, occupant),)
+    waits = []
+    for code in situation.lacks[actor]:
+        edge = table.edges[subject_of(code)]
+        if kind_of(code) is Message.FREE:
+            waits.append(Lack(LackKind.REGISTER, edge.consumer, edge.name))
+        elif edge.producer == OUTSIDE:
+            waits.append(Lack(LackKind.ADMISSION, OUTSIDE))
+        else:
+            waits.append(Lack(LackKind.INPUT, edge.producer, edge.name))
+    return tuple(waits)
+
+
+def _occupant(situation: Situation, actor: int) -> int | None:
+    """Return who keeps a firing that was started from beginning, or its message from arriving."""
+    if situation.table.is_detached[actor] and situation.is_delivered[actor]:
+        stream = situation.table.streams[actor]
+        on_stream = [a for a in situation.in_flight if situation.table.streams[a] == stream]
+        return on_stream[0] if on_stream else situation.dispatcher
+    return situation.dispatcher
+
+
+def _reached(waits: tuple[tuple[Lack, ...], ...], starts: Iterable[int]) -> tuple[int, ...]:
+    """Return the actors that `starts` wait for, at any remove, and themselves."""
+    seen = dict.fromkeys(starts)
+    left = list(seen)
+    while left:
+        for wait in waits[left.pop()]:
+            if wait.on != OUTSIDE and wait.on not in seen:
+                seen[wait.on] = None
+                left.append(wait.on)
+    return tuple(seen)
+
+
+def _cycle(waits: tuple[tuple[Lack, ...], ...], seen: Iterable[int]) -> tuple[int, ...]:
+    """Return actors that wait for one another, in order, the lowest first; () if there are none."""
+    colour: dict[int, bool] = {}  # True while an actor is on the path
+    for root in sorted(seen):
+        path = [root] if root not in colour else []
+        for_each = [iter([w.on for w in waits[a] if w.on != OUTSIDE]) for a in path]
+        colour.update(dict.fromkeys(path, True))
+        while path:
+            on = next(for_each[-1], None)
+            if on is None:
+                colour[path.pop()] = False
+                for_each.pop()
+            elif colour.get(on):
+                found = path[path.index(on) :]
+                first = found.index(min(found))
+                return tuple(found[first:] + found[:first])
+            elif on not in colour:
+                colour[on] = True
+                path.append(on)
+                for_each.append(iter([w.on for w in waits[on] if w.on != OUTSIDE]))
+    return ()
+
+
+def _reason(
+    situation: Situation,
+    waits: tuple[tuple[Lack, ...], ...],
+    roots: tuple[int, ...],
+    cycle: tuple[int, ...],
+) -> str:
+    names = situation.table.names
+    if cycle:
+        steps = [
+            next(w for w in waits[a] if w.on == on)
+            for a, on in zip(cycle, (*cycle[1:], cycle[0]), strict=True)
+        ]
+        chain = ", ".join(
+            [
+                f"{names[a]!r} waits for {_words(names, w)}"
+                for a, w in zip(cycle, steps, strict=True)
+            ]
+        )
+        full = list(dict.fromkeys([w.register for w in steps if w.cause is LackKind.REGISTER]))
+        mend = f"; more slots of {' or '.join(map(repr, full))} would let it go on" if full else ""
+        return f"the actors wait for one another: {chain}{mend}"
+    held = "; ".join([f"{names[a]!r} {_doing(situation, waits[a], a)}" for a in roots])
+    return f"{held}; after a failure the run waits for it" if situation.is_halted else held
+
+
+def _report_on(situation: Situation, waits: tuple[Lack, ...], actor: int) -> ActorReport:
+    running = situation.in_flight.get(actor)
+    return ActorReport(
+        situation.table.names[actor],
+        situation.states[actor].name,
+        situation.firings[actor] - 1,
+        waits,
+        _doing(situation, waits, actor),
+        () if running is None else running.stack,
+    )
+
+
+def _doing(situation: Situation, waits: tuple[Lack, ...], actor: int) -> str:
+    names = situation.table.names
+    running = situation.in_flight.get(actor)
+    if running is not None:
+        place = place_of(situation.plan, actor, running.launch)
+        seconds = (situation.now_ns - running.since_ns) / 1e9
+        text = f"has been in {place} for {seconds:.0f} s"
+        if running.where:
+            text += f", now at {running.where}"
+        if waits:
+            text += "; it waits for another rank"
+        return text
+    if waits:
+        return "waits for " + " and ".join([_words(names, wait) for wait in waits])
+    if situation.states[actor] in _STARTED:
+        return "was started and dropped" if situation.is_halted else "is just beginning or ending"
+    return "starts nothing more" if situation.is_halted else "lacks nothing"
+
+
+def _words(names: tuple[str, ...], wait: Lack) -> str:
+    if wait.cause is LackKind.INPUT:
+        return f"input {wait.register!r} from {names[wait.on]!r}"
+    if wait.cause is LackKind.REGISTER:
+        return f"a free slot of register {wait.register!r} from {names[wait.on]!r}"
+    if wait.cause is LackKind.STREAM:
+        return f"its stream, which {names[wait.on]!r} occupies"
+    return "another rank" if wait.cause is LackKind.PEER else "more steps to be admitted"
+
+
+MESSAGES_TOLD = 1000
+"""How many of the last messages a report holds."""
+
+_LEAST_INTERVAL_S, _MOST_INTERVAL_S = 1.0, 3600.0
+_LOOKS_PER_LIMIT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How a run is watched.
+
+    Args:
+        seconds: without a firing before a stall is reported; 0 does not watch.
+        on_stall: called on the watchdog's thread with every report.
+        folder: gets every report with its messages at the end of `stall.txt`, or None.
+    """
+
+    seconds: float = 60.0
+    on_stall: Callable[[Stall], object] | None = None
+    folder: Path | None = None
+
+
+class Watchdog:
+    """Looks at a run now and then, and reports when it stands still.
+
+    Args:
+        watch: limit, listener and folder.
+        progress: returns a value that changes whenever a firing begins or ends.
+        examine: returns the situation now.
+        wait: waits so many seconds, or until the run is over, and returns whether it is.
+        clock: seconds, monotonic.
+        report: takes the text of a report.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        *,
+        progress: Callable[[], object],
+        examine: Callable[[], Situation],
+        wait: Callable[[float], bool],
+        report: Callable[[str], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watch = watch
+        self._progress = progress
+        self._examine = examine
+        self._wait = wait
+        self._clock = clock
+        self._report = report
+        self.thread = threading.Thread(target=self.run, name="actorflow-watchdog", daemon=True)
+
+    def run(self) -> None:
+        """Watch until the run is over. A stall is seen at most a quarter of the limit late."""
+        limit_s = self._watch.seconds
+        interval_s = max(_LEAST_INTERVAL_S, min(limit_s / _LOOKS_PER_LIMIT, _MOST_INTERVAL_S))
+        seen, since, due_s = self._progress(), self._clock(), limit_s
+        while not self._wait(interval_s):
+            came, stood_s = self._progress(), self._clock() - since
+            if came != seen:
+                if due_s > limit_s:
+                    self._report(f"the run goes on, after about {stood_s:.0f} s")
+                seen, since, due_s = came, since + stood_s, limit_s
+            elif stood_s >= due_s:
+                stall = diagnose(self._examine(), stood_s)
+                if stall is not None:
+                    self._tell(stall, is_first=due_s == limit_s)
+                    due_s = 2 * stood_s
+
+    def _tell(self, stall: Stall, *, is_first: bool) -> None:
+        """Report a stall; the messages are told once, and in the file rather than in the log."""
+        lines, messages = list(stall.lines()), []
+        if is_first:
+            messages = [f"the last {len(stall.messages)} messages:", *stall.messages]
+        folder = self._watch.folder
+        if folder is not None:
+            path = folder / "stall.txt"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write("\n".join([*lines, *messages, "", ""]))
+                messages = [f"the last messages are in {path}"] if is_first else []
+            except OSError as error:
+                lines.append(f"{path} cannot be written: {error.strerror}")
+        self._report("\n".join([*lines, *messages]))
+        if self._watch.on_stall is not None:
+            try:
+                self._watch.on_stall(stall)
+            except Exception as error:
+                self._report(f"on_stall raised {error!r}; the run is not touched by it")

@@ -1,0 +1,385 @@
+"""The thread of one stream: it runs the chains of all its actors in the order of their starts.
+
+It waits for a job in its mailbox, runs it, and posts one message to the dispatcher. It never polls
+and never spins.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import length_hint
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import CodeType
+from typing import Protocol
+
+from actors.loop.timeline import Timeline
+from actors.machine.errors import ActorFailed, SourceExhausted
+from actors.machine.protocol import Chain, Clock, DeviceFailure, Launch
+from actors.machine.table import MachineTable
+from actors.machine.transitions import Message, message
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import PORTED, Actor
+
+# From an exception in a launch to the error that the caller sees.
+#
+# A worker notes only what it knows; the words are made once, when the run fails.
+
+_NAMED = 4
+"""How many ops, and lines, stand for a launch that can be any of a chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Which launch of which firing raised what; `launch` is None where that is unknown."""
+
+    actor: int
+    firing: int
+    launch: int | None
+    error: BaseException
+
+
+def blamed(failure: DeviceFailure) -> Failure:
+    """Return the failure of the launch that failed on a device."""
+    cause = failure.__cause__ or failure
+    return Failure(failure.actor, failure.firing, failure.launch, cause)
+
+
+def traced(failure: Failure) -> Failure:
+    """Return the failure of a device's launch where this one only found it, else itself."""
+    error = failure.error
+    return blamed(error) if isinstance(error, DeviceFailure) else failure
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlace:
+    """Where in the user's program a launch belongs; `what` names it within its actor."""
+
+    what: str
+    op: str
+    scope: str
+    source: str
+
+    def __str__(self) -> str:
+        return "".join(
+            [
+                self.what,
+                f" in {self.scope!r}" if self.scope else "",
+                f" ({self.source})" if self.source else "",
+            ]
+        )
+
+
+def place_of(plan: Plan, actor: int, launch: int | None) -> LaunchPlace:
+    """Return the place of a launch; a source or sink has its port in place of launches.
+
+    Of an unknown launch (None), the ops and lines of all that it can be.
+    """
+    entry = plan.actors[actor]
+    if entry.kind in PORTED:
+        kind = entry.kind.value
+        return LaunchPlace(f"its {kind} port", kind, "", _line(plan, entry))
+    if launch is None and entry.launches:
+        return _one_of(plan, entry)
+    if launch is None or launch >= len(entry.launches):
+        return LaunchPlace("its chain", entry.kind.value, "", _line(plan, entry))
+    planned = entry.launches[launch]
+    op = " + ".join(planned.made_of)
+    what = f"launch {launch + 1} of {len(entry.launches)}, op {op!r}"
+    return LaunchPlace(what, op, planned.scope, str(plan.sources[planned.source]))
+
+
+def _one_of(plan: Plan, actor: Actor) -> LaunchPlace:
+    """Return the place of some launch of an actor."""
+    launches = actor.launches
+    ops = _some([op for launch in launches for op in launch.made_of])
+    lines = _some([str(plan.sources[launch.source]) for launch in launches])
+    scopes = list(dict.fromkeys([launch.scope for launch in launches]))
+    what = f"one of its {len(launches)} launches (ops {ops})"
+    return LaunchPlace(what, ops, scopes[0] if len(scopes) == 1 else "", lines)
+
+
+def _some(names: list[str]) -> str:
+    """Return the first of some names in words."""
+    known = list(dict.fromkeys([name for name in names if name]))
+    more = ", ..." if len(known) > _NAMED else ""
+    return ", ".join(known[:_NAMED]) + more
+
+
+def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed:
+    """Return the error to raise; its cause is the original exception with its own traceback."""
+    name = plan.actors[failure.actor].name
+    place = place_of(plan, failure.actor, failure.launch)
+    error = failure.error
+    message = (
+        f"actor {name!r} failed in firing {failure.firing}: {place} raised"
+        f" {type(error).__name__}: {error}"
+    )
+    if story:
+        message += "\nLast messages to the actor:" + "".join([f"\n  {row}" for row in story])
+    failed = ActorFailed(
+        message,
+        actor=name,
+        op=place.op,
+        scope=place.scope,
+        source=place.source,
+        firing=failure.firing,
+        launch=failure.launch,
+        story=story,
+    )
+    failed.__cause__ = error
+    return failed
+
+
+def is_told(failed: ActorFailed, by: BaseException) -> bool:
+    """Whether an error is of the same launch: every wait for a device tells of the one that failed.
+
+    A launch that is not known may be any other.
+    """
+    if not isinstance(by, ActorFailed) or failed.launch is None:
+        return False
+    told = (by.actor, by.firing, by.launch)
+    return (failed.actor, failed.firing, failed.launch) == told
+
+
+def _line(plan: Plan, actor: Actor) -> str:
+    """Return the user's line of the first field that a port fills or reads."""
+    registers = [port.register for port in actor.inputs + actor.outputs]
+    lines = [str(plan.sources[f.source]) for f in plan.fields if f.register in registers]
+    return lines[0] if lines else ""
+
+
+# What a thread of the loop is running at this moment, as the thread itself noted it.
+#
+# A thread that runs chains has one `FiringNote` and writes in it, once per firing, references that
+# it has anyway; that is all that being watched costs until somebody asks, which is when a run
+# stalls or a launch fails. Frames of the thread are read only for the calls of user code below a
+# chain, never for what the loop itself knows.
+
+Job = tuple[int, Chain]
+"""An actor with the chain of one of its phases; built once per run, not per firing."""
+
+_INNERMOST = 8
+_LIBRARIES = (str(Path(threading.__file__).parent), "<frozen ")
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A launch that is running.
+
+    `launch` is its number in the plan's chain, None where the chain does not tell. `since_ns` is
+    when its chain began, on the loop's clock. `stack` are the innermost calls of the thread below
+    the chain, as "file:line in function", innermost first; a launch in C has none.
+    """
+
+    actor: int
+    launch: int | None
+    since_ns: int
+    stack: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """The innermost call outside of libraries, which is the one that its author knows."""
+        own = [c for c in self.stack if not c.startswith(_LIBRARIES) and "site-packages" not in c]
+        return (*own, *self.stack, "")[0]
+
+
+class FiringNote:
+    """What a thread runs: `job` (None while it waits), `launches` (the iterator over its chain).
+
+    Its thread writes the attributes; `since_ns` is when the chain began. Any thread may look.
+
+    Args:
+        num_launches: by actor, as many as a chain of the plan has; 1 for a port.
+    """
+
+    __slots__ = ("_num_launches", "job", "launches", "since_ns")
+
+    def __init__(self, num_launches: Sequence[int]) -> None:
+        self._num_launches = num_launches
+        self.job: Job | None = None
+        self.launches: Iterator[Launch] | None = None
+        self.since_ns = 0
+
+    def clear(self) -> None:
+        """Note that nothing runs, and let go of the chain."""
+        self.job = self.launches = None
+
+    def launch(self) -> int | None:
+        """Return the number of the launch that runs or has failed, or None where it is unknown."""
+        job, launches = self.job, self.launches
+        if job is None or launches is None:
+            return None
+        actor, chain = job
+        item = max(0, len(chain) - length_hint(launches) - 1)
+        return launch_number(chain, item, self._num_launches[actor])
+
+    def look(self, thread: threading.Thread, code: CodeType) -> InFlight | None:
+        """Return what the thread runs, with its calls below the function with this code, or None.
+
+        The thread goes on meanwhile: the answer is exact for one that is stuck.
+        """
+        job = self.job
+        if job is None:
+            return None
+        return InFlight(job[0], self.launch(), self.since_ns, _calls_below(thread, code))
+
+
+def _calls_below(thread: threading.Thread, code: CodeType) -> tuple[str, ...]:
+    """Return the innermost calls of a thread down to a function; () where it is not in it."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    calls: list[str] = []
+    while frame is not None and frame.f_code is not code:
+        calls.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
+        frame = frame.f_back
+    return () if frame is None else tuple(calls[:_INNERMOST])
+
+
+def launch_number(chain: Chain, item: int, num_launches: int) -> int | None:
+    """Return the number in the plan of the launch that runs, or failed, in an item of a chain.
+
+    A device may make one item of several launches: it says how many they are (`num_launches`) and
+    which one runs (`running`). None where items do not account for all launches of the plan, or the
+    one that runs does not know. O(items); only failures and stalls ask.
+    """
+    counts = [getattr(launch, "num_launches", 1) for launch in chain]
+    if sum(counts) != num_launches or item >= len(chain):
+        return None
+    running: int | None = getattr(chain[item], "running", 0)
+    return None if running is None else sum(counts[:item]) + running
+
+
+@dataclass(frozen=True, slots=True)
+class FiringTimes:
+    """Where the threads of a run note how long firings take.
+
+    `clock` gives nanoseconds; `busy_ns` is the time in launches by actor, to which only the thread
+    of an actor adds; `timeline` records firings, unless it is None.
+    """
+
+    clock: Clock
+    busy_ns: list[int]
+    timeline: Timeline | None
+
+
+class Employer(Protocol):
+    """Who hears from a worker, on the worker's thread."""
+
+    @property
+    def post(self) -> Callable[[int], object]:
+        """Takes the message that ends a firing."""
+
+    def note_failure(self, failure: Failure) -> None:
+        """Take a failure, before its message."""
+
+    def refuse(self, error: BaseException) -> None:
+        """Take what kept the thread from beginning; it runs no job."""
+
+
+class Worker:
+    """The thread of one stream.
+
+    `put` jobs for it to run; None ends the thread after the jobs before it. `firings[actor]` counts
+    the firings that it has ended.
+
+    Args:
+        name: of the stream.
+        actors: those of the stream.
+        table: says which actors are sources.
+        times: where firings are timed.
+        note: where the thread says what it runs.
+        employer: hears how firings end.
+        prepare: called once on the thread before its first job.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        actors: tuple[int, ...],
+        table: MachineTable,
+        *,
+        times: FiringTimes,
+        note: FiringNote,
+        employer: Employer,
+        prepare: Callable[[], object],
+    ) -> None:
+        self.name = name
+        self.actors = actors
+        self.firings = [0] * table.num_actors
+        self.num_waits = 0
+        self._table = table
+        self._times = times
+        self._note = note
+        self._employer = employer
+        self._prepare = prepare
+        self._mailbox: SimpleQueue[Job | None] = SimpleQueue()
+        self.put = self._mailbox.put
+        self.thread = threading.Thread(target=self._run, name=f"actorflow-{name}", daemon=True)
+
+    def drop(self) -> tuple[int, ...]:
+        """Take back the jobs that have not begun and return their actors.
+
+        Callable from any thread, before the end is asked for.
+        """
+        dropped: list[int] = []
+        while True:
+            try:
+                job = self._mailbox.get_nowait()
+            except Empty:
+                return tuple(dropped)
+            if job is not None:
+                dropped.append(job[0])
+
+    def in_flight(self) -> InFlight | None:
+        """Return what the thread is running, or None while it waits. Callable from any thread."""
+        return self._note.look(self.thread, Worker._serve.__code__)
+
+    def _run(self) -> None:
+        try:
+            self._prepare()
+        except BaseException as error:
+            self._employer.refuse(error)
+        else:
+            self._serve()
+
+    def _serve(self) -> None:
+        get, is_idle, post = self._mailbox.get, self._mailbox.empty, self._employer.post
+        clock, busy_ns, timeline = self._times.clock, self._times.busy_ns, self._times.timeline
+        firings, note = self.firings, self._note
+        done = [message(Message.DONE, actor) for actor in range(len(firings))]
+        launch: Launch | None = None
+        while True:
+            if is_idle():
+                self.num_waits += 1
+            job = get()
+            if job is None:
+                return
+            note.since_ns = since = clock()
+            actor, chain = job
+            note.launches = launches = iter(chain)
+            note.job = job  # last: whoever looks finds the rest
+            code = done[actor]
+            try:
+                for launch in launches:
+                    launch()
+            except BaseException as error:
+                code = self._fail(error, actor, note.launch())
+            after = clock()
+            busy_ns[actor] += after - since
+            if timeline is not None:
+                timeline.record(actor, firings[actor], since, after)
+            firings[actor] += 1
+            # Arrays must not live on while the thread waits, nor in the traceback of an error.
+            note.job = note.launches = None
+            del job, chain, launches
+            launch = None
+            post(code)  # last: the firing counts as over as soon as the dispatcher reads it
+
+    def _fail(self, error: BaseException, actor: int, launch: int | None) -> int:
+        if self._table.admission[actor] is not None and isinstance(error, SourceExhausted):
+            return message(Message.EXHAUSTED, actor)
+        self._employer.note_failure(Failure(actor, self.firings[actor], launch, error))
+        return message(Message.FAILED, actor)

@@ -1,0 +1,1 @@
+"""Which firing happens before which, and the accesses that nothing orders."""

@@ -1,0 +1,1 @@
+"""The machine on virtual time: one rank, many ranks, what they cost."""

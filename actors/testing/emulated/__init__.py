@@ -1,0 +1,1 @@
+"""A CUDA driver acted by the host, late and strict."""

@@ -1,0 +1,250 @@
+"""`actorflow bench`: the same rows in actorflow and in its rivals, side by side.
+
+With `--device cuda` all compute on the GPU that is here, and rows that are too large for a host are
+measured besides.
+
+The rows are in `benchmarks/rows` of a clone, the rivals in environments that `make bench-env`
+makes. What fails is named, and the rest goes on; ^C ends with what was measured so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from actorflow.cli.main import TUNE_HELP
+from actorflow.environment.host import check_gpu, processor
+from actorflow.environment.native import retune
+from actorflow.environment.settings import Settings, devices_named
+from actors.device.cuda.nvml import listed_gpus
+from benchmarks.compare.engines import (
+    OURS,
+    RIVALS,
+    RIVALS_ON_GPU,
+    ROOT,
+    Child,
+    Engine,
+    EngineError,
+    LossMismatch,
+    chosen_rivals,
+    command_of,
+    engines_on,
+    environment_of,
+)
+from benchmarks.compare.measure import BenchTask, Method, measure_row
+from benchmarks.compare.report import (
+    Bench,
+    MachineInfo,
+    RowResult,
+    as_json,
+    check_matplotlib,
+    launches_markdown,
+    markdown,
+    write_png,
+)
+from compiler.contract.errors import CompileError, DeviceError
+
+_BENCHMARKS = ROOT / "benchmarks"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `actorflow bench` to its parser."""
+    add = parser.add_argument
+    here, there = [",".join([e.name for e in rivals]) for rivals in (RIVALS, RIVALS_ON_GPU)]
+    add("rows", nargs="*", metavar="ROW", help="gpt, or gpt:bf16 for one precision (default: all)")
+    add(
+        "--against",
+        metavar="ENGINES",
+        help=f"default {here}, and on a GPU {there}; '' for none",
+    )
+    add(
+        "--device", choices=("host", "cuda"), default="host", help="where all compute: host or cuda"
+    )
+    add("--gpu", metavar="NAME", help="plan our rows for this GPU (default: the one that is here)")
+    add("--rounds", type=int, default=5, metavar="N", help="turns of each engine (default 5)")
+    add("--busy", action="store_true", help="measure again while another process spins on a core")
+    add("--cold", action="store_true", help="measure first steps with empty caches too")
+    add("--tune", action="store_true", help=TUNE_HELP)
+    add("--launches", action="store_true", help="print the longest launches of our plans")
+    add("--json", metavar="FILE", help="write the results as JSON")
+    add("--markdown", metavar="FILE", help="write the report, which is printed anyway")
+    add("--png", metavar="FILE", help="draw the ratios; needs matplotlib")
+    add(
+        "--env",
+        metavar="DIR",
+        default=str(ROOT / ".bench-env"),
+        help="folder of the rivals' environments (default: .bench-env of the clone)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare, print the report; 1 where ours failed or losses differ, 130 after ^C, else 0.
+
+    Raises:
+        CompileError: an option means nothing.
+        EngineError: there are no rows here, or a rival is not known.
+        DeviceError: a GPU is asked for, and there is none.
+        OSError: a file cannot be written.
+    """
+    ours, rivals = engines_on(options.device)
+    if options.gpu is not None:
+        check_gpu(options.gpu, devices_named(options.device, "--device"), "--gpu")
+        ours = replace(ours, environment=(*ours.environment, ("ACTORFLOW_GPU", options.gpu)))
+    rivals = chosen_rivals(options.against, rivals)
+    tasks = _tasks(options.rows, options.device)
+    _check(options)
+    machine = MachineInfo(_processor(options.device), len(os.sched_getaffinity(0)), {})
+    if options.tune:
+        retune(replace(Settings.from_env(os.environ), cache=_cache_of(OURS, Path(options.env))))
+    engines = (ours, *rivals)
+    start = partial(_start, Path(options.env))
+    method = Method(start, options.rounds, options.cold, options.busy, _say)
+    rows: list[RowResult] = []
+    code = 0
+    try:
+        if options.device == "host":
+            machine = replace(machine, gemm_gflops=_gemm(engines, start))
+        for task in tasks:
+            rows.append(_measured(task, engines, method))
+            if options.launches:
+                print(_launches(task, start))
+    except KeyboardInterrupt:
+        _say("stopped; what follows was measured before")
+        code = 130
+    bench = Bench(machine, tuple(rows))
+    print(markdown(bench))
+    _write(bench, options)
+    return code or int(any([result.ours is None for result in rows]))
+
+
+def _processor(device: str) -> str:
+    """Return what computes. Raises DeviceError without the GPU that is asked for.
+
+    The emulation is refused: it is no measure of speed.
+    """
+    if device == "host":
+        return processor()
+    if Settings.from_env(os.environ).emulated_gpus:
+        raise DeviceError(
+            "bench: --device cuda measures a GPU, and ACTORFLOW_CUDA=emulated runs on the host:"
+            " take it out of the environment"
+        )
+    here = listed_gpus(os.environ)
+    if here.problem or not here.gpus:
+        raise DeviceError(
+            f"bench: --device cuda measures a GPU, and {here.problem or 'none is here'}"
+        )
+    return f"{here.gpus[0].name}, driver {here.driver}, {processor()}"
+
+
+def _tasks(names: Sequence[str], device: str) -> tuple[BenchTask, ...]:
+    """Return what to measure. Raises EngineError without rows, CompileError for unknown ones."""
+    listing = _BENCHMARKS / "list_rows.py"
+    if not listing.is_file():
+        raise EngineError(
+            f"the rows of the comparison belong in {_BENCHMARKS / 'rows'}, which is not there: an"
+            " installed package does not hold them. Run it in a clone of the repository"
+        )
+    listed = subprocess.run([sys.executable, str(listing), device], capture_output=True, check=True)
+    known = tuple([BenchTask(*row) for row in json.loads(listed.stdout)])
+    if not names:
+        return known
+    found: list[BenchTask] = []
+    for name in names:
+        row, _, precision = name.partition(":")
+        fitting = [t for t in known if t.row == row and precision in ("", t.precision)]
+        if not fitting:
+            names_known = ", ".join([f"{t.row}:{t.precision}" for t in known])
+            raise CompileError(f"bench: expected rows among {names_known}, got {name!r}")
+        found += [task for task in fitting if task not in found]
+    return tuple(found)
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.rounds < 1:
+        raise CompileError(f"--rounds: expected 1 or more, got {options.rounds}")
+    if options.launches and options.device != "host":
+        raise CompileError(
+            "--launches times the host's launches; those of a GPU are timed by the section products"
+            " of benchmarks/gpu/check.sh"
+        )
+    if options.png:
+        check_matplotlib()
+    for name in (options.json, options.markdown, options.png):
+        if name and not Path(name).absolute().parent.is_dir():
+            raise FileNotFoundError(2, "no such directory", str(Path(name).parent))
+
+
+def _start(
+    environments: Path, engine: Engine, task: BenchTask | None, variant: str, is_cold: bool
+) -> Child:
+    """Start an engine, with a row or for its matrix products alone."""
+    cache = _cache_of(engine, environments)
+    if is_cold:
+        shutil.rmtree(cache, ignore_errors=True)
+    if engine.cache_variables:
+        cache.mkdir(parents=True, exist_ok=True)
+    command = command_of(engine, _BENCHMARKS / "engines", environments)
+    arguments = () if task is None else (task.row, task.precision, variant, engine.device)
+    num_threads = len(os.sched_getaffinity(0))
+    environment = environment_of(engine, os.environ, cache, num_threads)
+    return Child(f"{engine.name} {variant}".strip(), (*command, *arguments), environment)
+
+
+def _cache_of(engine: Engine, environments: Path) -> Path:
+    """Return the folder that an engine keeps compiled programs in, for comparisons alone."""
+    return environments / "cache" / engine.name
+
+
+def _gemm(engines: Sequence[Engine], start: partial[Child]) -> dict[str, float]:
+    """Return the GFLOP/s of each library that can be found in the environments."""
+    found: dict[str, float] = {}
+    for engine in {engine.script: engine for engine in reversed(engines)}.values():
+        _say(f"fp32 peak: {engine.name}")
+        try:
+            with start(engine, None, "", False) as child:
+                found |= child.ask("gemm")["gflops"]
+        except EngineError as error:
+            _say(str(error))
+    return found
+
+
+def _measured(task: BenchTask, engines: Sequence[Engine], method: Method) -> RowResult:
+    """Return the result of a row; one whose losses differ has no times, but the difference."""
+    try:
+        return measure_row(task, engines, method)
+    except LossMismatch as error:
+        _say(f"ERROR: {error}")
+        names = task.row, task.precision, task.items, task.item
+        return RowResult(*names, 0.0, None, (), (f"ERROR: {error}",))
+
+
+def _launches(task: BenchTask, start: partial[Child]) -> str:
+    try:
+        with start(OURS, task, "", False) as child:
+            child.ask("first")
+            launches = child.ask("launches")["launches"]
+    except EngineError as error:
+        return f"{task.row}: {error}"
+    return launches_markdown(f"{task.row} {task.precision}", launches)
+
+
+def _write(bench: Bench, options: argparse.Namespace) -> None:
+    if options.json:
+        Path(options.json).write_text(json.dumps(as_json(bench), indent=1) + "\n", encoding="utf-8")
+    if options.markdown:
+        Path(options.markdown).write_text(markdown(bench), encoding="utf-8")
+    if options.png:
+        write_png(bench, Path(options.png))
+
+
+def _say(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,212 @@
+"""Who holds the bytes of an arena, recomputed from the registers of a plan.
+
+Two questions with two answers. *Which bytes are there for what* goes by address: every byte of the
+arena belongs to the shares whose registers ever use it, and to the first of them in `Share`, so the
+parts add up to the arena exactly. *What makes the arena so large* goes by time: the launch with the
+most live bytes, and what the kernels' workspaces hold of them.
+
+A share by address and not by time, because bytes between chains are used again by temporaries of
+other chains: their sizes may add up to more than the arena, their addresses cannot.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+
+from compiler.contract.plan import Plan
+from compiler.contract.plan_tables import (
+    PORTED,
+    Actor,
+    ActorKind,
+    DeviceMemory,
+    Launch,
+    Register,
+    RegisterKind,
+)
+from compiler.contract.types import RegisterId
+from memory.liveness import align_up, lower_bound
+from memory.report import format_bytes
+
+
+class Share(Enum):
+    """What the bytes of a register are there for; earlier ones claim shared addresses."""
+
+    PARAMETER = "parameters"
+    OPTIMIZER = "optimizer"
+    SCRATCH = "gradient sums"
+    OTHER_VARIABLE = "other variables"
+    CONSTANT = "constants"
+    STAGING = "staging"
+    SLOT = "slots"
+    CROSSING = "between chains"
+    TEMPORARY = "temporaries"
+    WORKSPACE = "workspaces"
+
+
+_OF_ROLE = {
+    "parameter": Share.PARAMETER,
+    "optimizer": Share.OPTIMIZER,
+    "scratch": Share.SCRATCH,
+}
+
+
+def shares(plan: Plan) -> tuple[Share, ...]:
+    """Return the share of every register, by its id. O(registers + launches).
+
+    A register of kind DATA is a snapshot's staging if a snapshot fills it, a slot of a
+    host port if a source makes it or a sink reads it, and else a value between chains.
+    """
+    roles = {plan.views[v.view].register: v.role for v in plan.variables}
+    launches = [launch for actor in plan.actors for launch in actor.launches]
+    workspaces = {plan.views[x.workspace].register for x in launches if x.workspace is not None}
+    staged = {port.register for actor in _snapshots(plan) for port in actor.outputs}
+    ported = _registers_of(plan.actors, *PORTED)
+    found: list[Share] = []
+    for register in plan.registers:
+        if register.kind is RegisterKind.VARIABLE:
+            found.append(_OF_ROLE.get(roles.get(register.id, ""), Share.OTHER_VARIABLE))
+        elif register.kind is RegisterKind.CONSTANT:
+            found.append(Share.CONSTANT)
+        elif register.kind is RegisterKind.TEMPORARY:
+            found.append(Share.WORKSPACE if register.id in workspaces else Share.TEMPORARY)
+        elif register.id in staged:
+            found.append(Share.STAGING)
+        else:
+            found.append(Share.SLOT if register.id in ported else Share.CROSSING)
+    return tuple(found)
+
+
+def chain_launches(plan: Plan) -> tuple[tuple[Actor, Launch], ...]:
+    """Return the launches of all chains, one after the other: the time of `Register.interval`.
+
+    Copies of variables for a snapshot are no part of it: they touch no temporary.
+    """
+    snapshots = [actor.id for actor in _snapshots(plan)]
+    return tuple(
+        [
+            (actor, launch)
+            for actor in plan.actors
+            if actor.id not in snapshots
+            for launch in actor.launches
+        ]
+    )
+
+
+def peak_launch(plan: Plan, memory: DeviceMemory) -> Launch | None:
+    """Return the launch with the most live bytes; None where no chain has one."""
+    launches = chain_launches(plan)
+    return launches[memory.peak_launch][1] if memory.peak_launch < len(launches) else None
+
+
+def account(plan: Plan, arena: int, lower_bound_bytes: int, text: str) -> DeviceMemory:
+    """Return the account of one arena. O(registers log registers).
+
+    `lower_bound_bytes` and `text` are what the packing proved of it.
+    """
+    of = shares(plan)
+    alignment = plan.arenas[arena].alignment
+    held = [r for r in plan.registers if r.arena == arena and r.size_bytes]
+    parts = _by_address(held, of, alignment)
+    # A slot reaches to the next multiple of the alignment, for nothing else can begin before it.
+    sizes = np.array([_aligned(r, alignment) * r.num_slots for r in held], np.int64)
+    lower = np.array([r.interval[0] for r in held], np.int64)
+    upper = np.array([r.interval[1] for r in held], np.int64)
+    is_workspace = np.array([of[r.id] is Share.WORKSPACE for r in held], np.bool_)
+    live_bytes, peak_launch = lower_bound(lower, upper, sizes)
+    is_live = (lower <= peak_launch) & (peak_launch < upper)
+    return DeviceMemory(
+        peak_bytes=plan.arenas[arena].size_bytes,
+        lower_bound_bytes=lower_bound_bytes,
+        parameter_bytes=parts[Share.PARAMETER],
+        optimizer_bytes=parts[Share.OPTIMIZER],
+        scratch_bytes=parts[Share.SCRATCH],
+        other_variable_bytes=parts[Share.OTHER_VARIABLE],
+        constant_bytes=parts[Share.CONSTANT],
+        staging_bytes=parts[Share.STAGING],
+        slot_bytes=parts[Share.SLOT],
+        crossing_bytes=parts[Share.CROSSING],
+        temporary_bytes=parts[Share.TEMPORARY] + parts[Share.WORKSPACE],
+        unused_bytes=plan.arenas[arena].size_bytes - sum(parts.values()),
+        largest_workspace_bytes=int(sizes[is_workspace].max(initial=0)),
+        peak_launch=peak_launch,
+        peak_live_bytes=live_bytes,
+        peak_workspace_bytes=int(sizes[is_workspace & is_live].sum()),
+        text=text,
+    )
+
+
+def _snapshots(plan: Plan) -> list[Actor]:
+    """Return the actors that copy variables, or copies of them, for a sink and for no chain."""
+    kept = {plan.views[variable.view].register for variable in plan.variables}
+    chains = [a for a in plan.actors if a.kind not in (*PORTED, ActorKind.COPY)]
+    computed = _registers_of(tuple(chains), *ActorKind)
+    found: list[Actor] = []
+    for actor in plan.actors:
+        made = {port.register for port in actor.outputs}
+        is_apart = actor.kind is ActorKind.COPY and made and not made & (computed | kept)
+        read = [plan.views[view].register for x in actor.launches for view in x.inputs]
+        if is_apart and kept.issuperset(read):
+            kept |= made
+            found.append(actor)
+    return found
+
+
+def _registers_of(actors: tuple[Actor, ...], *kinds: ActorKind) -> set[RegisterId]:
+    """Return what actors of some kinds put out and take in."""
+    found: set[RegisterId] = set()
+    for actor in actors:
+        if actor.kind in kinds:
+            found.update([port.register for port in actor.inputs + actor.outputs])
+    return found
+
+
+def _aligned(register: Register, alignment: int) -> int:
+    return align_up(register.size_bytes, alignment)
+
+
+def _by_address(held: list[Register], of: tuple[Share, ...], alignment: int) -> dict[Share, int]:
+    """Return the bytes of each share: addresses that no earlier share claims."""
+    ranges: dict[Share, list[tuple[int, int]]] = {share: [] for share in Share}
+    for register in held:
+        size = _aligned(register, alignment)
+        ranges[of[register.id]] += [(at, at + size) for at in register.offsets_bytes]
+    claimed: list[tuple[int, int]] = []
+    parts: dict[Share, int] = {}
+    covered = 0
+    for share, own in ranges.items():
+        claimed += own
+        union = _union_bytes(claimed)
+        parts[share] = union - covered
+        covered = union
+    return parts
+
+
+def _union_bytes(ranges: list[tuple[int, int]]) -> int:
+    """Return how many bytes some ranges [begin, end) cover. O(n log n)."""
+    if not ranges:
+        return 0
+    begins, ends = np.array(sorted(ranges), np.int64).T
+    reach = np.maximum.accumulate(ends)
+    before = np.concatenate((begins[:1], reach[:-1]))
+    return int(np.maximum(reach - np.maximum(begins, before), 0).sum())
+
+
+def slots_in(plan: Plan, arena: int) -> list[tuple[Register, int]]:
+    """Return the slots of all registers that have bytes in an arena, in order."""
+    held = [r for r in plan.registers if r.arena == arena and r.size_bytes]
+    return [(register, slot) for register in held for slot in range(register.num_slots)]
+
+
+def largest_tensor(plan: Plan) -> str:
+    """Return in words what the largest tensor is, and where it is made; after a message."""
+    found = {
+        plan.views[v].type.size_bytes: f"{launch.label!r} ({plan.sources[launch.source]})"
+        for actor in plan.actors
+        for launch in actor.launches
+        for v in launch.outputs
+    }
+    found |= {plan.views[v.view].type.size_bytes: f"variable {v.name!r}" for v in plan.state}
+    most = max(found, default=0)
+    return f"; its largest tensor is of {format_bytes(most)}, {found[most]}" if found else ""

@@ -1,0 +1,279 @@
+"""Where things run and lie: devices with their streams and memories, as closed sets.
+
+A `Device` is a kind with an index; the host is one of them. A `Place` is a memory that one device
+works on: bytes lie in one place, and only a copy brings them to another. A stream is an order in
+which a device executes launches; what runs on two streams is ordered only by messages and events.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from compiler.contract.attrs import AttrValue
+from compiler.contract.codec import Bounds
+from compiler.contract.errors import CompileError, InternalError
+
+MAX_DEVICES = 65_536
+"""Devices of one kind."""
+
+
+class DeviceKind(Enum):
+    """What a device is. SIM computes by numpy and is late as a CUDA device may be."""
+
+    HOST = "host"
+    SIM = "sim"
+    CUDA = "cuda"
+
+
+class Memory(Enum):
+    """What a block of bytes is.
+
+    HOST is ordinary memory of a process; PINNED is memory of the host that devices copy from and
+    to; DEVICE is a device's own; SHARED is seen by several processes of a host.
+    """
+
+    HOST = "host"
+    PINNED = "pinned"
+    DEVICE = "device"
+    SHARED = "shared"
+
+
+class StreamRole(Enum):
+    """What a stream is for; a device has several of one role, told apart by their index.
+
+    H2D copies into the device and D2H out of it, whatever is at the other end. A PORT runs code of
+    the user or the file system: a source or a sink.
+    """
+
+    COMPUTE = "compute"
+    H2D = "h2d"
+    D2H = "d2h"
+    COMM = "comm"
+    PORT = "port"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A processor with the memory that it works on; its text is "host:0", "sim:1"."""
+
+    kind: DeviceKind
+    index: Annotated[int, Bounds(0, MAX_DEVICES - 1)] = 0
+
+    @staticmethod
+    def parse(text: object) -> Device:
+        """Return the device of a text such as "host", "sim" or "sim:1".
+
+        Raises ValueError, which names the kinds that there are.
+        """
+        if not isinstance(text, str):
+            raise ValueError(f'a device is named by a text such as "sim:1", got {text!r}')
+        name, _, number = text.partition(":")
+        kinds = {kind.value: kind for kind in DeviceKind}
+        index = int(number or "0") if (number or "0").isdecimal() and number.isascii() else -1
+        if name not in kinds or not 0 <= index < MAX_DEVICES or text.endswith(":"):
+            raise ValueError(
+                f"no device is called {text!r}; expected one of {', '.join(kinds)}, perhaps with a"
+                ' number, as in "sim:1"'
+            )
+        return Device(kinds[name], index)
+
+    @property
+    def place(self) -> Place:
+        """The memory that the device's launches work on."""
+        return Place(self, Memory.HOST if self.kind is DeviceKind.HOST else Memory.DEVICE)
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}:{self.index}"
+
+
+def distinct_devices(texts: Sequence[object]) -> tuple[Device, ...]:
+    """Return the devices of some texts, in order. Raises ValueError for none, or one twice."""
+    found = tuple([Device.parse(text) for text in texts])
+    if len({*found}) < len(found):
+        raise ValueError(f"devices must differ, got {', '.join(map(str, found))}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where bytes lie: a memory, by the device that it belongs to."""
+
+    device: Device
+    memory: Memory
+
+    def __str__(self) -> str:
+        return f"{self.memory.value} memory of {self.device}"
+
+
+HOST = Device(DeviceKind.HOST)
+PINNED = Place(HOST, Memory.PINNED)
+"""Where devices meet the host: batches, outputs and snapshots, and values that are kept there."""
+
+SHARED = Place(HOST, Memory.SHARED)
+"""Where ranks of one host meet: what others work on of a rank's registers."""
+
+HOST_SIDE = -1
+"""The place of what lies in PINNED memory, where a device's own memory has its number."""
+
+RANK_SIDE = -2
+"""The place of what lies in SHARED memory, likewise."""
+
+
+# A mesh: ranks in a grid whose axes have names, what joins them, and who meets whom.
+
+_MOST_RANKS_READ = 1 << 20
+"""Of a mesh that a plan names, whoever made it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshLink:
+    """What it takes to send along an axis of the mesh, as stated: equal on all ranks."""
+
+    bytes_per_ns: float = 12.5
+    latency_ns: float = 5_000.0
+
+    def time_ns(self, sent_bytes: float, messages: int) -> float:
+        """Return what it takes to send some bytes in some messages, one after the other."""
+        return sent_bytes / self.bytes_per_ns + messages * self.latency_ns
+
+    def least_bytes(self, parts: int) -> float:
+        """Return what a ring of some ranks moves in the time of its messages, 2 (p - 1) of each."""
+        return parts * self.latency_ns * self.bytes_per_ns if parts > 1 else 0.0
+
+
+INSIDE_A_HOST = MeshLink(10.0, 10_000.0)
+"""What joins processes of a host: a core that adds what lies in their shared memory, and wakes that
+take 3 to 20 us for each message of a ring (benchmarks/results/ranks.md), by how busy the host is.
+What goes in buckets shares them."""
+
+MeshLinks = tuple[MeshLink, ...]
+"""One for each axis of the mesh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Ranks in a grid, numbered in row-major order; `names` and `shape` have one entry per axis."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are."""
+        return math.prod(self.shape)
+
+    @property
+    def axes(self) -> tuple[tuple[str, int], ...]:
+        """Names and extents, axis by axis."""
+        return tuple(zip(self.names, self.shape, strict=True))
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Return where a rank is. Raises ValueError for one that is not in the mesh."""
+        if not 0 <= rank < self.num_ranks:
+            raise ValueError(f"rank {rank} is not in a mesh of {self.num_ranks} ranks")
+        found = []
+        for extent in reversed(self.shape):
+            found.append(rank % extent)
+            rank //= extent
+        return tuple(reversed(found))
+
+    def rank(self, coordinates: Sequence[int]) -> int:
+        """Return the number of the rank at some coordinates."""
+        found = 0
+        for own, extent in zip(coordinates, self.shape, strict=True):
+            found = found * extent + own
+        return found
+
+    def group(self, rank: int, axis: int) -> tuple[int, ...]:
+        """Return the ranks that differ from one along an axis alone, itself among them."""
+        own = list(self.coordinates(rank))
+        found = []
+        for index in range(self.shape[axis]):
+            own[axis] = index
+            found.append(self.rank(own))
+        return tuple(found)
+
+    def axis(self, name: str) -> int:
+        """Return the number of an axis. Raises CompileError for a name that none has."""
+        if name not in self.names:
+            known = ", ".join(map(repr, self.names)) or "none"
+            raise CompileError(f"the mesh has no axis {name!r}; its axes are: {known}")
+        return self.names.index(name)
+
+    def extent(self, name: str) -> int:
+        """Return how many ranks differ along an axis; 1 where there is no such axis."""
+        return dict(self.axes).get(name, 1)
+
+    def without(self, name: str) -> Mesh:
+        """Return the mesh of ranks that differ along other axes alone, if there is that axis."""
+        kept = [axis for axis in self.axes if axis[0] != name]
+        return Mesh(tuple([n for n, _ in kept]), tuple([extent for _, extent in kept]))
+
+    def __str__(self) -> str:
+        return " x ".join([f"{name}={extent}" for name, extent in self.axes])
+
+
+def mesh_of(pairs: AttrValue) -> Mesh:
+    """Return the mesh of pairs (name, extent), as a plan records it; that of one rank of none.
+
+    Raises InternalError for anything else.
+    """
+    found: dict[str, int] = {}
+    for row in pairs if isinstance(pairs, tuple) else (pairs,):
+        match row:
+            case (str() as name, int() as extent) if name not in found and extent > 0:
+                found[name] = extent
+            case _:
+                raise InternalError(f"option mesh is {pairs!a:.60}, no pairs of names and extents")
+    mesh = Mesh(tuple(found), tuple(found.values()))
+    if mesh.num_ranks > _MOST_RANKS_READ:
+        raise InternalError(f"option mesh is {mesh}: {_MOST_RANKS_READ} ranks at most")
+    return mesh
+
+
+ONE = Mesh((), ())
+"""The mesh of a job that one rank runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Who trains together: the mesh, what joins its ranks along each axis, and one of them.
+
+    A plan is of rank `rank` and of all whose part of the work is the same. Links are stated and not
+    measured: what follows from them is the same on every rank.
+    """
+
+    mesh: Mesh = ONE
+    links: MeshLinks = ()
+    rank: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are."""
+        return self.mesh.num_ranks
+
+    def without(self, name: str) -> Ranks:
+        """Return the ranks at this one's coordinate along an axis, if there is that axis."""
+        if name not in self.mesh.names:
+            return self
+        axis, at = self.mesh.axis(name), self.mesh.coordinates(self.rank)
+        flat, links = self.mesh.without(name), (*self.links[:axis], *self.links[axis + 1 :])
+        return Ranks(flat, links, flat.rank((*at[:axis], *at[axis + 1 :])))
+
+    def link(self, name: str) -> MeshLink:
+        """Return what joins the ranks along an axis. Raises CompileError where there is none."""
+        return self.links[self.mesh.axis(name)]
+
+
+ALONE = Ranks()
+
+
+def joined(mesh: Mesh, link: MeshLink, rank: int = 0) -> Ranks:
+    """Return ranks that are joined alike along every axis; an axis of one rank is none."""
+    axes = [axis for axis in mesh.axes if axis[1] > 1]
+    wide = Mesh(tuple([name for name, _ in axes]), tuple([extent for _, extent in axes]))
+    return Ranks(wide, (link,) * len(axes), rank)

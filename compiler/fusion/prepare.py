@@ -1,0 +1,298 @@
+"""Make ready what a fused kernel cannot read as it lies, so that no op with a program is left.
+
+    add(x, transpose(y))                  ->  add(x, copy(transpose(y)))
+    add(x[8, 6, 4, c], y[8, 1, 4, 1])     ->  add(x, copy(broadcast_to(y, [8, 6, 4, 1])))
+
+Operands are read row by row: rows that lie unevenly spaced, and such as are repeated in the middle,
+are copied to a dense tensor first. What walks over no elements becomes a kernel without operands.
+
+Guarantees: the same bits; every node that has a frame fits its natural space.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from compiler.contract.attrs import NO_ATTRS, Attrs
+from compiler.contract.program import Kind
+from compiler.contract.spaces import Shape, Space, access_of
+from compiler.contract.types import HALVES, TensorType, ValueId, encoded
+from compiler.fusion.members import Members
+from compiler.graph.graph import Graph, Node, consumers, new_value
+from compiler.graph.program_builder import ProgramBuilder, expand, frame, pointwise_frame
+from compiler.graph.registry import Op, broadcast_shape, is_exact, reference
+from compiler.ops.language.program_ops import FUSED, fused_attrs
+from compiler.ops.primitives.reduce import ARGMAX, MAX, MEAN, SUM, reduced_shape
+from compiler.ops.primitives.shape import BROADCAST_TO, COPY, RESHAPE, TRANSPOSE
+from compiler.ops.primitives.sources import CONSTANT, constant_array
+
+
+def dense_operands(graph: Graph) -> Graph:
+    """Return the graph with copies in front of the nodes that need them. O(nodes)."""
+    members = Members(graph)
+    types = list(graph.types)
+    nodes: list[Node] = []
+    for index, node in enumerate(graph.nodes):
+        space = members.natural_space(index)
+        if space is None:
+            nodes.append(node)
+        elif space.rows * space.columns == 0:
+            nodes.append(_of_nothing(node, space, types))
+        elif not _is_plain(members, index, space) and members.fit(index, space, {}) is None:
+            nodes += _with_copies(members, index, space, types)
+        else:
+            nodes.append(node)
+    if all([before is after for before, after in zip(graph.nodes, nodes, strict=False)]):
+        return graph
+    return replace(graph, nodes=tuple(nodes), types=tuple(types))
+
+
+def _is_plain(members: Members, index: int, space: Space) -> bool:
+    """Whether a node reads dense tensors as they are: most do, and need no closer look."""
+    found, root = members.frame_of(index), members.storage.root
+    if found is None or any([root[v] != v for v in members.graph.nodes[index].inputs]):
+        return False
+    operands = (*found.inputs, *found.outputs)
+    return None not in [access_of(s, found.shape, space.columns) for s in operands]
+
+
+def _of_nothing(node: Node, space: Space, types: list[TensorType]) -> Node:
+    """Return a kernel that makes what follows from no elements: more of them, and sums of 0.
+
+    Sums over no columns are as many as there are rows, those over no rows as many as there are
+    columns; here both are seen as rows.
+    """
+    outputs = [types[v] for v in node.outputs]
+    space = Space(max(space.rows, space.columns), 0)
+    p = ProgramBuilder(space.rows, space.columns)
+    made = [
+        p.widened(p.constant(0, type_.dtype), Kind.ROW if type_.num_elements else Kind.FULL)
+        for type_ in outputs
+    ]
+    program, _ = p.finish(tuple(made))
+    shapes = tuple([type_.shape for type_ in outputs])
+    attrs = Attrs(fused_attrs(program, space, shapes, (node.op.name,)))
+    return replace(node, op=FUSED, inputs=(), attrs=attrs)
+
+
+def _with_copies(members: Members, index: int, space: Space, types: list[TensorType]) -> list[Node]:
+    """Return a node behind the copies of those operands that no row can be read of."""
+    found = members.frame_of(index)
+    node = members.graph.nodes[index]
+    if found is None:
+        return [node]
+    copies = _DenseCopies(node, types)
+    inputs: list[ValueId] = []
+    for value, shape in zip(node.inputs, found.inputs, strict=True):
+        if not members.can_read(value, access_of(shape, found.shape, space.columns), space):
+            value = copies.add(value, shape, _stretched(shape, found.shape, space))
+        inputs.append(value)
+    return [*copies.made, replace(node, inputs=tuple(inputs))]
+
+
+def _stretched(shape: Shape, walked: Shape, space: Space) -> Shape:
+    """Return the least shape to which an operand must be repeated so that its rows can be read."""
+    if access_of(shape, walked, space.columns) is not None:
+        return shape
+    own = (1,) * (len(walked) - len(shape)) + shape
+    first = max([n for n in range(len(walked) + 1) if math.prod(walked[n:]) == space.columns])
+    by_rows = (*walked[:first], *own[first:])
+    return walked if access_of(by_rows, walked, space.columns) is None else by_rows
+
+
+class _DenseCopies:
+    """Dense copies in front of a node, which they share scope and source with."""
+
+    def __init__(self, node: Node, types: list[TensorType]) -> None:
+        self.made: list[Node] = []
+        self._node = node
+        self._types = types
+
+    def add(self, value: ValueId, shape: Shape, stretched: Shape) -> ValueId:
+        """Return a copy of a value that lies as `shape` and is repeated to `stretched`."""
+        if stretched != shape:
+            own = self._types[value].shape
+            if own != shape[len(shape) - len(own) :]:
+                value = self._emit(RESHAPE, Attrs({"shape": shape}), value, shape)
+            value = self._emit(BROADCAST_TO, Attrs({"shape": stretched}), value, stretched)
+        return self._emit(COPY, NO_ATTRS, value, self._types[value].shape)
+
+    def _emit(self, op: Op, attrs: Attrs, value: ValueId, shape: Shape) -> ValueId:
+        made = new_value(self._types, TensorType(self._types[value].dtype, shape))
+        self.made.append(replace(self._node, op=op, inputs=(value,), outputs=(made,), attrs=attrs))
+        return made
+
+
+# Compute before a broadcast what is computed of its elements alone.
+#
+#     broadcast_to(a) * broadcast_to(b)  ->  broadcast_to(a * b)
+#
+# as in the gradient of a mean, which is one number for every element; a number computed of
+# constants is a constant. Only where all that read the result can be part of a fused kernel, for
+# those look through the broadcast; other kernels may be slower on a tensor of one element repeated.
+#
+# Guarantees: the same bits; no other node changes.
+
+
+def narrow_broadcasts(graph: Graph) -> Graph:
+    """Return the graph with narrower elementwise ops. O(nodes)."""
+    if not any([node.op is BROADCAST_TO for node in graph.nodes]):
+        return graph
+    readers, roots = consumers(graph), frozenset(graph.roots())
+    types = list(graph.types)
+    narrow: dict[ValueId, ValueId] = {}
+    numbers: dict[ValueId, Node] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.op is CONSTANT:
+            numbers[node.outputs[0]] = node
+        elif node.op is RESHAPE and node.inputs[0] in numbers:
+            numbers[node.outputs[0]] = numbers[node.inputs[0]]
+        elif node.op is BROADCAST_TO:
+            narrow[node.outputs[0]] = narrow.get(node.inputs[0], node.inputs[0])
+        elif (
+            any([v in narrow for v in node.inputs])
+            and _is_pointwise(node)
+            and node.outputs[0] not in roots
+        ):
+            inputs = tuple([narrow.get(v, v) for v in node.inputs])
+            type_ = types[node.outputs[0]]
+            shape = broadcast_shape(*[types[v].shape for v in inputs])
+            are_ready = all([expand.has(graph.nodes[n].op) for n in readers[node.outputs[0]]])
+            if math.prod(shape) < type_.num_elements and are_ready:
+                made = narrow[node.outputs[0]] = new_value(types, TensorType(type_.dtype, shape))
+                nodes.append(
+                    _evaluated(replace(node, inputs=inputs, outputs=(made,)), numbers, types)
+                )
+                stretched = Attrs({"shape": type_.shape})
+                node = replace(node, op=BROADCAST_TO, inputs=(made,), attrs=stretched)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes), types=tuple(types))
+
+
+def _evaluated(node: Node, numbers: dict[ValueId, Node], types: list[TensorType]) -> Node:
+    """Return a constant for a node of constants of one element, where all kernels give one bit."""
+    (made,) = node.outputs
+    type_ = types[made]
+    held = [numbers.get(v) for v in node.inputs]
+    if type_.num_elements != 1 or not is_exact.get(node.op):
+        return node
+    arrays = [constant_array(number) for number in held if number is not None]
+    if len(arrays) < len(held):
+        return node
+    with np.errstate(all="ignore"):
+        (result,) = reference.get(node.op)(node.attrs, *arrays)
+    data = encoded(np.asarray(result), type_.dtype)
+    attrs = Attrs({"dtype": type_.dtype.value, "shape": type_.shape, "data": data})
+    numbers[made] = replace(node, op=CONSTANT, inputs=(), attrs=attrs)
+    return numbers[made]
+
+
+def _is_pointwise(node: Node) -> bool:
+    """Whether a node computes each element of its one output from those in the same place."""
+    is_plain = frame.get(node.op) is pointwise_frame
+    return expand.has(node.op) and is_plain and len(node.outputs) == 1 and bool(node.inputs)
+
+
+# Cut reductions in two where one walk over rows and columns cannot make them.
+#
+#     sum(x[R, K, R'], axes 0 and 2)  ->  sum(sum(x, axis 2), axis 0)
+#     mean(x, all axes)               ->  mean(mean(x, last axis), the other axes)
+#     max(transpose(x), axis 0)       ->  max(x, the axis that this is)
+#     argmax(x, axis 0)               ->  argmax(transpose(x), last axis)
+#
+# A fused kernel reduces the last axes or the first ones, and the kernels beside it reduce
+# neighbours, all of them on dense tensors. One row of all elements could not be walked over
+# together with what made it. The mean of equally many means is the mean.
+#
+# Guarantees: the same values but for rounding; reduced axes are neighbours, but in short floats,
+# which would be rounded twice; no other node changes.
+
+
+def stage_reductions(graph: Graph) -> Graph:
+    """Return the graph with reductions in as many nodes as they need. O(nodes)."""
+    types = list(graph.types)
+    turned = {node.outputs[0]: node for node in graph.nodes if node.op is TRANSPOSE}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.op is ARGMAX:
+            nodes += _over_last_axis(node, types)
+        elif node.op in (SUM, MEAN, MAX):
+            nodes += _staged(_before_transpose(node, turned), types)
+        else:
+            nodes.append(node)
+    if all([before is after for before, after in zip(graph.nodes, nodes, strict=False)]):
+        return graph
+    return replace(graph, nodes=tuple(nodes), types=tuple(types))
+
+
+def _before_transpose(node: Node, turned: dict[ValueId, Node]) -> Node:
+    """Return a reduction of what a transpose shows, where the axes that are left keep order."""
+    before, axes = turned.get(node.inputs[0]), node.attrs.ints("axes")
+    if before is None or node.attrs.bool_("keepdims"):
+        return node
+    perm = before.attrs.ints("perm")
+    left = [own for axis, own in enumerate(perm) if axis not in axes]
+    if left != sorted(left):
+        return node
+    own_axes = tuple(sorted([perm[axis] for axis in axes]))
+    attrs = Attrs({"axes": own_axes, "keepdims": False})
+    return replace(node, inputs=before.inputs, attrs=attrs)
+
+
+def _staged(node: Node, types: list[TensorType]) -> list[Node]:
+    """Return the reductions that stand for one, the last axes first."""
+    x, axes = types[node.inputs[0]], node.attrs.ints("axes")
+    wide = [axis for axis, n in enumerate(x.shape) if n != 1]
+    if set(wide) <= {*axes}:
+        is_cut = x.dtype.is_float and len(wide) > 1
+        return [*_split(node, tuple(wide[-1:]), types)] if is_cut else [node]
+    last: list[int] = []
+    for axis in reversed(wide):
+        if axis in axes:
+            last.insert(0, axis)
+        elif last:
+            break
+    is_short = x.dtype in HALVES
+    if is_short or not {*wide} & {*axes} - {*last}:
+        return [node]
+    first, others = _split(node, tuple(last), types)
+    return [first, *_staged(others, types)]
+
+
+def _split(node: Node, stage: tuple[int, ...], types: list[TensorType]) -> tuple[Node, Node]:
+    """Return the reduction over some axes of a node's, and that over the others."""
+    x, is_kept = types[node.inputs[0]], node.attrs.bool_("keepdims")
+    first = Attrs({"axes": stage, "keepdims": is_kept})
+    middle = new_value(types, TensorType(x.dtype, reduced_shape(first, x.shape)))
+    rest = [axis for axis in node.attrs.ints("axes") if axis not in stage]
+    if not is_kept:
+        rest = [axis - len([gone for gone in stage if gone < axis]) for axis in rest]
+    others = Attrs({"axes": tuple(rest), "keepdims": is_kept})
+    return (
+        replace(node, outputs=(middle,), attrs=first),
+        replace(node, inputs=(middle,), attrs=others),
+    )
+
+
+def _over_last_axis(node: Node, types: list[TensorType]) -> list[Node]:
+    """Return an argmax over the last axis, in front of which the axis is moved there.
+
+    The argmax comes last, for it may be an output of the job, which no view is.
+    """
+    x, axis = types[node.inputs[0]], node.attrs.int_("axis")
+    if all([n == 1 for n in x.shape[axis + 1 :]]):
+        return [node]
+    perm = (*[own for own in range(x.rank) if own != axis], axis)
+    over = (*types[node.outputs[0]].shape, x.shape[axis])
+    turned = new_value(types, TensorType(x.dtype, tuple([x.shape[own] for own in perm])))
+    shown = new_value(types, TensorType(x.dtype, over))
+    last = Attrs({"axis": len(over) - 1, "keepdims": False})
+    return [
+        replace(node, op=TRANSPOSE, outputs=(turned,), attrs=Attrs({"perm": perm})),
+        replace(node, op=RESHAPE, inputs=(turned,), outputs=(shown,), attrs=Attrs({"shape": over})),
+        replace(node, inputs=(shown,), attrs=last),
+    ]

@@ -1,0 +1,220 @@
+"""What an op makes of split, broadcast and partial operands, along one axis of a mesh.
+
+A `SbpSignature` promises: where each rank has its part of the operands, and runs the op on them as
+`compiler.graph.columns` has it, each has its part of the results. The cells of the column are of
+primitive ops; of an op that is a program, signatures follow from the program
+(`compiler.sbp.derive`). Every op takes operands that each rank has whole (`whole`).
+
+A signature over several axes of a mesh is one of these for each axis: what holds of an op on any
+shapes holds of the op on parts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compiler.contract.attrs import Attrs
+from compiler.contract.placement import Mesh
+from compiler.contract.sbp import BROADCAST, PARTIAL, Partial, Sbp, Shape, Split, Splits
+from compiler.contract.types import ValueId
+from compiler.graph.graph import GraphBuilder, Node, gradient
+from compiler.graph.registry import Array, Cost, Op, OpAttr, Types, cost, reference
+
+
+@dataclass(frozen=True, slots=True)
+class SbpSignature:
+    """How operands must lie, and how the results lie then."""
+
+    inputs: tuple[Sbp, ...]
+    outputs: tuple[Sbp, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all operands and results are whole."""
+        return {*self.inputs, *self.outputs} <= {BROADCAST}
+
+    def __str__(self) -> str:
+        sides = [", ".join(map(str, side)) for side in (self.inputs, self.outputs)]
+        return " -> ".join(sides)
+
+
+SignaturesOf = Callable[[Types, Types, Attrs, int], Sequence[SbpSignature]]
+"""The signatures of a call, beside that of whole operands: (inputs, outputs, attrs, parts).
+
+Types are those of the whole tensors. Where extents are no multiples of the `parts`, a split may be
+uneven; whatever a signature says holds of uneven ones, too.
+"""
+
+Labels = Sequence[str]
+"""A name for each axis of an operand; "" where it cannot be split."""
+
+sbp_signatures = OpAttr[SignaturesOf](
+    "sbp_signatures",
+    "what the op makes of operands that lie on several ranks; read by the choice of SBP. Without a"
+    " cell: what follows from the op's program, or whole operands alone",
+)
+
+
+def whole(inputs: Types, outputs: Types) -> SbpSignature:
+    """Return the signature that every op has."""
+    return SbpSignature((BROADCAST,) * len(inputs), (BROADCAST,) * len(outputs))
+
+
+def by_axes(
+    inputs: Sequence[Labels], outputs: Sequence[Labels], *, sums: bool = False
+) -> list[SbpSignature]:
+    """Return the signatures of an op whose axes correspond by name, as in einsum.
+
+    Along a name, whoever has it is split, and other operands are whole. With `sums`, results that
+    do not have it are partial; without, all results must have it.
+    """
+    names = dict.fromkeys([name for labels in inputs for name in labels if name])
+    found = []
+    for name in names:
+        made = [_word(labels, name, PARTIAL if sums else None) for labels in outputs]
+        if None not in made:
+            given = [_word(labels, name, BROADCAST) for labels in inputs]
+            found.append(SbpSignature(tuple(filter(None, given)), tuple(filter(None, made))))
+    return found
+
+
+def linear_in(number: int, inputs: int, outputs: int = 1, by: Partial = PARTIAL) -> SbpSignature:
+    """Return the signature of an op that is linear in one operand, the others being whole."""
+    given = [by if i == number else BROADCAST for i in range(inputs)]
+    return SbpSignature(tuple(given), (by,) * outputs)
+
+
+def _word(labels: Labels, name: str, other: Sbp | None) -> Sbp | None:
+    return Split(list(labels).index(name)) if name in labels else other
+
+
+def last_labels(names: Sequence[str], shape: Sequence[int], wide: Sequence[int]) -> Labels:
+    """Return the names of the axes of an operand that numpy's rule stretches to a wide shape."""
+    own = names[len(names) - len(shape) :]
+    last = wide[len(wide) - len(shape) :]
+    return [name if n == m else "" for name, n, m in zip(own, shape, last, strict=True)]
+
+
+# How most cells of ops with one output are written.
+
+Grads = tuple[ValueId | None, ...]
+"""One gradient per input of a node; None where nothing flows."""
+
+Values = tuple[ValueId, ...]
+"""Inputs of a node, or replacements of its outputs."""
+
+Rule = Callable[[GraphBuilder, Node, ValueId], Grads]
+
+
+def gradient_of(*ops: Op) -> Callable[[Rule], Rule]:
+    """Return a decorator that registers the gradient of ops with one output.
+
+    The rule gets the gradient of that output, which is never None.
+    """
+
+    def decorate(rule: Rule) -> Rule:
+        def pull(b: GraphBuilder, node: Node, grads: Grads) -> Grads:
+            (dy,) = grads
+            return (None,) * len(node.inputs) if dy is None else rule(b, node, dy)
+
+        for op in ops:
+            gradient.register(op, pull, rule.__code__.co_filename)
+        return rule
+
+    return decorate
+
+
+def array_of(*ops: Op) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Return a decorator that registers the array of (attrs, *arrays) as reference of ops."""
+
+    def decorate(function: Callable[..., Array]) -> Callable[..., Array]:
+        def run(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
+            return (np.asarray(function(attrs, *inputs)),)
+
+        for op in ops:
+            reference.register(op, run, function.__code__.co_filename)
+        return function
+
+    return decorate
+
+
+def streams(*ops: Op, flops: float = 0.0) -> None:
+    """Let ops cost `flops` per element of the first input, and move all operands once."""
+
+    def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
+        moved = sum([t.size_bytes for t in (*inputs, *outputs)])
+        return Cost(flops * inputs[0].num_elements, float(moved))
+
+    for op in ops:
+        cost.register(op, work, sys._getframe(1).f_code.co_filename)
+
+
+# Projection: what one rank does of a node, on its parts of the operands.
+#
+# The default is the node's op with its own attributes. An op whose attributes or meaning depend on
+# extents says in the column `project` what a rank does in its place; of an op that is a program it
+# follows from the program (`compiler.sbp.local_form`).
+
+_NO_MESH = Mesh((), ())
+
+Part = tuple[slice, ...]
+"""Which elements of a whole tensor a rank has: all of them where it is partial."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCall:
+    """A node of the graph of whole tensors, as one rank sees it.
+
+    `inputs` are the rank's parts in the builder; `whole_inputs` and `whole_outputs` the types of
+    the whole tensors, and the parts which elements of these the rank has and makes.
+    `input_splits` and `output_splits` say by which axes of the mesh each is split. `shared` are
+    values that the rank's graph has once for all who want them, by what they are; `coordinates`
+    those of the rank in the mesh. `signatures` are what was chosen along each axis of it.
+    """
+
+    node: Node
+    inputs: tuple[ValueId, ...]
+    whole_inputs: Types
+    whole_outputs: Types
+    input_parts: tuple[Part, ...]
+    output_parts: tuple[Part, ...]
+    input_splits: tuple[Splits, ...] = ()
+    output_splits: tuple[Splits, ...] = ()
+    mesh: Mesh = _NO_MESH
+    coordinates: tuple[int, ...] = ()
+    shared: dict[object, ValueId] = field(default_factory=dict)
+    signatures: tuple[SbpSignature, ...] = ()
+
+    def output_shape(self, index: int = 0) -> Shape:
+        """Return the shape of the rank's part of a result."""
+        return shape_of(self.output_parts[index])
+
+
+Project = Callable[[GraphBuilder, LocalCall], tuple[ValueId, ...]]
+"""Emits what a rank does; returns one value per output, of the shapes of its parts."""
+
+project = OpAttr[Project](
+    "project", "what a rank does of a node whose operands it has parts of; read by projection"
+)
+
+
+LocalAttrs = Callable[[Attrs, Shape], Attrs]
+"""Attributes of a call on a part of the walked tensor, from those of the whole and its shape."""
+
+local_attrs = OpAttr[LocalAttrs](
+    "local_attrs", "attributes of a call on parts; read by projection", lambda attrs, shape: attrs
+)
+
+
+def shape_of(part: Part) -> Shape:
+    """Return the extents of a part."""
+    return tuple([own.stop - own.start for own in part])
+
+
+def with_local_shape(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
+    """Emit an op that has the shape of its result in its attribute `shape`."""
+    return b.emit(call.node.op, call.inputs, {**call.node.attrs, "shape": call.output_shape()})

@@ -1,0 +1,481 @@
+"""The logical graph: immutable, typed, with the user's own lines.
+
+A `Node` applies an op to values; a `Value` is an id, and every fact about it is a column of the
+`Graph` indexed by that id. Nodes stand in topological order. `source` is the user's file and line,
+`scope` the module path ("blocks.0.attn"); both survive to the plan, the trace and every error.
+Inputs of the job, variables and constants are nodes too (ops `input`, `variable`, `constant`), so
+that every value has exactly one producer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, cast
+
+from compiler.contract.attrs import NO_ATTRS, Attrs, AttrValue
+from compiler.contract.errors import CompileError
+from compiler.contract.types import MOST_ELEMENTS, Phase, TensorType, ValueId
+from compiler.graph.registry import Op, OpAttr, OpTypeError, has_effect, infer_type, writes
+
+# Facts of a graph, each worked out once for a version of it.
+#
+# A graph never changes, so what follows from it alone (who makes a value, who reads it, which
+# values share bytes, what runs once per step) is worked out when it is first asked for, and kept
+# with it. A pass that returns the graph it was given passes all of that on; one that returns
+# another graph starts afresh. A fact is a tuple or a frozen value: whoever asks next gets the same
+# one.
+
+T = TypeVar("T")
+
+
+def fact(compute: Callable[[Graph], T]) -> Callable[[Graph], T]:
+    """Let a function of a graph alone be called once per version; a decorator.
+
+    Two threads that ask at once both work it out, and keep one of two equal answers.
+    """
+
+    @functools.wraps(compute)
+    def known(graph: Graph) -> T:
+        facts = graph.facts
+        if known not in facts:
+            facts[known] = compute(graph)
+        return cast("T", facts[known])
+
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLocation:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+UNKNOWN_SOURCE = SourceLocation("<unknown>", 0)
+
+UNPLACED = -1
+"""The device of a node that may run on any."""
+
+UNSTAGED = -1
+"""The stage of a node that runs where what it reads is, or wherever it is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One application of an op. `outputs` are the values it produces, in order.
+
+    `after` are values that must exist before the node runs, beyond its inputs: control edges. Only
+    passes that run after `order` set them. `device` is a number into the ordered devices of the
+    job, which the graph does not know; UNPLACED until the pass `place` has chosen. `stage` is that
+    of a pipeline; see `compiler.sbp.stages`.
+    """
+
+    op: Op
+    inputs: tuple[ValueId, ...]
+    outputs: tuple[ValueId, ...]
+    attrs: Attrs
+    scope: str
+    source: SourceLocation
+    phase: Phase = Phase.FORWARD
+    after: tuple[ValueId, ...] = ()
+    device: int = 0
+    stage: int = UNSTAGED
+
+    @property
+    def writes(self) -> tuple[tuple[int, int], ...]:
+        """The pairs (output, input) of its op's column `writes` that it has."""
+        pairs, made, given = writes.get(self.op), len(self.outputs), len(self.inputs)
+        return tuple([p for p in pairs if p[0] < made and p[1] < given]) if pairs else pairs
+
+    def with_values(self, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Node:
+        """Return the node with other inputs and outputs; a fifth of the time of `replace`."""
+        kept = self.attrs, self.scope, self.source, self.phase, self.after, self.device, self.stage
+        return Node(self.op, inputs, outputs, *kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A value the job returns at every step: a metric or a prediction."""
+
+    name: str
+    value: ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule:
+    """How the optimizer changes one variable, before autodiff knows the gradient.
+
+    The update node reads `(variable, gradient, *state, *scalars)` and writes `(variable, *state)`.
+    `objective` is what the gradient is of; optimizers leave it to the job.
+    """
+
+    op: Op
+    variable: ValueId
+    state: tuple[ValueId, ...]
+    scalars: tuple[ValueId, ...]
+    attrs: Attrs
+    objective: ValueId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """A step consumes `every` batches and updates once, with the mean of their gradients.
+
+    `batch` is the int64 variable that counts the batches done. A graph has it to the end: of a
+    stage of a pipeline that sums no gradients nothing else would say so.
+    """
+
+    every: int
+    batch: ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """At the end of the step the storage of `variable` holds `value`."""
+
+    variable: ValueId
+    value: ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A logical graph. `types[v]` is the type of value v; nodes stand in topological order.
+
+    `updates` are what autodiff consumes; afterwards there are none, and the gradients, sums and
+    update nodes are ordinary nodes with `writes`.
+    """
+
+    nodes: tuple[Node, ...]
+    types: tuple[TensorType, ...]
+    outputs: tuple[Output, ...]
+    updates: tuple[UpdateRule, ...] = ()
+    writes: tuple[Write, ...] = ()
+    accumulation: Accumulation | None = None
+    facts: dict[Callable[..., object], object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What is known of this version: see `compiler.graph.graph`. No part of its value."""
+
+    @fact
+    def producers(self) -> tuple[int, ...]:
+        """Return, per value, the index of the node that produces it (-1 for unused ids)."""
+        column = [-1] * len(self.types)
+        for index, node in enumerate(self.nodes):
+            for value in node.outputs:
+                column[value] = index
+        return tuple(column)
+
+    def objectives(self) -> tuple[ValueId, ...]:
+        """Return what gradients are taken of, each once, in the order of the updates."""
+        named = [rule.objective for rule in self.updates if rule.objective is not None]
+        return tuple(dict.fromkeys(named))
+
+    def effects(self) -> tuple[ValueId, ...]:
+        """Return what nodes make that do something beyond it."""
+        return tuple([v for n in self.nodes if has_effect.get(n.op) for v in n.outputs])
+
+    @fact
+    def roots(self) -> tuple[ValueId, ...]:
+        """Return the values that must be computed: outputs, objectives, written values, effects."""
+        values = [o.value for o in self.outputs] + [w.value for w in self.writes]
+        values += self.effects()
+        values += self.objectives()
+        for rule in self.updates:
+            values += [rule.variable, *rule.state, *rule.scalars]
+        if self.accumulation is not None:
+            values.append(self.accumulation.batch)
+        return tuple(dict.fromkeys(values))
+
+
+@fact
+def consumers(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Return, per value, the indices of the nodes that read it, in order."""
+    column: list[list[int]] = [[] for _ in graph.types]
+    for index, node in enumerate(graph.nodes):
+        for value in dict.fromkeys(node.inputs):
+            column[value].append(index)
+    return tuple([tuple(readers) for readers in column])
+
+
+@fact
+def sole_readers(graph: Graph) -> tuple[int, ...]:
+    """Return, per value, the index of the node that alone reads it; else -1.
+
+    -1 for a root too, which is read where no node stands. Whoever rewrites that node may drop the
+    value.
+    """
+    column = [readers[0] if len(readers) == 1 else -1 for readers in consumers(graph)]
+    for value in graph.roots():
+        column[value] = -1
+    return tuple(column)
+
+
+def mark_needed(
+    graph: Graph, wanted: Sequence[ValueId], ends_at: Sequence[Op] = ()
+) -> tuple[bool, ...]:
+    """Mark the nodes that values need, as far back as those of some ops. O(nodes)."""
+    is_needed = [False] * len(graph.types)
+    for value in wanted:
+        is_needed[value] = True
+    marks = [False] * len(graph.nodes)
+    for index in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[index]
+        if node.op in ends_at:
+            continue
+        for value in node.outputs:
+            if is_needed[value]:
+                break
+        else:
+            continue
+        marks[index] = True
+        for value in node.inputs:
+            is_needed[value] = True
+    return tuple(marks)
+
+
+class GraphBuilder:
+    """Grow a graph node by node; types are inferred, and errors carry op and user line.
+
+    One builder serves the trace, gradient rules and rewriting passes alike.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.types: list[TensorType] = []
+        self._producers: list[int] = []
+        self.outputs: list[Output] = []
+        self.updates: list[UpdateRule] = []
+        self.writes: list[Write] = []
+        self.accumulation: Accumulation | None = None
+        self._scope = ""
+        self._source = UNKNOWN_SOURCE
+        self._phase = Phase.FORWARD
+        self._device = 0
+        self.stage = UNSTAGED
+
+    @contextmanager
+    def at(
+        self,
+        scope: str,
+        source: SourceLocation,
+        phase: Phase = Phase.FORWARD,
+        device: int = 0,
+        stage: int = UNSTAGED,
+    ) -> Iterator[None]:
+        """Give all nodes emitted inside this scope, source, phase, device and stage."""
+        saved = self._scope, self._source, self._phase, self._device, self.stage
+        self._scope, self._source, self._phase = scope, source, phase
+        self._device, self.stage = device, stage
+        try:
+            yield
+        finally:
+            self._scope, self._source, self._phase, self._device, self.stage = saved
+
+    def beside(self, node: Node, phase: Phase | None = None) -> AbstractContextManager[None]:
+        """Give all nodes emitted inside what a node has, perhaps in another phase."""
+        return self.at(node.scope, node.source, phase or node.phase, node.device, node.stage)
+
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """Give all nodes emitted inside this device, and scope, source and phase as they are."""
+        saved, self._device = self._device, device
+        try:
+            yield
+        finally:
+            self._device = saved
+
+    def emit(
+        self, op: Op, inputs: Sequence[ValueId], attrs: Attrs | Mapping[str, AttrValue] = NO_ATTRS
+    ) -> tuple[ValueId, ...]:
+        """Append a node and return its output values. Raises CompileError on wrong input types."""
+        frozen = attrs if isinstance(attrs, Attrs) else Attrs(attrs)
+        input_types = tuple([self.types[v] for v in inputs])
+        try:
+            output_types = infer_type.get(op)(input_types, frozen)
+        except OpTypeError as error:
+            came = ", ".join(map(str, input_types))
+            raise CompileError(
+                f"{self._source}: {op}({came}){_in_scope(self._scope)}: {error}"
+            ) from error.__cause__
+        for made in output_types:
+            if not made.is_possible:
+                raise CompileError(
+                    f"{self._source}: {op}{_in_scope(self._scope)} would make {made}: extents are 0"
+                    f" or more, and a tensor has at most {MOST_ELEMENTS:,} elements"
+                )
+        outputs = numbers(len(self.types), len(output_types))
+        self.types.extend(output_types)
+        self._producers.extend([len(self.nodes)] * len(output_types))
+        place = self._scope, self._source, self._phase, (), self._device, self.stage
+        self.nodes.append(Node(op, tuple(inputs), outputs, frozen, *place))
+        return outputs
+
+    def copy(
+        self, node: Node, inputs: tuple[ValueId, ...], types: Sequence[TensorType]
+    ) -> tuple[ValueId, ...]:
+        """Append a node of another graph, with all that it has but its inputs.
+
+        `types` are those of its outputs there: inputs of the same types give the same. The node
+        itself is appended where it has the same ids here, as most of a rewritten graph has.
+        """
+        outputs = numbers(len(self.types), len(types))
+        if inputs != node.inputs or outputs != node.outputs:
+            node = node.with_values(inputs, outputs)
+        self.types.extend(types)
+        self._producers.extend([len(self.nodes)] * len(types))
+        self.nodes.append(node)
+        return outputs
+
+    def widen(
+        self, value: ValueId, attrs: Attrs, types: Sequence[TensorType]
+    ) -> tuple[ValueId, ...]:
+        """Give the node that made a value further outputs, and other attributes; return those.
+
+        For a gradient that needs more of a node than whoever emitted it asked for.
+        """
+        index = self._producers[value]
+        made = numbers(len(self.types), len(types))
+        self.types.extend(types)
+        self._producers.extend([index] * len(types))
+        node = self.nodes[index]
+        self.nodes[index] = replace(node, attrs=attrs, outputs=(*node.outputs, *made))
+        return made
+
+    def one(self, op: Op, *inputs: ValueId, **attrs: AttrValue) -> ValueId:
+        """Append a node of an op with one output and return that value."""
+        return self.emit(op, inputs, Attrs(attrs) if attrs else NO_ATTRS)[0]
+
+    def type_of(self, value: ValueId) -> TensorType:
+        """Return the type of a value emitted earlier."""
+        return self.types[value]
+
+    def producer_of(self, value: ValueId) -> Node:
+        """Return the node that produces a value emitted earlier. O(1)."""
+        return self.nodes[self._producers[value]]
+
+    def freeze(self) -> Graph:
+        """Return the graph built so far."""
+        return Graph(
+            tuple(self.nodes),
+            tuple(self.types),
+            tuple(self.outputs),
+            tuple(self.updates),
+            tuple(self.writes),
+            self.accumulation,
+        )
+
+    def freeze_as(self, graph: Graph, new_id: Sequence[ValueId]) -> Graph:
+        """Return the graph built so far with the outputs and all other columns of `graph`.
+
+        For passes that copy its nodes one by one; `new_id` has the value here of each value there.
+        """
+        self.outputs = [Output(o.name, new_id[o.value]) for o in graph.outputs]
+        self.updates = [
+            replace(
+                u,
+                variable=new_id[u.variable],
+                state=tuple([new_id[v] for v in u.state]),
+                scalars=tuple([new_id[v] for v in u.scalars]),
+                objective=None if u.objective is None else new_id[u.objective],
+            )
+            for u in graph.updates
+        ]
+        self.writes = [Write(new_id[w.variable], new_id[w.value]) for w in graph.writes]
+        self.accumulation = graph.accumulation and replace(
+            graph.accumulation, batch=new_id[graph.accumulation.batch]
+        )
+        return self.freeze()
+
+    @staticmethod
+    def continuing(graph: Graph) -> GraphBuilder:
+        """Return a builder that holds `graph` already, with the same value ids."""
+        b = GraphBuilder()
+        b.nodes, b.types = list(graph.nodes), list(graph.types)
+        b._producers = list(graph.producers())
+        b.outputs = list(graph.outputs)
+        b.updates, b.writes = list(graph.updates), list(graph.writes)
+        b.accumulation = graph.accumulation
+        return b
+
+
+def new_value(types: list[TensorType], type_: TensorType) -> ValueId:
+    """Return a value more, in the types of a graph that is rewritten."""
+    types.append(type_)
+    return ValueId(len(types) - 1)
+
+
+def numbers(first: int, count: int) -> tuple[ValueId, ...]:
+    """Return the next values."""
+    return tuple(cast("Iterator[ValueId]", range(first, first + count)))
+
+
+def _in_scope(scope: str) -> str:
+    return f" in '{scope}'" if scope else ""
+
+
+# Drop what nothing needs: the one way in which nodes leave a graph.
+
+
+def prune(graph: Graph) -> Graph:
+    """Return the graph with only the nodes that roots need, and dense value ids. O(nodes).
+
+    A pass that gives a reader something else to read leaves the old node where it is, and its last
+    line is this: so no pass decides by itself what is still read.
+    """
+    kept = needed_nodes(graph)
+    if len(kept) == len(graph.nodes) and _is_dense(graph):
+        return graph
+    # Not by `GraphBuilder.copy`: half of the time of a compilation's rewrites would go there.
+    new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
+    b = GraphBuilder()
+    types, nodes = b.types, b.nodes
+    for node in kept:
+        inputs = tuple([new_id[v] for v in node.inputs])
+        outputs = numbers(len(types), len(node.outputs))
+        for value, new in zip(node.outputs, outputs, strict=True):
+            new_id[value] = new
+            types.append(graph.types[value])
+        is_same = inputs == node.inputs and outputs == node.outputs
+        nodes.append(node if is_same else node.with_values(inputs, outputs))
+    return b.freeze_as(graph, new_id)
+
+
+def needed_nodes(graph: Graph) -> list[Node]:
+    """Return the nodes that roots need, in order."""
+    marks = mark_needed(graph, graph.roots())
+    return [node for node, is_needed in zip(graph.nodes, marks, strict=True) if is_needed]
+
+
+def _is_dense(graph: Graph) -> bool:
+    """Whether the values are numbered as their nodes stand, and every number is a value."""
+    values = [value for node in graph.nodes for value in node.outputs]
+    return values == list(range(len(graph.types)))
+
+
+# Columns whose facts rewrite graphs: gradients and local simplifications.
+
+Maybe = tuple[ValueId | None, ...]
+
+Gradient = Callable[[GraphBuilder, Node, Maybe], Maybe]
+"""Emits the gradient of a node.
+
+Takes one value per output of the node, None where nothing flows back; returns one per input, of the
+input's type, or None.
+"""
+
+Simplify = Callable[[GraphBuilder, Node, tuple[ValueId, ...]], tuple[ValueId, ...] | None]
+"""Rewrites a node, whose inputs here are in the builder, while it is copied.
+
+Returns one value per output, or None to keep the node.
+"""
+
+gradient = OpAttr[Gradient]("gradient", "the op's vector-Jacobian product; read by autodiff")
+simplify = OpAttr[Simplify]("simplify", "local algebraic rewrite; read by the simplify pass")

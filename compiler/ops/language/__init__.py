@@ -1,0 +1,1 @@
+"""Ops stated by a program: expressions, definition, derivation of gradients, reference."""

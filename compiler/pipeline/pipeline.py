@@ -1,0 +1,478 @@
+"""Compile: the way of a graph, from the trace to a plan that is proven.
+
+`PASSES` is the one list of every rewrite that runs, in order. It is held against what each says it
+needs and provides (`compiler.pipeline.rewrites`), so that a swap is refused by name. Those at its
+end do what a byte budget asks for: they run on the ordered graph once for every choice that
+`compiler.budget.search` tries. Then `lower` makes a plan of the graph, and `verify_plan` proves it.
+With `options.verify` the graph verifier runs after every pass, too. Passes from elsewhere
+(`compiler.pipeline.rewrites`) find their place among ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import compiler.pipeline.standard_ops  # noqa: F401  # registers what the passes read
+from compiler.budget import offload, recompute
+from compiler.contract.attrs import PlainValue
+from compiler.contract.plan import Plan
+from compiler.contract.types import DType
+from compiler.fusion import regions
+from compiler.fusion.fuse import fuse_launches
+from compiler.fusion.join_updates import join_updates, update_programs
+from compiler.fusion.prepare import dense_operands, narrow_broadcasts, stage_reductions
+from compiler.fusion.recompute_cheap import recompute_cheap
+from compiler.fusion.regions import fuse_products
+from compiler.graph.graph import Graph
+from compiler.graph.target import BudgetChoice, CompileOptions, Hardware
+from compiler.lowering import buckets
+from compiler.lowering import lower as bodies
+from compiler.lowering.lower import lower
+from compiler.ops.primitives.body import hash_graph
+from compiler.ops.primitives.transfer import STAGE
+from compiler.passes import autodiff, batches, channels_last, place, precision, simplify
+from compiler.pipeline.rewrites import (
+    AnyPass,
+    BudgetPass,
+    DevicePass,
+    JobPass,
+    Pass,
+    Watch,
+    check_order,
+    look,
+    registered,
+    rewritten,
+    with_added,
+)
+from compiler.sbp import distribute, stages
+from compiler.sbp.distribute import RankGraphs
+from compiler.storage import order
+from compiler.verify.verify import verify_plan
+
+
+def _is_scaled(options: CompileOptions) -> bool:
+    return options.is_training and options.precision == "fp16"
+
+
+def _prepare_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
+    """Return a body, as a job of its own, as it is lowered."""
+    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
+    # Its operands lie on the device already: nothing is fed from the host's side.
+    steps = tuple([step for step in steps if step.name != "feed"])
+    look(body, "trace", options, None)
+    return rewritten(body, steps, hardware, options, None)
+
+
+def _lower_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Plan:
+    """Return the plan of a body, proven."""
+    plan = lower(body, hardware, options, hash_graph(body))
+    verify_plan(plan)
+    return plan
+
+
+PASSES: tuple[AnyPass, ...] = (
+    JobPass(
+        "stages",
+        lambda graph, hardware, options: stages.run(graph, hardware.ranks.mesh.extent(STAGE)),
+        (),
+        ("a stage for every node",),
+    ),
+    Pass(
+        "fuse_attention",
+        simplify.fuse_attention,
+        ("a stage for every node",),  # it puts nodes where those are that it takes the place of
+        ("attention by the block",),
+    ),
+    Pass("buffers", batches.chain_buffers, (), ("buffers from batch to batch",)),
+    Pass(
+        "autodiff",
+        autodiff.differentiate,
+        ("attention by the block", "buffers from batch to batch"),  # gradients are of the new ops
+        ("gradients",),
+    ),
+    Pass("narrow_bodies", simplify.narrow_bodies, ("gradients",), ("bodies of what is read",)),
+    Pass(
+        "simplify", simplify.simplify_graph, ("gradients", "bodies of what is read"), ("minimal",)
+    ),
+    Pass("unscale", autodiff.unscale, ("minimal",), ("gradients without scale",), _is_scaled),
+    JobPass(
+        "skip_updates",
+        lambda graph, hardware, options: autodiff.skip_updates(graph, options.losses or ("loss",)),
+        ("minimal", "gradients without scale"),
+        ("updates that a broken step skips",),
+        is_wanted=lambda options: options.skips_broken_steps,
+    ),
+    Pass(
+        "rescale",
+        autodiff.rescale,
+        ("updates that a broken step skips",),
+        ("a scale after the step",),
+        _is_scaled,
+    ),
+    JobPass(
+        "clip",
+        lambda graph, hardware, options: autodiff.clip_gradients(graph, options),
+        # What is clipped is the gradient of the whole step, as large as it is.
+        (
+            "gradients without scale",
+            "updates that a broken step skips",
+            "a scale after the step",
+        ),
+        ("clipped gradients",),
+        lambda options: bool(options.clip_norm or options.clip_value),
+    ),
+    Pass(
+        "stage_updates",
+        autodiff.stage_updates,
+        # What it emits reads gradients, which no pass after it may put others in the place of.
+        ("minimal", "clipped gradients"),
+        ("updates by programs",),
+    ),
+    Pass(
+        "averages", autodiff.follow_updates, ("updates by programs",), ("averages of new values",)
+    ),
+    JobPass(
+        "distribute",
+        lambda graph, hardware, options: distribute.run(graph, hardware.ranks, zero=options.zero),
+        # Of all that a step is, each rank gets its share; what comes after is a rank's own affair.
+        # Norms and products of whole parameters are made whole where they stand as such.
+        (
+            "minimal",
+            "gradients without scale",
+            "updates that a broken step skips",
+            "a scale after the step",
+            "clipped gradients",
+            "updates by programs",
+            # It sees that an average reads a parameter, while that is whole.
+            "averages of new values",
+        ),
+        ("parts of values",),
+        lambda options: bool(options.mesh),
+    ),
+    Pass(
+        "sparse_update",
+        autodiff.update_rows,
+        # A gradient that is searched, clipped, or summed over ranks, is needed in one piece.
+        (
+            "minimal",
+            "updates that a broken step skips",
+            "parts of values",
+            "clipped gradients",
+            "averages of new values",
+        ),
+        ("updates of rows",),
+    ),
+    Pass(
+        "precision",
+        precision.narrow_products,
+        ("minimal", "updates by programs"),
+        ("products in bfloat16",),
+        lambda options: options.precision == "bf16",
+    ),
+    Pass(
+        "half_precision",
+        partial(precision.narrow_products, low=DType.FLOAT16),
+        ("minimal", "updates by programs"),
+        ("products in float16",),
+        lambda options: options.precision == "fp16",
+    ),
+    DevicePass(
+        "place",
+        place.place_nodes,
+        (
+            "updates of rows",
+            "updates by programs",
+            "products in bfloat16",
+            "products in float16",
+        ),  # what runs, but for fusion
+        ("a device for every node",),
+        lambda options: len(options.devices) > 1,
+    ),
+    DevicePass(
+        "insert_copies",
+        place.insert_copies,
+        ("a device for every node",),
+        ("copies between devices",),
+        lambda options: len(options.devices) > 1,
+    ),
+    JobPass(
+        "hold_weights",
+        channels_last.hold_weights,
+        ("minimal", "copies between devices"),
+        ("weights held",),
+    ),
+    DevicePass(
+        "channels_last",
+        channels_last.put_channels_last,
+        ("minimal", "copies between devices", "updates by programs", "weights held"),
+        ("layouts of images",),
+    ),
+    Pass(
+        "rates",
+        batches.split_rates,
+        (
+            "minimal",
+            "layouts of images",
+            "updates that a broken step skips",
+            "a scale after the step",
+            "clipped gradients",
+            "copies between devices",
+            "parts of values",
+        ),
+        ("rates",),
+    ),
+    Pass(
+        "outputs",
+        batches.copy_outputs,
+        # From here on no value is replaced by another: bytes are given to what there is.
+        ("rates", "updates of rows", "products in bfloat16", "products in float16"),
+        ("owned outputs",),
+    ),
+    Pass("update_programs", update_programs, ("owned outputs",), ("programs of updates",)),
+    DevicePass(
+        "round_in_updates",
+        precision.round_in_updates,
+        ("programs of updates", "products in bfloat16"),
+        ("weights rounded by their updates",),
+        # What a cast may make again later, a variable keeps; and a rank has slices of variables.
+        lambda options: (
+            options.precision == "bf16" and not options.mesh and not options.asks_for_less
+        ),
+    ),
+    Pass(
+        "stage_reductions",
+        stage_reductions,
+        ("owned outputs",),
+        ("reductions by rows",),
+    ),
+    Pass(
+        "narrow_broadcasts",
+        narrow_broadcasts,
+        ("reductions by rows",),
+        ("narrow operands",),
+    ),
+    DevicePass(
+        "recompute_cheap",
+        lambda graph, hardware: recompute_cheap(graph, hardware.wide_values),
+        ("narrow operands",),
+        ("cheap values made where they are read",),
+    ),
+    Pass(
+        "dense_operands",
+        dense_operands,
+        ("cheap values made where they are read",),
+        ("operands that a fused kernel can read",),
+    ),
+    DevicePass(
+        "fuse",
+        lambda graph, hardware: fuse_launches(
+            graph, ends_at_saved=True, finishes=hardware.product_finishes
+        ),
+        ("operands that a fused kernel can read",),
+        ("fused kernels",),
+    ),
+    DevicePass(
+        "chunk_wide",
+        lambda graph, hardware: regions.run(graph, hardware.wide_values),
+        ("fused kernels",),
+        ("wide values by the chunk",),
+    ),
+    Pass(
+        "fuse_products",
+        fuse_products,
+        ("wide values by the chunk",),  # regions begin at products that stand alone
+        ("products with what reads them",),
+    ),
+    JobPass(
+        "bodies",
+        partial(bodies.run, prepare=_prepare_body, lower=_lower_body),
+        ("owned outputs", "products with what reads them"),  # constants are all made
+        ("plans of bodies",),
+    ),
+    Pass("order", order.run, ("owned outputs", "plans of bodies"), ("order",)),
+    Pass(
+        "buckets",
+        buckets.run,
+        ("order", "parts of values"),
+        ("collectives by the bucket",),
+    ),
+    DevicePass(
+        "feed",
+        lambda graph, hardware: batches.feed_devices(graph, hardware.devices),
+        ("order", "collectives by the bucket"),  # it puts copies at the ends of the order
+        ("ports on the host's side",),
+        lambda options: options.has_device,
+    ),
+    # In host memory lies what the launches of the plan read, those that run again among them.
+    BudgetPass(
+        "recompute",
+        lambda graph, choice, hardware: recompute.run(graph, choice.launches),
+        ("order", "ports on the host's side"),
+        ("launches that run again",),
+    ),
+    BudgetPass(
+        "offload",
+        lambda graph, choice, hardware: offload.offload_variables(graph, choice.state, hardware),
+        ("launches that run again",),
+        ("state in host memory",),
+    ),
+    BudgetPass(
+        "spill",
+        lambda graph, choice, hardware: offload.spill_values(graph, choice.activations, hardware),
+        ("state in host memory",),
+        ("activations in host memory",),
+    ),
+)
+
+LOWERING_NEEDS: tuple[str, ...] = tuple([fact for step in PASSES for fact in step.provides])
+"""What lowering takes for granted: everything.
+
+Nothing after them makes up for a rewrite that did not happen.
+"""
+
+
+LAST_OF_RANKS = "distribute"
+"""The last pass that a rank's number tells apart from those of other ranks."""
+
+
+class LocalGraphs(NamedTuple):
+    """What one rank of several has of a job's graph, and of the one that evaluates between steps.
+
+    Compiling has come as far as `LAST_OF_RANKS`: ranks with equal ones have equal plans.
+    """
+
+    step: Graph
+    evaluation: Graph | None = None
+
+
+def local_graphs(
+    graph: Graph,
+    hardware: Hardware,
+    options: CompileOptions,
+    watch: Watch | None = None,
+    evaluation: Graph | None = None,
+) -> LocalGraphs:
+    """Return what one rank has of a traced graph, and of one that evaluates between its steps.
+
+    Raises CompileError.
+    """
+    options = _completed(options, hardware)
+    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
+    look(graph, "trace", options, None)
+    before, of_ranks, _ = _parted(steps)
+    whole = rewritten(graph, before, hardware, options, watch)
+    step = rewritten(whole, of_ranks, hardware, options, watch)
+    if evaluation is None:
+        return LocalGraphs(step)
+    # How variables of all stages lie says `whole` alone: `step` has those of one.
+    mesh, zero, its = hardware.ranks.mesh, options.zero, options.of_evaluation
+    evaluation = distribute.with_layouts_of(evaluation, whole, mesh, zero=zero)
+    look(evaluation, "trace", options, None)
+    before, of_ranks, _ = _parted(check_order(with_added(PASSES), its, LOWERING_NEEDS))
+    steps = (*before, *of_ranks)
+    return LocalGraphs(step, rewritten(evaluation, steps, hardware, its, watch, "evaluation "))
+
+
+def graphs_of_ranks(graph: Graph, hardware: Hardware, options: CompileOptions) -> RankGraphs:
+    """Return what each rank of a mesh has of a traced graph: what `local_graphs` returns of one.
+
+    Raises CompileError.
+    """
+    options = _completed(options, hardware)
+    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
+    shared = rewritten(graph, _parted(steps)[0], hardware, options, None)
+    return RankGraphs(shared, hardware.ranks, zero=options.zero)
+
+
+def compile_graph(
+    graph: Graph,
+    hardware: Hardware,
+    options: CompileOptions,
+    watch: Watch | None = None,
+    evaluation: Graph | None = None,
+    local: LocalGraphs | None = None,
+) -> Plan:
+    """Return the verified plan of a traced graph, and of one that evaluates between its steps.
+
+    Of several ranks it is the plan of one. With `local`, what `local_graphs` made of both graphs
+    for such hardware and options, compiling goes on from there. Raises CompileError for what the
+    user can mend, InternalError for a bug of ours.
+    """
+    options = _completed(options, hardware)
+    fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
+    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
+    record: list[tuple[str, PlainValue]] = [("passes", added)] if added else []
+    if evaluation is not None:
+        record.append(("evaluation", hash_graph(evaluation)))
+    if local is None:
+        local = local_graphs(graph, hardware, options, watch, evaluation)
+    graph, evaluation = local
+    graph = rewritten(graph, _parted(steps)[-1], hardware, options, watch)
+    if evaluation is not None:
+        evaluation, its = place.with_homes_of(evaluation, graph, hardware), options.of_evaluation
+        rest = _parted(check_order(with_added(PASSES), its, LOWERING_NEEDS))[-1]
+        evaluation = rewritten(evaluation, rest, hardware, its, watch, "evaluation ")
+
+    def lowered(ordered: Graph) -> Plan:
+        joined = join_updates(ordered, hardware)  # of what a budget has chosen, whatever that is
+        return lower(joined, hardware, options, fingerprint, evaluation)
+
+    if any([isinstance(step, BudgetPass) for step in steps]):
+        plan = _within_budget(graph, hardware, options, lowered, watch)
+    else:
+        plan = lowered(graph)
+    # The plan is proven by other rules than those that made it.
+    verify_plan(plan)
+    return replace(plan, options=(*plan.options, *record)) if record else plan
+
+
+def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:
+    """Return options with what the hardware says of devices and ranks."""
+    devices = tuple([str(device) for device in hardware.devices])
+    return replace(options, devices=devices, mesh=hardware.ranks.mesh.axes)
+
+
+def _parted(steps: Sequence[AnyPass]) -> tuple[Sequence[AnyPass], ...]:
+    """Return the passes over what all ranks have, the one that shares it out, and those after."""
+    names = [step.name for step in steps]
+    at = names.index(LAST_OF_RANKS) if LAST_OF_RANKS in names else 0
+    count = at + names.count(LAST_OF_RANKS)
+    return steps[:at], steps[at:count], steps[count:]
+
+
+def _within_budget(
+    graph: Graph,
+    hardware: Hardware,
+    options: CompileOptions,
+    lowered: Callable[[Graph], Plan],
+    watch: Watch | None,
+) -> Plan:
+    """Return the plan of an ordered graph with what is chosen so that it is small enough."""
+    from compiler.budget.search import (
+        Trials,
+        meet_budget,  # and the planner: only where asked for
+    )
+
+    chosen = partial(with_choice, graph, hardware=hardware, options=options)
+    choice, plan = meet_budget(Trials(graph, hardware, options, chosen, lowered))
+    if watch is not None:
+        with_choice(graph, choice, hardware, options, watch)
+    return plan
+
+
+def with_choice(
+    graph: Graph,
+    choice: BudgetChoice,
+    hardware: Hardware,
+    options: CompileOptions,
+    watch: Watch | None = None,
+) -> Graph:
+    """Return an ordered graph with what was chosen for a budget."""
+    for step in PASSES:
+        if isinstance(step, BudgetPass):
+            graph = step.run(graph, choice, hardware)
+            look(graph, step.name, options, watch)
+    return graph

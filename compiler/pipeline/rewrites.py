@@ -1,0 +1,362 @@
+"""What a rewrite says of itself, whether an order of them does justice to all, and how they run.
+
+A fact is a sentence about a graph ("gradients", "rates"). Each is provided by one rewrite; who
+needs it stands after that one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from compiler.contract.errors import ActorflowError, CompileError, InternalError
+from compiler.graph.graph import Graph
+from compiler.graph.registry import infer_type
+from compiler.graph.target import BudgetChoice, CompileOptions, Hardware
+
+# Verify a logical graph: inputs are produced before they are read, types are as inferred.
+#
+# Guarantees nothing new: it returns the graph it was given, or raises InternalError. Runs between
+# all passes in tests and under ACTORFLOW_VERIFY=1.
+
+
+def check(graph: Graph, after: str) -> Graph:
+    """Return `graph` unchanged. Raises InternalError naming the node and the pass it came from."""
+    is_known = [False] * len(graph.types)
+    for node in graph.nodes:
+        where = f"after {after}: {node.op} at {node.source}"
+        for value in node.inputs:
+            if not 0 <= value < len(is_known) or not is_known[value]:
+                raise InternalError(f"{where} reads value {value} before it is produced")
+        for value in node.after:
+            if not 0 <= value < len(is_known) or not is_known[value]:
+                raise InternalError(f"{where} waits for value {value}, which comes later")
+        inferred = infer_type.get(node.op)(tuple([graph.types[v] for v in node.inputs]), node.attrs)
+        if inferred != tuple([graph.types[v] for v in node.outputs]):
+            raise InternalError(f"{where} has output types other than inference gives")
+        for value in node.outputs:
+            if is_known[value]:
+                raise InternalError(f"{where} produces value {value}, which has a producer already")
+            is_known[value] = True
+    for value in graph.roots():
+        if not is_known[value]:
+            raise InternalError(f"after {after}: root value {value} has no producer")
+    return graph
+
+
+Watch = Callable[[str, Graph], None]
+"""Called with the name of each pass and the graph it returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One rewrite: its name, what must have happened before, what holds afterwards, and when.
+
+    `needs` and `provides` are facts. A need is a fact that some pass provides: what is needed of a
+    pass that the options leave out is waived, for whoever needs it does as well without.
+    """
+
+    name: str
+    run: Callable[[Graph], Graph]
+    needs: tuple[str, ...]
+    provides: tuple[str, ...]
+    is_wanted: Callable[[CompileOptions], bool] = lambda options: True
+
+    def apply(self, graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
+        """Return the rewritten graph, the same one for all hardware."""
+        return self.run(graph)
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePass:
+    """A rewrite that depends on what devices the job has."""
+
+    name: str
+    run: Callable[[Graph, Hardware], Graph]
+    needs: tuple[str, ...]
+    provides: tuple[str, ...]
+    is_wanted: Callable[[CompileOptions], bool] = lambda options: True
+
+    def apply(self, graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
+        """Return the graph, rewritten for this hardware."""
+        return self.run(graph, hardware)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPass:
+    """A rewrite that depends on what the whole job is compiled for."""
+
+    name: str
+    run: Callable[[Graph, Hardware, CompileOptions], Graph]
+    needs: tuple[str, ...]
+    provides: tuple[str, ...]
+    is_wanted: Callable[[CompileOptions], bool] = lambda options: True
+
+    def apply(self, graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
+        """Return the graph, rewritten for this job."""
+        return self.run(graph, hardware, options)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPass:
+    """A rewrite of the ordered graph that does what a search for a budget has chosen.
+
+    It runs once for every choice that is tried, and returns the graph itself where the choice has
+    nothing for it.
+    """
+
+    name: str
+    run: Callable[[Graph, BudgetChoice, Hardware], Graph]
+    needs: tuple[str, ...]
+    provides: tuple[str, ...]
+
+    def is_wanted(self, options: CompileOptions) -> bool:
+        """Whether anything may be asked of it."""
+        return options.asks_for_less
+
+
+AnyPass = Pass | DevicePass | JobPass | BudgetPass
+
+Rewrite = TypeVar("Rewrite", Pass, AnyPass)
+
+
+def check_order(
+    passes: Sequence[Rewrite], options: CompileOptions, wanted: Sequence[str]
+) -> tuple[Rewrite, ...]:
+    """Return the passes that the options want, in order; a few microseconds.
+
+    Raises InternalError, naming pass and fact, where one needs what none before it provides, where
+    two provide the same, and where a fact that is `wanted` in the end is provided by none.
+    """
+    provided: dict[str, str] = {}
+    waived = {f for step in passes if not step.is_wanted(options) for f in step.provides}
+    chosen = tuple([step for step in passes if step.is_wanted(options)])
+    for step in chosen:
+        for fact in step.needs:
+            if fact not in provided and fact not in waived:
+                later = [other.name for other in chosen if fact in other.provides]
+                where = f"{later[0]!r} provides it later" if later else "no pass provides it"
+                raise InternalError(f"pass {step.name!r} needs {fact!r}, and {where}")
+        for fact in step.provides:
+            if fact in provided:
+                raise InternalError(
+                    f"pass {step.name!r} provides {fact!r}, as {provided[fact]!r} does"
+                )
+            provided[fact] = step.name
+    for fact in wanted:
+        if fact not in provided and fact not in waived:
+            raise InternalError(f"lowering needs {fact!r}, and no pass provides it")
+    return chosen
+
+
+def rewritten(
+    graph: Graph,
+    steps: Sequence[AnyPass],
+    hardware: Hardware,
+    options: CompileOptions,
+    watch: Watch | None,
+    prefix: str = "",
+) -> Graph:
+    """Run passes over a graph, but for those that a budget asks for."""
+    for step in steps:
+        if isinstance(step, BudgetPass):
+            continue
+        graph = step.apply(graph, hardware, options)
+        look(graph, step.name, options, watch, prefix)
+    return graph
+
+
+def look(
+    graph: Graph, name: str, options: CompileOptions, watch: Watch | None, prefix: str = ""
+) -> None:
+    """Have a graph verified where that is asked for, and seen, after the pass of a name."""
+    if options.verify:
+        check(graph, name)
+    if watch is not None:
+        watch(prefix + name, graph)
+
+
+# Passes from elsewhere: a script or an installed package adds one, and edits nothing of ours.
+#
+#     added_passes.register(Pass("drop_abs", run, needs=("minimal",), provides=()), before="order")
+#
+# Where it stands follows from the facts that it needs and provides, as for our own, and from the
+# names of passes that it wants to be before or after; as early as all of that allows, so that one
+# which asks for nothing sees the graph as it was traced. What it returns is checked each time, and
+# every plan says which passes from elsewhere made it.
+
+
+@dataclass(frozen=True, slots=True)
+class AddedPass:
+    """A pass with the names of those that it stands before and after ("": no matter).
+
+    `files` are the one that registered it, and the one that holds its function; a prompt has a name
+    in angle brackets instead.
+    """
+
+    step: Pass
+    before: str
+    after: str
+    files: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"pass {self.step.name!r} ({self.files[0]})"
+
+
+_added: list[AddedPass] = []
+
+_times: dict[str, int] = {}
+"""How often each name was registered in this process: the next pass of a name is another one."""
+
+
+def register(step: Pass, *, before: str = "", after: str = "", where: str | None = None) -> None:
+    """Add a pass, for all compilations that follow.
+
+    It runs inside of a compilation, so it must not compile. `where` is the file that knows it, by
+    default the caller's; a file that is run again, or a cell of a notebook, replaces its own.
+    Raises ValueError, naming the file, where another one has a pass of that name.
+    """
+    _times[step.name] = _times.get(step.name, 0) + 1
+    code = getattr(step.run, "__code__", None)
+    held_by = getattr(code, "co_filename", None) or f"<{type(step.run).__module__}>"
+    where = where or sys._getframe(1).f_code.co_filename
+    added = AddedPass(step, before, after, tuple(dict.fromkeys((where, held_by))))
+    for index, other in enumerate(_added):
+        modules = {getattr(run, "__module__", "") for run in (step.run, other.step.run)}
+        is_same = other.files == added.files or modules == {"__main__"}
+        if other.step.name == step.name and not is_same:
+            raise ValueError(f"{other} exists already; give that of {where} another name")
+        if other.step.name == step.name:
+            _added[index] = added
+            return
+    _added.append(added)
+
+
+def unregister(name: str) -> None:
+    """Take back a pass. Raises LookupError when there is none of that name."""
+    for index, added in enumerate(_added):
+        if added.step.name == name:
+            del _added[index]
+            return
+    raise LookupError(f"no pass called {name!r} was registered")
+
+
+def registered() -> tuple[AddedPass, ...]:
+    """Return the passes from elsewhere, the first registered first."""
+    return tuple(_added)
+
+
+def registered_files() -> tuple[str, ...]:
+    """Return the files that decide what passes from elsewhere do, sorted; `<...>` has no file."""
+    return tuple(sorted({file for added in _added for file in added.files}))
+
+
+def identity() -> str:
+    """Return what a plan depends on besides those files: names, places, needs and facts."""
+    rows = [
+        (a.step.name, _times[a.step.name], a.before, a.after, a.step.needs, a.step.provides)
+        for a in _added
+    ]
+    return repr(rows) if rows else ""
+
+
+def with_added(passes: tuple[AnyPass, ...]) -> tuple[AnyPass, ...]:
+    """Return the passes with those from elsewhere among them.
+
+    Raises CompileError, naming pass and file, where one cannot stand anywhere.
+    """
+    if not _added:
+        return passes
+    waiting, placed = list(_added), list(passes)
+    while waiting:
+        names = {step.name for step in placed}
+        facts = {fact for step in placed for fact in step.provides}
+        ready = [added for added in waiting if _is_ready(added, names, facts)]
+        if not ready:
+            raise CompileError(_missing(waiting[0], placed))
+        placed.insert(_place(ready[0], placed), replace(ready[0].step, run=_Checked(ready[0])))
+        waiting.remove(ready[0])
+    return tuple(placed)
+
+
+def _is_ready(added: AddedPass, names: set[str], facts: set[str]) -> bool:
+    """Whether all that a pass refers to has its place already: another added one may not yet."""
+    return {n for n in (added.before, added.after) if n} <= names and {*added.step.needs} <= facts
+
+
+def _missing(added: AddedPass, placed: Sequence[AnyPass]) -> str:
+    names = [step.name for step in placed]
+    for name in (added.before, added.after):
+        if name and name not in names:
+            side = "before" if name == added.before else "after"
+            return f"{added} is to run {side} {name!r}, which is no pass; there are {names}"
+    facts = [fact for step in placed for fact in step.provides]
+    fact = next(fact for fact in added.step.needs if fact not in facts)
+    return f"{added} needs {fact!r}, and no pass provides it; provided are {facts}"
+
+
+def _place(added: AddedPass, placed: list[AnyPass]) -> int:
+    """Return the index at which a pass is inserted."""
+    step, first, last, why = added.step, 0, len(placed), "at the end"
+    for index, other in enumerate(placed):
+        twice = [fact for fact in step.provides if fact in other.provides]
+        if twice:
+            raise CompileError(f"{added} provides {twice[0]!r}, as {other.name!r} does")
+        if other.name == added.after or {*step.needs} & {*other.provides}:
+            first, why = index + 1, f"after {other.name!r}"
+        # What a budget asks for is done last, for the choice names launches of the ordered graph.
+        is_limit = other.name == added.before or {*step.provides} & {*other.needs}
+        if last == len(placed) and (is_limit or isinstance(other, BudgetPass)):
+            last = index
+    if first > last:
+        raise CompileError(
+            f"{added} cannot stand anywhere: it has to run {why}, and before {placed[last].name!r},"
+            " which comes earlier"
+        )
+    return last if added.before else first
+
+
+class _Checked:
+    """A pass from elsewhere, of which a graph is expected and nothing trusted."""
+
+    def __init__(self, added: AddedPass) -> None:
+        self._added = added
+
+    def __call__(self, graph: Graph) -> Graph:
+        """Return what the pass returns. Raises CompileError where that is no graph."""
+        try:
+            result = self._added.step.run(graph)
+        except ActorflowError:
+            raise
+        except Exception as error:
+            raise CompileError(f"{self._added} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(result, Graph):
+            raise CompileError(f"{self._added} returned {result!r:.60}, expected a graph")
+        try:
+            check(result, self._added.step.name)
+        except InternalError as error:
+            reason = str(error).partition(" (this is a bug")[0]
+            raise CompileError(f"{self._added} returned a broken graph: {reason}") from None
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise CompileError(f"{self._added} returned a broken graph: {reason}") from error
+        if _outputs(result) != _outputs(graph):
+            raise CompileError(
+                f"{self._added} changed the outputs: {_outputs(graph)} became {_outputs(result)}"
+            )
+        if _trains(result) != _trains(graph):
+            raise CompileError(
+                f"{self._added} changed what is trained: {_trains(graph)} became {_trains(result)}"
+            )
+        return result
+
+
+def _trains(graph: Graph) -> str:
+    batches = 1 if graph.accumulation is None else graph.accumulation.every
+    return f"{len(graph.objectives())} objectives, {len(graph.updates)} updates, {batches} batches"
+
+
+def _outputs(graph: Graph) -> list[str]:
+    return [f"{output.name} {graph.types[output.value]}" for output in graph.outputs]

@@ -1,0 +1,146 @@
+"""How a tensor gets from one layout over a mesh to another: the cheapest way, step by step.
+
+A step changes the word of one axis of the mesh. A tensor that two axes of the mesh split along one
+of its own lies in parts of parts: the outer axis cannot move while the inner one splits the same
+rows, so that these are gathered first, or the way goes around. All ways are looked at: states are
+the layouts that a tensor can have, of which there are few.
+
+Bytes are what each rank sends in a ring, for p ranks and T bytes of the tensor that the step
+gathers, reduces or exchanges:
+
+    P -> B  2 T (p - 1) / p        P -> S, S -> B  T (p - 1) / p
+    S(i) -> S(j)  T (p - 1) / p^2  B -> S, B -> P, S -> P  0
+
+What becomes a term of a sum without a message is written beside zeros, all of it: that takes time,
+too, and memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from compiler.contract.errors import InternalError
+from compiler.contract.placement import MeshLinks
+from compiler.contract.sbp import (
+    BROADCAST,
+    Broadcast,
+    By,
+    NdSbp,
+    Partial,
+    Sbp,
+    Split,
+    part_of,
+    words_text,
+)
+from compiler.contract.types import TensorType
+from compiler.ops.primitives.transfer import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    sent_in_ring,
+)
+
+LAUNCH_NS = 500.0
+"""What any step takes: a slice is a launch, too. Of ways that cost the same, the shorter counts."""
+
+
+WRITTEN_BYTES_PER_NS = 20.0
+"""What a rank reads or writes in its own memory, as stated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One change along an axis of the mesh; `sent_bytes` by each rank, in so many messages."""
+
+    axis: int
+    old: Sbp
+    new: Sbp
+    sent_bytes: float
+    messages: int
+    written_bytes: float = 0.0
+
+
+@lru_cache(maxsize=65_536)
+def ways_between(
+    type_: TensorType, source: NdSbp, target: NdSbp, mesh: tuple[int, ...], wires: MeshLinks
+) -> tuple[float, tuple[Hop, ...]]:
+    """Return the time in ns of the cheapest way between two layouts of a tensor, and its steps.
+
+    There is always one: a tensor may be whole everywhere on the way.
+    """
+    best = {source: 0.0}
+    queue: list[tuple[float, int, NdSbp, tuple[Hop, ...]]] = [(0.0, 0, source, ())]
+    count = 0
+    done: set[NdSbp] = set()
+    while queue:
+        time, _, words, steps = heapq.heappop(queue)
+        if words == target:
+            return time, steps
+        if words in done:
+            continue
+        done.add(words)
+        for step in _steps(type_, words, target, mesh):
+            wire = wires[step.axis]
+            taken = wire.time_ns(step.sent_bytes, step.messages) + LAUNCH_NS
+            later = time + taken + step.written_bytes / WRITTEN_BYTES_PER_NS
+            after = (*words[: step.axis], step.new, *words[step.axis + 1 :])
+            if later < best.get(after, float("inf")):
+                best[after] = later
+                count += 1
+                heapq.heappush(queue, (later, count, after, (*steps, step)))
+    raise InternalError(f"{type_} as {words_text(source)} cannot become {words_text(target)}")
+
+
+def _steps(type_: TensorType, words: NdSbp, target: NdSbp, mesh: tuple[int, ...]) -> Iterator[Hop]:
+    """Return the steps that a layout can take."""
+    for axis, old in enumerate(words):
+        news: list[Sbp] = [BROADCAST, *map(Split, range(type_.rank))]
+        aim = target[axis]
+        # Beside slices there are zeros, which are shares of a sum and of nothing else.
+        if isinstance(aim, Partial) and (aim.by is By.SUM or isinstance(old, Broadcast)):
+            news.append(aim)
+        for new in news:
+            if new != old and _may(type_, words, axis, new, mesh):
+                size = _gathered_bytes(type_, words, axis, mesh)
+                sent, messages = _sent(size, old, new, mesh[axis])
+                is_written = isinstance(new, Partial) and new.by is By.SUM
+                yield Hop(axis, old, new, sent, messages, size if is_written else 0.0)
+
+
+def _may(type_: TensorType, words: NdSbp, axis: int, new: Sbp, mesh: tuple[int, ...]) -> bool:
+    """Whether an axis of the mesh may take a word while the others have theirs."""
+    old = words[axis]
+    if isinstance(new, Partial) and isinstance(old, Partial):
+        return False
+    moved = {word.axis for word in (old, new) if isinstance(word, Split)}
+    inner = {word.axis for word in words[axis + 1 :] if isinstance(word, Split)}
+    if moved & inner:
+        return False
+    if isinstance(new, Split):
+        rows = type_.shape[new.axis]
+        for word, parts in zip(words[:axis], mesh, strict=False):
+            if word == new:
+                rows = len(part_of(rows, parts, parts - 1))
+        return rows >= mesh[axis]
+    return True
+
+
+def _gathered_bytes(type_: TensorType, words: NdSbp, axis: int, mesh: tuple[int, ...]) -> float:
+    """Return the bytes of the tensor that the ranks along an axis have together."""
+    size = float(type_.size_bytes)
+    for other, (word, parts) in enumerate(zip(words, mesh, strict=True)):
+        if other != axis and isinstance(word, Split):
+            size /= parts
+    return size
+
+
+def _sent(size: float, old: Sbp, new: Sbp, parts: int) -> tuple[float, int]:
+    """Return what each rank sends, and in how many messages."""
+    if parts == 1 or isinstance(old, Broadcast) or isinstance(new, Partial):
+        return 0.0, 0
+    ops = (ALL_REDUCE, REDUCE_SCATTER) if isinstance(old, Partial) else (ALL_GATHER, ALL_TO_ALL)
+    return sent_in_ring(ops[isinstance(new, Split)], size, parts)

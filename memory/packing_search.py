@@ -1,0 +1,557 @@
+"""The state of a search for a packing: what is placed, seen from above.
+
+The *skyline* is the height of every section: no buffer that is still to be placed can lie lower
+there. It starts at 0 and is kept as segments of equal height. A *pit* is a segment whose neighbours
+are both higher (the edges of time count as higher). The *spare* of a section is the capacity minus
+its height minus the bytes still to be placed in it. Laying a buffer on the floor of a pit costs no
+spare. Raising a floor costs as many bytes as it is raised, and a spare below zero is a dead end.
+
+So the state is settled after each change: sections of a pit over which no unplaced buffer fits are
+raised to the lower wall, until all of every pit can be covered, or a spare would fall below zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+
+from memory.liveness import IntArray
+from memory.packing import BufferSets, Instance, SectionPacking, live_per_section
+
+EDGE = 1 << 62
+"""The height at both edges of time, above every capacity."""
+
+_ENDLESS = 1 << 61
+"""Above every rise to a neighbour or onto a buffer: a single segment has no walls."""
+
+NO_PIT = 1 << 80
+"""The urgency of a segment on which nothing is to be decided."""
+
+
+class SkylineSegment(NamedTuple):
+    """Sections [start, end) of one height.
+
+    On a pit the next decision is what covers `section` there: one of `options`, or none of them.
+    The pit of the smallest `urgency` is decided first.
+    """
+
+    start: int
+    end: int
+    height: int
+    urgency: int = NO_PIT
+    section: int = 0
+    options: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Skyline:
+    """One state; it is never changed, so that going back to it costs nothing.
+
+    `barred` buffers are not laid on the floor that is below them now: they must lie higher.
+    """
+
+    unplaced: int
+    barred: int
+    segments: list[SkylineSegment]
+    urgencies: list[int]
+    spare: list[int]
+
+
+class SkylineSpan:
+    """A growing range of sections [start, end); empty at first."""
+
+    __slots__ = ("end", "start")
+
+    def __init__(self) -> None:
+        self.start, self.end = EDGE, -1
+
+    def add(self, start: int, end: int) -> None:
+        """Grow to hold [start, end) too."""
+        if start < self.start:
+            self.start = start
+        if end > self.end:
+            self.end = end
+
+
+class Style(Enum):
+    """What a decision is about; no style is best everywhere.
+
+    None of them leaves out a packing in which no buffer can be moved to a lower place.
+    """
+
+    CORNERS = "corners"
+    """What lies over one section of a pit: the one with the fewest choices among both ends and the
+    tightest section. Tightest pit first. Best where little is spare."""
+
+    UNDER_BEST = "under best"
+    """As before, but the tightest section under the buffer of best rank: preorders have their way.
+    """
+
+    LEFT_TO_RIGHT = "left to right"
+    """Whether the best buffer that fits into a pit lies there; where not, the next best is asked.
+    First pit first. Best where much is spare almost everywhere, as in graphs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terrain:
+    """The rules of one search: the sets of buffers, the smallest step of heights, and the style.
+
+    The methods report the sections they have changed, and those their answer depends on.
+    """
+
+    sets: BufferSets
+    granule: int
+    style: Style
+
+    def start(self, spare: list[int]) -> Skyline | None:
+        """Return the state with nothing placed; None where a section holds more than all bytes."""
+        if min(spare, default=0) < 0:
+            return None
+        draft = _NextSkyline(
+            self, self.sets.full, 0, [SkylineSegment(0, len(spare), 0)], [NO_PIT], spare
+        )
+        return draft.settle(0, 1)
+
+    def lay(
+        self, state: Skyline, k: int, i: int, changed: SkylineSpan, seen: SkylineSpan
+    ) -> Skyline | None:
+        """Return the state with buffer i on the floor of pit k; None for a dead end."""
+        sets = self.sets
+        draft = _NextSkyline.of(self, state, changed, seen)
+        draft.unplaced &= ~(1 << i)
+        draft.barred &= ~(1 << i)
+        draft.raise_part(k, sets.lower[i], sets.upper[i], sets.size[i])
+        return draft.settle(k - 1, k + 2 + len(draft.segments) - len(state.segments))
+
+    def leave(
+        self, state: Skyline, k: int, changed: SkylineSpan, seen: SkylineSpan
+    ) -> Skyline | None:
+        """Return the state with none of the options of pit k on its floor; None for a dead end."""
+        if self.style is not Style.LEFT_TO_RIGHT:
+            return self._leave_section(state, k, changed, seen)
+        pit = state.segments[k]
+        best = (pit.options & -pit.options).bit_length() - 1
+        changed.add(self.sets.lower[best], self.sets.upper[best])
+        draft = _NextSkyline.of(self, state, changed, seen)
+        draft.barred |= self.sets.alike[best] & state.unplaced
+        return draft.settle(k, k + 1)
+
+    def _leave_section(
+        self, state: Skyline, k: int, changed: SkylineSpan, seen: SkylineSpan
+    ) -> Skyline | None:
+        """Raise the section of pit k to the lowest height at which something can lie over it.
+
+        What does lies on a buffer beside it in the pit, or reaches over a wall. A dead end, too,
+        where the bytes left free would hold a buffer that could have been laid there.
+        """
+        pit, sets = state.segments[k], self.sets
+        section = pit.section
+        beside = sets.clear_of(
+            sets.within(state.unplaced, pit.start, pit.end), section, section + 1
+        )
+        rise = sets.least_size(beside, lower_wall(state.segments, k) - pit.height)
+        seen.add(pit.start - 1, pit.end + 1)
+        if state.spare[section] < rise:
+            return None
+        on_section = sets.within(pit.options, section, section + 1)
+        if sets.least_size(on_section, EDGE) <= rise:
+            return None
+        draft = _NextSkyline.of(self, state, changed, seen)
+        draft.spend(section, section + 1, rise)
+        draft.raise_part(k, section, section + 1, rise)
+        return draft.settle(k - 1, k + 2 + len(draft.segments) - len(state.segments))
+
+
+def lower_wall(segments: list[SkylineSegment], k: int) -> int:
+    """Return the height of the lower neighbour of segment k."""
+    left = segments[k - 1].height if k else EDGE
+    right = segments[k + 1].height if k + 1 < len(segments) else EDGE
+    return min(left, right)
+
+
+class _NextSkyline:
+    """A state in the making, and the spans of sections that were changed and looked at."""
+
+    __slots__ = (
+        "barred", "changed", "is_own", "seen", "segments", "spare", "terrain", "unplaced",
+        "urgencies",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        terrain: Terrain,
+        unplaced: int,
+        barred: int,
+        segments: list[SkylineSegment],
+        urgencies: list[int],
+        spare: list[int],
+    ) -> None:
+        self.terrain, self.unplaced, self.barred = terrain, unplaced, barred
+        self.segments, self.urgencies, self.spare = segments, urgencies, spare
+        self.changed, self.seen = SkylineSpan(), SkylineSpan()
+        self.is_own = False
+
+    @classmethod
+    def of(
+        cls, terrain: Terrain, state: Skyline, changed: SkylineSpan, seen: SkylineSpan
+    ) -> _NextSkyline:
+        segments, urgencies = state.segments.copy(), state.urgencies.copy()
+        draft = cls(terrain, state.unplaced, state.barred, segments, urgencies, state.spare)
+        draft.changed, draft.seen = changed, seen
+        return draft
+
+    def spend(self, start: int, end: int, rise: int) -> None:
+        """Take `rise` spare bytes from each of the sections [start, end)."""
+        if not self.is_own:
+            self.spare, self.is_own = self.spare.copy(), True
+        self.spare[start:end] = [spare - rise for spare in self.spare[start:end]]
+
+    def raise_part(self, k: int, start: int, end: int, rise: int) -> None:
+        """Raise the sections [start, end) of segment k; what was barred above them may lie there.
+
+        Adds up to two segments.
+        """
+        self.changed.add(start, end)
+        if self.barred:
+            self.barred = self.terrain.sets.clear_of(self.barred, start, end)
+        old = self.segments[k]
+        pieces = [SkylineSegment(start, end, old.height + rise)]
+        if old.start < start:
+            pieces.insert(0, SkylineSegment(old.start, start, old.height))
+        if end < old.end:
+            pieces.append(SkylineSegment(end, old.end, old.height))
+        self.segments[k : k + 1] = pieces
+        self.urgencies[k : k + 1] = [NO_PIT] * len(pieces)
+
+    def settle(self, first: int, stop: int) -> Skyline | None:
+        """Find the pits among segments [first, stop), and raise what nothing fits over.
+
+        None where the spare bytes do not suffice, or where a barred buffer fits into a pit that
+        nothing else will fill: then it could be moved down there.
+        """
+        segments, urgencies = self.segments, self.urgencies
+        sets = self.terrain.sets
+        k, stop = max(first, 0), min(stop, len(segments))
+        while k < stop:
+            start, end, height = segments[k][:3]
+            left = segments[k - 1].height if k else EDGE
+            right = segments[k + 1].height if k + 1 < len(segments) else EDGE
+            self.seen.add(start - 1, end + 1)
+            if left == height or right == height:
+                k -= left == height
+                merged = SkylineSegment(segments[k].start, segments[k + 1].end, height)
+                segments[k : k + 2], urgencies[k : k + 2] = [merged], [NO_PIT]
+                stop = max(stop - 1, k + 1)
+                continue
+            rise = min(left, right) - height
+            if rise < 0 or not self.unplaced:
+                segments[k], urgencies[k] = SkylineSegment(start, end, height), NO_PIT
+                k += 1
+                continue
+            inside = sets.within(self.unplaced, start, end)
+            fitting = inside & ~self.barred
+            if fitting or not inside:
+                a, b = _hole(sets, inside, start, end)
+            elif sets.least_size(inside, EDGE) <= rise:
+                return None
+            else:
+                a, b = start, end
+            if a == b or rise > _ENDLESS:
+                segments[k] = pit = self._pit(start, end, height, fitting)
+                urgencies[k] = pit.urgency
+                k += 1
+                continue
+            if min(self.spare[a:b]) < rise:
+                return None
+            self.spend(a, b, rise)
+            num_segments = len(segments)
+            self.raise_part(k, a, b, rise)
+            stop += len(segments) - num_segments
+        return Skyline(self.unplaced, self.barred, segments, urgencies, self.spare)
+
+    def _pit(self, start: int, end: int, height: int, fitting: int) -> SkylineSegment:
+        """Choose the decision to take on a pit, and say how urgent it is."""
+        spare, sets = self.spare, self.terrain.sets
+        part = spare[start:end]
+        least = min(part)
+        style = self.terrain.style
+        best = (fitting & -fitting).bit_length() - 1
+        if style is Style.LEFT_TO_RIGHT:
+            return SkylineSegment(start, end, height, start, start, 1 << best)
+        sections: tuple[int, ...] = (start, start + part.index(least), end - 1)
+        if style is Style.UNDER_BEST:
+            lower, upper = sets.lower[best], sets.upper[best]
+            under = spare[lower:upper]
+            sections = (lower + under.index(min(under)),)
+        num_choices, section, options = EDGE, start, 0
+        for s in sections:
+            over = fitting & sets.covering[s]
+            count = over.bit_count() + (spare[s] >= self.terrain.granule)
+            if count < num_choices:
+                num_choices, section, options = count, s, over
+        return SkylineSegment(
+            start, end, height, (least << 8) + min(num_choices, 255), section, options
+        )
+
+
+def _hole(sets: BufferSets, fitting: int, start: int, end: int) -> tuple[int, int]:
+    """Return the first sections [a, b) of a pit over which nothing fits; (end, end) for none."""
+    covering, upper = sets.covering, sets.upper
+    section = start
+    while section < end:
+        over = fitting & covering[section]
+        if not over:
+            first = section
+            while section < end and not fitting & covering[section]:
+                section += 1
+            return first, section
+        section = upper[(over & -over).bit_length() - 1]
+    return end, end
+
+
+# Branch and bound: does a packing within a capacity exist?
+#
+# In a packing in which no buffer can be moved to a lower place, each lies on the floor or on a
+# buffer live at the same time. Such packings are built from below. A node of the search takes the
+# most urgent pit of the skyline (see `memory.packing_search`) and decides what lies over one
+# section of
+# it: one of the unplaced buffers that fit, or nothing. These choices exclude each other and leave
+# none out, so a search that ends without a packing proves that there is none.
+#
+# Going back is directed by conflicts. A dead end has looked at a span of sections; what was decided
+# wholly outside this span did not cause it, so the other choices of such decisions are not tried.
+# States that failed are remembered with their spans, for stacks of buffers are reached in many
+# orders.
+
+_MAX_REMEMBERED = 100_000
+"""Failed states remembered per search: bounds the memory, not the result."""
+
+_START, _HEIGHT = itemgetter(0), itemgetter(2)
+"""Of a `Segment`. Every node of the search reads those of hundreds: by name it is a third slower.
+"""
+
+
+class Outcome(Enum):
+    """What a search has shown."""
+
+    PACKED = "packed"
+    EXHAUSTED = "exhausted"
+    OUT_OF_NODES = "out of nodes"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """The outcome, the nodes it took, and where it is packed the offset of each rank."""
+
+    outcome: Outcome
+    nodes: int
+    offsets: tuple[int, ...] = ()
+
+
+class _SearchFrame:
+    """A decision: the state before, what is left to try, and the span that failures looked at."""
+
+    __slots__ = ("changed", "failed", "k", "key", "left", "may_leave", "num_placed", "state")
+
+    def __init__(self, state: Skyline, key: tuple[int, ...], num_placed: int) -> None:
+        self.state, self.key, self.num_placed = state, key, num_placed
+        self.k = state.urgencies.index(min(state.urgencies))
+        pit = state.segments[self.k]
+        self.left = pit.options
+        self.may_leave = True
+        self.failed = self.changed = SkylineSpan()
+        self.failed.add(pit.start - 1, pit.end + 1)
+
+
+def search(terrain: Terrain, spare: list[int], max_nodes: int) -> Result:
+    """Search for a packing with `spare[s]` bytes free in section s; visit at most `max_nodes`.
+
+    Deterministic. A node costs about 20 us for some hundred buffers, and grows with the buffers
+    and the sections: 100 us for 4,000 buffers.
+    """
+    state = terrain.start(spare)
+    if state is None:
+        return Result(Outcome.EXHAUSTED, 0)
+    placed: list[tuple[int, int]] = []
+    frames: list[_SearchFrame] = []
+    remembered: dict[tuple[int, ...], SkylineSpan] = {}
+    nodes = 0
+    while state is not None and state.unplaced:
+        if nodes == max_nodes:
+            return Result(Outcome.OUT_OF_NODES, nodes)
+        nodes += 1
+        starts, heights = map(_START, state.segments), map(_HEIGHT, state.segments)
+        key = (state.unplaced, state.barred, *starts, *heights)
+        conflict = remembered.get(key)
+        if conflict is None:
+            frames.append(_SearchFrame(state, key, len(placed)))
+            state = _descend(terrain, frames[-1], placed)
+        else:
+            state = None
+        while state is None and frames:
+            frame = frames[-1]
+            if conflict is None:
+                conflict = frame.failed
+                if len(remembered) < _MAX_REMEMBERED:
+                    remembered[frame.key] = conflict
+                frames.pop()
+            elif conflict.end <= frame.changed.start or frame.changed.end <= conflict.start:
+                frames.pop()
+            else:
+                frame.failed.add(conflict.start, conflict.end)
+                conflict = None
+                state = _descend(terrain, frame, placed)
+    if state is None:
+        return Result(Outcome.EXHAUSTED, nodes)
+    offsets = [0] * len(placed)
+    for i, offset in placed:
+        offsets[i] = offset
+    return Result(Outcome.PACKED, nodes, tuple(offsets))
+
+
+def _descend(
+    terrain: Terrain, frame: _SearchFrame, placed: list[tuple[int, int]]
+) -> Skyline | None:
+    """Return the state after the next choice that is no dead end at once; None when all are."""
+    del placed[frame.num_placed :]
+    state, k = frame.state, frame.k
+    pit = state.segments[k]
+    while frame.left:
+        i = (frame.left & -frame.left).bit_length() - 1
+        frame.left &= ~terrain.sets.alike[i]
+        frame.changed, seen = SkylineSpan(), SkylineSpan()
+        after = terrain.lay(state, k, i, frame.changed, seen)
+        if after is not None:
+            placed.append((i, pit.height))
+            return after
+        frame.failed.add(seen.start, seen.end)
+    if frame.may_leave:
+        frame.may_leave = False
+        frame.changed, seen = SkylineSpan(), SkylineSpan()
+        after = terrain.leave(state, k, frame.changed, seen)
+        if after is not None:
+            return after
+        frame.failed.add(seen.start, seen.end)
+    return None
+
+
+# Which searches run, in which order, and for how many nodes.
+#
+# How long a search takes depends on luck with the style and the preorder, over orders of magnitude.
+# So many short searches run before a long one: several styles with preorders that suit them, then
+# again with noise on the preorders. All limits count nodes and the noise has a fixed seed, so that
+# equal instances get equal packings on every machine.
+#
+# The first capacity is the target. While nodes are left, the capacities between it and the best
+# peak are bisected. A search that ends without a packing proves that there is none; at one granule
+# below the best peak it proves that peak optimal. One that runs out of nodes proves nothing.
+
+_ROUND = (
+    (Style.UNDER_BEST, "WAT"),
+    (Style.LEFT_TO_RIGHT, "TWA"),
+    (Style.CORNERS, "WAT"),
+    (Style.CORNERS, "TWA"),
+    (Style.UNDER_BEST, "TWA"),
+)
+"""The searches of a round. Preorders: descending by lifespan W, area A, live bytes at the worst
+section T. The first finds most graphs in one descent, the third most tight instances."""
+
+_NOISE, _SEED = 88, 1
+"""A noisy key is multiplied by 1024 + four integers up to +-_NOISE, which deviates by a tenth.
+Integers, because such products are equal on every machine, and exponentials need not be."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Improved:
+    """The best packing, a bound proved for the peak of every packing, and the nodes visited."""
+
+    packing: SectionPacking
+    bound: int
+    nodes: int
+
+
+def node_work(num_buffers: int) -> int:
+    """Return the work of one node in units of about 20 us; it grows with the sets of buffers."""
+    return 1 + num_buffers // 500
+
+
+def improve(instance: Instance, best: SectionPacking, target: int, max_nodes: int) -> Improved:
+    """Search for a packing whose peak is at most `target`, or as near to it as nodes allow.
+
+    Returns `best` itself where none better is found.
+    """
+    granule = int(np.gcd.reduce(instance.size))
+    bound, nodes = instance.bound, 0
+    # Capacities worth a try: multiples of the granule in [low, high].
+    low = max(bound, target - target % granule)
+    high = best.peak - granule
+    capacity = low
+    while low <= high and nodes < max_nodes and best.peak > target:
+        # The last capacity gets all that is left, the others leave a third.
+        left = max_nodes - nodes
+        share = left if capacity == high else left * 2 // 3
+        result = _search(instance, capacity, granule, max(share, 1))
+        nodes += result.nodes
+        if result.outcome is Outcome.PACKED:
+            offsets = np.array(result.offsets, np.int64)
+            best = SectionPacking(offsets, int((offsets + instance.size).max()), "branch and bound")
+            high = best.peak - granule
+        else:
+            low = capacity + granule
+            if result.outcome is Outcome.EXHAUSTED:
+                bound = low
+        capacity = low + (high - low) // granule // 2 * granule
+    return Improved(best, bound, nodes)
+
+
+def _search(instance: Instance, capacity: int, granule: int, max_nodes: int) -> Result:
+    """Search at one capacity, by one style and preorder after the other; offsets are by buffer."""
+    num_buffers = instance.size.size
+    spare = (capacity - live_per_section(instance)).tolist()
+    nodes = 0
+    for style, order, factor in _schedule(instance):
+        sets = BufferSets.build(instance, order)
+        limit = min((num_buffers * 4 // 3 + 200) * factor, max_nodes - nodes)
+        result = search(Terrain(sets, granule, style), spare, limit)
+        nodes += result.nodes
+        if result.outcome is not Outcome.OUT_OF_NODES or nodes >= max_nodes:
+            break
+    offsets = np.array(result.offsets, np.int64)
+    if offsets.size:
+        offsets[order] = offsets.copy()
+    return Result(result.outcome, nodes, tuple(offsets.tolist()))
+
+
+def _schedule(instance: Instance) -> Iterator[tuple[Style, IntArray, int]]:
+    """Yield style, preorder and a factor for the nodes of ever more searches, without end."""
+    generator = np.random.default_rng(_SEED)
+    keys = _keys(instance)
+    for number in range(1, 1 << 30):
+        for style, names in _ROUND:
+            columns = [keys[name] for name in names]
+            if number > 1:
+                num_buffers = instance.size.size
+                shape = (len(columns), 4, num_buffers)
+                noise = 1024 + generator.integers(-_NOISE, _NOISE + 1, shape).sum(axis=1)
+                columns = [column * factor for column, factor in zip(columns, noise, strict=True)]
+            yield style, np.lexsort([-column for column in reversed(columns)]), _luby(number)
+
+
+def _keys(instance: Instance) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    live = live_per_section(instance)
+    lifespan = instance.lifespan.astype(np.float64)
+    spans = np.stack((instance.lower, instance.upper), axis=1).ravel()
+    worst = np.maximum.reduceat(np.append(live, 0), spans)[::2]
+    return {"W": lifespan, "A": lifespan * instance.size, "T": worst.astype(np.float64)}
+
+
+def _luby(number: int) -> int:
+    """Return term `number` >= 1 of 1, 1, 2, 1, 1, 2, 4, ... (Luby, Sinclair, Zuckerman 1993)."""
+    while number + 1 & number:
+        number -= (1 << number.bit_length() - 1) - 1
+    return number + 1 >> 1
