@@ -1,14 +1,22 @@
 """Break the runtime one place at a time, and see whether its tests notice.
 
     python -m actors.testing.mutate [FILE ...] [--function NAME] [--every N] [--first K]
-        [--limit SECONDS]    with files among machine, columns, ending, admission, in_flight,
-        dispatch, worker, loop, executor, gate, order, clocks, rounds, conflicts; default: all
+        [--limit SECONDS]    with files among machine, columns, admission, worker, dispatch, loop,
+        executor, waits, happens_before; default: all
 
-Every mutant (`actors.testing.mutate`) of a file runs against the tests of that file, in a process
-of its own, until one fails. What no test notices survives: it wants a test, or an argument why it
-changes nothing that counts (`actors/testing/equivalent_mutants.txt`, a line of file and mutant over
-an indented reason). A mutant that hangs is noticed, too. Exits 1 when one survives without an
-argument. Needs the tests, so it runs from a checkout.
+A mutant changes one place of a source text: it drops a statement, swaps two that have effects,
+negates or widens a condition, takes another bound, is off by one, or rounds the other way.
+Docstrings, annotations and texts are left alone, and so is the first naming of a local, whose loss
+any run would notice.
+
+Every mutant of a file runs against the tests of that file, in a process of its own, until one
+fails. What no test notices survives: it wants a test, or an argument why it changes nothing that
+counts (`actors/testing/equivalent_mutants.txt`, a line of file and mutant over an indented reason).
+A mutant that hangs is noticed, too. Exits 1 when one survives without an argument. Needs the tests,
+so it runs from a checkout.
+
+Source: DeMillo, Lipton & Sayward, "Hints on test data selection", 1978; the operators are those of
+Offutt et al., "An experimental determination of sufficient mutant operators", 1996, and statements.
 """
 
 from __future__ import annotations
@@ -30,16 +38,6 @@ from importlib.util import spec_from_loader
 from pathlib import Path
 from textwrap import indent
 from types import ModuleType
-
-# Small faults of a source text, one at a time: what the tests of a file have to notice.
-#
-# A mutant changes one place: it drops a statement, swaps two that have effects, negates or widens a
-# condition, takes another bound, is off by one, or rounds the other way. Docstrings, annotations
-# and texts are left alone, and so is the first naming of a local, whose loss any run would notice.
-#
-# Source: DeMillo, Lipton & Sayward, "Hints on test data selection", 1978; the operators are those
-# of Offutt et al., "An experimental determination of sufficient mutant operators", 1996, and
-# statements.
 
 _OTHER_COMPARISON: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -304,45 +302,47 @@ class Subject:
 
 
 _THREADS = (
-    "test_dispatch.py", "test_loop.py", "test_worker.py", "test_visit.py", "test_give_up.py",
-    "test_statistics.py", "test_in_flight.py", "test_admission.py",
+    "loop/test_dispatch.py", "loop/test_loop.py", "loop/test_worker.py", "loop/test_visit.py",
+    "loop/test_give_up.py", "machine/test_statistics.py", "loop/test_in_flight.py",
+    "loop/test_admission.py",
 )  # fmt: skip
 _MACHINE = (
-    "test_machine.py", "test_story.py",
-    "proof/test_soak.py::test_every_order_of_events_gives_the_same_run_and"
-    "_brings_every_slot_home[0]", "proof/test_state_space.py",
+    "machine/test_machine.py", "machine/test_story.py",
+    "testing/test_soak.py::test_every_order_of_events_gives_the_same_run_and"
+    "_brings_every_slot_home[0]", "testing/test_state_space.py",
 )  # fmt: skip
-_CLOCKS = ("test_rounds.py", "test_clocks.py")
 _ORDER = "device/plans/test_order.py"
-_DEVICE = ("device/test_executor.py", "device/test_executor_mutants.py")
 
 SUBJECTS = {
     "machine": Subject("actors.machine.machine", _MACHINE),
     "columns": Subject("actors.machine.columns", _MACHINE),
-    "ending": Subject("actors.machine.machine", _MACHINE),
-    "admission": Subject("actors.loop.admission", ("test_admission.py", "test_dispatch.py")),
-    "in_flight": Subject("actors.loop.worker", ("test_in_flight.py", "test_watchdog.py")),
-    "dispatch": Subject("actors.loop.dispatch", _THREADS),
-    "worker": Subject("actors.loop.worker", _THREADS),
-    "loop": Subject("actors.loop.loop", _THREADS),
-    "executor": Subject("actors.device.executor", _DEVICE),
-    "gate": Subject("actors.device.executor", _DEVICE),
-    "order": Subject("actors.race.waits", (_ORDER,)),
-    "clocks": Subject("actors.race.happens_before", _CLOCKS),
-    "rounds": Subject(
-        "actors.race.happens_before",
-        (*_CLOCKS, f"{_ORDER}::test_a_long_period_on_a_device_is_checked_to_its_end"),
+    "admission": Subject(
+        "actors.loop.admission",
+        ("loop/test_admission.py", "loop/test_visit.py", "loop/test_dispatch.py"),
     ),
-    "conflicts": Subject(
+    "worker": Subject(
+        "actors.loop.worker", (*_THREADS, "loop/test_failure.py", "loop/test_watchdog.py")
+    ),
+    "dispatch": Subject("actors.loop.dispatch", _THREADS),
+    "loop": Subject("actors.loop.loop", _THREADS),
+    "executor": Subject(
+        "actors.device.executor", ("device/test_executor.py", "device/test_executor_mutants.py")
+    ),
+    "waits": Subject("actors.race.waits", ("device/test_waits.py", _ORDER)),
+    "happens_before": Subject(
         "actors.race.happens_before",
-        ("test_race_scale.py", *_CLOCKS, "test_race.py", "test_race_oracle.py"),
+        (
+            "race/test_race_scale.py", "race/test_rounds.py", "race/test_clocks.py",
+            "race/test_race.py", "race/test_race_oracle.py",
+            f"{_ORDER}::test_a_long_period_on_a_device_is_checked_to_its_end",
+        ),
     ),
 }  # fmt: skip
 
 
 _PRELOADED = (
     "numpy", "pytest", "compiler.contract.plan_tables", "actors.kernels.library.runtime",
-    "actors.machine.columns", "actors.testing.oracle", "actors.loop.timeline", "actors.loop.worker",
+    "actors.machine.protocol", "actors.machine.table", "actors.device.host",
 )  # fmt: skip
 
 
