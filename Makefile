@@ -13,7 +13,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Whatever compiles or runs a job comes out otherwise with native kernels than with numpy's.
-OF_JOBS := tests/system tests/actorflow
+OF_JOBS := tests/system tests/actorflow tests/benchmarks/compare tests/benchmarks/rows
 
 # What whole jobs do, on a device that is late; in `make devices` as late as many seeds make it.
 ON_DEVICES := tests/system/state $(patsubst %,tests/system/test_%.py,\
@@ -34,7 +34,7 @@ OLD_VENV := .venv-oldest
 OLD_STAMP := $(OLD_VENV)/.installed
 OLD_NUMPY := 1.26.*
 OF_NUMPY := tests/actors/kernels tests/compiler/ops tests/actorflow/data \
-	$(patsubst %,tests/compiler/test_%.py,ops ops_simplify bfloat16 gradients) \
+	tests/compiler/contract/test_bfloat16.py \
 	$(patsubst %,tests/system/test_%.py,smoke oracle precision runner)
 
 # Torch, which tests/oracle compares with; 1.2 GB.

@@ -1,8 +1,8 @@
 """Ops over the whole range of each float type: the operands, and torch's results of them.
 
 `python tests/shared/whole_range.py` writes whole_range.npz with torch (2.13.0, on the CPU), and
-tests/actors/kernels/test_whole_range.py reads both. Operands are float64 or float32 and cast to the
-narrower types inside, here as there.
+tests/actors/kernels/host/test_whole_range.py reads both. Operands are float64 or float32 and cast
+to the narrower types inside, here as there.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
  *
  *   af_expf 1.1    af_logf 1.0    af_tanhf 2.6    af_erff 2.5
  *
- * (checked against float64 by tests/actors/kernels/codegen/test_af_math.py). NaN, infinities,
+ * (checked against float64 by tests/actors/kernels/native/test_af_math.py). NaN, infinities,
  * overflow, gradual underflow and the sign of zero come out as in IEEE arithmetic: nothing is
  * clamped that shows. The polynomials are our own minimax fits. doubles go to the C library.
  */

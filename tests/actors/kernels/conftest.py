@@ -1,9 +1,10 @@
-"""What tests of kernels share: paths, small pieces, and the module `kernel_calls`."""
+"""What tests of kernels share: paths, small pieces, `kernel_calls` and `group_runs`."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import group_runs
 import kernel_calls
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from actors.kernels.common import strides
 from actors.kernels.common.host_memory import quiet_floating_point
 from actors.kernels.library import launch
+from actors.kernels.native.fused import FusedKernel
+from actors.kernels.reference.fused import NumpyFusedKernel
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +71,20 @@ def with_threads(native, native_toolchain):
         return function()
 
     return run
+
+
+@pytest.fixture(params=["c.fused", "numpy.fused", "cuda.fused"])
+def kernel(request):
+    """All kernels of groups; numpy's needs no compiler, and that of a GPU runs on the host."""
+    if request.param == "cuda.fused":
+        return group_runs.OnHost(request.getfixturevalue("native_toolchain"))
+    if request.param == "numpy.fused":
+        return NumpyFusedKernel()
+    request.getfixturevalue("native")
+    return FusedKernel()
+
+
+@pytest.fixture(scope="session")
+def groups():
+    """The module that runs fused groups, and compares them with the interpreter."""
+    return group_runs

@@ -32,16 +32,16 @@ LOW = DType.BFLOAT16
 ELSEWHERE = {
     "over_stages": "between ranks; tests/compiler/sbp/test_cut.py",
     **dict.fromkeys(("send", "receive"), "between ranks; tests/actors/collectives"),
-    "constant": "tests/compiler/test_ops.py",
-    "fused": "made of the others; tests/actors/kernels/codegen",
-    "region": "made of the others; tests/actors/kernels/codegen/test_chunked.py",
+    "constant": "tests/compiler/ops/test_ops.py",
+    "fused": "made of the others; tests/actors/kernels/native",
+    "region": "made of the others; tests/actors/kernels/native/test_chunked.py",
     "cond": "its functions are attributes; tests/oracle/test_scan.py",
     "while": "its functions are attributes; tests/actorflow/functional/test_control.py",
     "scan": "its function is an attribute; tests/oracle/test_scan.py",
-    "lamb_update": "made of others, as are two more; tests/compiler/test_stage_updates.py",
-    "adafactor_update": "tests/compiler/test_stage_updates.py",
-    "adafactor_vector_update": "tests/compiler/test_stage_updates.py",
-    "muon_update": "tests/compiler/test_stage_updates.py",
+    "lamb_update": "made of others, as are two more; tests/compiler/passes/test_stage_updates.py",
+    "adafactor_update": "tests/compiler/passes/test_stage_updates.py",
+    "adafactor_vector_update": "tests/compiler/passes/test_stage_updates.py",
+    "muon_update": "tests/compiler/passes/test_stage_updates.py",
     "joined_updates": "made of the others; tests/actors/kernels/cuda/test_joined_updates.py",
 }
 """Ops that have a reference and no row, and where they are tested instead."""

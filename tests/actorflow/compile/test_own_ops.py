@@ -11,7 +11,7 @@ import actorflow as af
 from actorflow import nn
 from compiler.contract.types import DType, TensorType
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 X = np.random.default_rng(0).normal(size=(4, 6)).astype("f4")
 LONG = "x[*, D] -> y[*, D]"
 

@@ -1,13 +1,11 @@
-"""Groups for tests: how a launch is run as in a plan, and compared with the interpreter."""
+"""Fused groups for tests: a launch is run as in a plan, and compared with the interpreter."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
-import pytest
 from emulated_run import emulated_run
-from fused_programs import Builder, compare, interpret, operands, results_of
+from fused_programs import Builder, compare, interpret, operands, results_of  # noqa: F401
 from kernel_calls import run_typed
 
 from actors.kernels.cuda.fused import CudaFused
@@ -15,7 +13,6 @@ from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.library import runtime
 from actors.kernels.native.emit import emit
 from actors.kernels.native.fused import FusedKernel
-from actors.kernels.reference.fused import NumpyFusedKernel
 
 CUDA = CudaFused(gpu_named("h200"))
 
@@ -65,24 +62,3 @@ def prepare(kernel, programs):
 def fitting(kernel, shape):
     """Return fewer rows where threads are emulated, which takes a microsecond an element."""
     return (min(shape[0], 70), min(shape[1], 17_000)) if isinstance(kernel, OnHost) else shape
-
-
-@pytest.fixture(params=["c.fused", "numpy.fused", "cuda.fused"])
-def kernel(request):
-    """All kernels of groups; numpy's needs no compiler, and that of a GPU runs on the host."""
-    if request.param == "cuda.fused":
-        return OnHost(request.getfixturevalue("native_toolchain"))
-    if request.param == "numpy.fused":
-        return NumpyFusedKernel()
-    request.getfixturevalue("native")
-    return FusedKernel()
-
-
-@pytest.fixture(scope="session")
-def groups():
-    """The functions above, for tests (importlib mode has no sibling imports)."""
-    return SimpleNamespace(
-        Builder=Builder, interpret=interpret, run=run, compare=compare, results_of=results_of,
-        operands=operands, check=check, prepare=prepare,
-        fitting=fitting,
-    )  # fmt: skip

@@ -1,15 +1,28 @@
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from actorflow.cli import main as cli
 from actorflow.cli.main import main
 from actors.device.cuda.nvml import GpuListed, Listing
 from benchmarks.compare import command as cli_bench
 from benchmarks.compare.engines import Child, EngineError
 
-FAKE = str(Path(__file__).parents[1] / "bench" / "fake_engine.py")
+FAKE = str(Path(__file__).with_name("fake_engine.py"))
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def same_modules(monkeypatch):
+    """Let the command line run the modules that the tests import, and not a second copy."""
+    for module in ("command", "engines", "measure", "report"):
+        name = f"benchmarks.compare.{module}"
+        monkeypatch.setitem(sys.modules, f"{cli._BENCH}.{module}", sys.modules[name])
+    monkeypatch.setitem(sys.modules, cli._BENCH, None)  # is replaced; taken away after the test
 
 
 @pytest.fixture
@@ -140,12 +153,6 @@ def test_our_rows_are_planned_for_the_gpu_that_is_named(fakes, monkeypatch):
     assert named == {"actorflow": "h200", "torch": None}
 
 
-def test_without_a_clone_it_says_where_the_rows_are(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(cli_bench, "_BENCHMARKS", tmp_path)
-    assert main(["bench"]) == 1
-    assert "Run it in a clone of the repository" in capsys.readouterr().err
-
-
 def test_a_picture_without_matplotlib_is_refused_politely(monkeypatch, capsys):
     from benchmarks.compare import report
 
@@ -164,3 +171,78 @@ def test_tune_forgets_what_was_measured_in_the_cache_of_the_comparison(
     assert folders == [tmp_path / "cache" / "actorflow"]
     assert main(arguments) == 0
     assert len(folders) == 1
+
+
+def process(words, folder):
+    """Run Python with some words in a folder with a foreign package `benchmarks`."""
+    foreign = folder / "benchmarks" / "compare"
+    foreign.mkdir(parents=True)
+    for file in (
+        folder / "benchmarks" / "__init__.py",
+        foreign / "__init__.py",
+        foreign / "command.py",
+    ):
+        file.write_text("print('FOREIGN')\n\ndef main(words):\n    return 7\n")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_is_that_of_the_bench_of_the_clone_and_of_no_package_called_benchmarks(
+    tmp_path, option
+):
+    done = process(["-m", "actorflow", "bench", option], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: actorflow bench [-h] [--against ENGINES]")
+    assert "FOREIGN" not in done.stdout
+
+
+def test_the_command_line_loads_nothing_of_the_bench_and_lists_it(tmp_path):
+    code = """
+import sys
+from actorflow.cli.main import main
+path = list(sys.path)
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+print([name for name in sys.modules if "bench" in name])
+assert main(["bench", "no-row"]) == 1
+print(path == sys.path, "benchmarks" in sys.modules)
+"""
+    done = process(["-c", code], tmp_path)
+    assert "    bench     compare with other engines, row by row\n" in done.stdout
+    assert done.stdout.endswith("[]\nTrue False\n")
+    assert "expected rows among tiny:fp32" in done.stderr
+
+
+def test_all_words_are_handed_on_untouched(monkeypatch):
+    handed_on = []
+    monkeypatch.setattr(cli_bench, "main", lambda words: handed_on.append(words) or 5)
+    words = ["--device", "cuda", "-h", "--version", "gpt", "--", "--save", "x.py", "bench"]
+    assert main(["bench", *words]) == 5
+    assert handed_on == [words]
+
+
+def test_a_word_that_means_nothing_is_an_error_of_usage(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "tiny", "--fast"])
+    assert ended.value.code == 2
+    assert "actorflow bench: error: unrecognized arguments: --fast" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("project", [None, 'name = "other"\n', 'name = "actorflow"\n'])
+@pytest.mark.parametrize("words", [[], ["--help"], ["gpt", "--device", "cuda"]])
+def test_without_a_clone_it_says_that_it_needs_one(tmp_path, monkeypatch, capsys, project, words):
+    if project is None or "other" in project:
+        (tmp_path / "benchmarks" / "compare").mkdir(parents=True)
+        (tmp_path / "benchmarks" / "compare" / "command.py").write_text("raise RuntimeError")
+    if project is not None:
+        (tmp_path / "pyproject.toml").write_text(f"[project]\n{project}")
+    monkeypatch.setattr(cli, "_ROOT", tmp_path)
+    assert main(["bench", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("actorflow: bench needs a clone of the repository")
+    assert "`pip install -e .`" in err
+    assert err.count("\n") == 2
