@@ -3,7 +3,8 @@
 Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
 with exit code 1, and a stop by signal exits with 128 + signal. `actorflow.cli.launch` decides what
 is shown of an error of a script that is run here. A plan file is proven before anything is done
-with it, for its hash guards against accidents only.
+with it, for its hash guards against accidents only. `bench` is in benchmarks/compare of the clone
+that this package lies in, and is loaded by path.
 """
 
 from __future__ import annotations
@@ -16,35 +17,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from actorflow.cli import (
-    doctor,
-    top,
-)
-from actorflow.cli import (
-    inspect as cli_ckpt,
-)
-from actorflow.cli import (
-    inspect as cli_ops,
-)
-from actorflow.cli import (
-    inspect as cli_pack,
-)
-from actorflow.cli import (
-    inspect as cli_passes,
-)
-from actorflow.cli import (
-    launch as cli_launch,
-)
-from actorflow.cli import (
-    memory_map as cli_memory,
-)
-from actorflow.cli import (
-    simulate as cli_simulate,
+from actorflow.cli import doctor, launch, memory_map, simulate, top
+from actorflow.cli.inspect import (
+    add_ckpt_arguments,
+    add_ops_arguments,
+    add_pack_arguments,
+    run_ops,
+    run_pack,
+    run_passes,
 )
 from actorflow.cli.launch import is_of_script, run_script, tell_error
-from actorflow.cli.simulate import ranks_of
 from actorflow.compile.plan_facts import batch_fields
 from actorflow.compile.prove import prove_consistent
 from actorflow.data import Tokens
@@ -68,7 +53,7 @@ if TYPE_CHECKING:
 TUNE_HELP = "measure anew which library multiplies fastest, for every shape"
 
 
-# `actorflow plan --rank R SCRIPT.py`: whose plan it is, of the ranks of a job's mesh.
+# `actorflow plan --rank R SCRIPT.py`.
 
 _MOST_ONE_BY_ONE = 8
 """Ranks that are told apart each by its own graph; with an evaluation there is no shorter way."""
@@ -76,7 +61,7 @@ _OF_LAUNCH = re.compile(r"-n\d*|--ranks(=.*)?")
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option to a parser."""
+    """Add the option that says whose plan it is, of the ranks of a job's mesh."""
     text = "of the job's mesh, whose plan it is (default 0); no process of another is needed"
     parser.add_argument("--rank", type=int, metavar="R", help=text)
 
@@ -123,40 +108,13 @@ def _no_arguments(parser: argparse.ArgumentParser) -> None:
     """Take nothing."""
 
 
-def _bench_command() -> Any:
-    """Return the module of `actorflow bench`, of the clone; None where there is no clone."""
-    root = str(Path(__file__).resolve().parents[2])
-    sys.path += [root] if root not in sys.path else []
-    try:
-        return importlib.import_module("benchmarks.compare.command")
-    except ModuleNotFoundError:
-        return None
-
-
-def _bench_arguments(parser: argparse.ArgumentParser) -> None:
-    if command := _bench_command():
-        command.add_arguments(parser)
-
-
-def _bench(options: argparse.Namespace) -> int:
-    """Run the command of the clone. Raises CompileError where there is none."""
-    command = _bench_command()
-    if command is None:
-        raise CompileError("`actorflow bench` runs from a clone: its rows are in benchmarks/rows")
-    code: int = command.run(options)
-    return code
-
-
 _OTHERS = (
-    ("launch", cli_launch.add_arguments, cli_launch.run,
+    ("launch", launch.add_arguments, launch.run,
      "run a script as several processes of one job: ranks"),
-    ("pack", cli_pack.add_pack_arguments, cli_pack.run_pack,
-     "place the buffers of a CSV file, with a certificate"),
-    ("bench", _bench_arguments, _bench, "compare with other engines, row by row"),
+    ("pack", add_pack_arguments, run_pack, "place the buffers of a CSV file, with a certificate"),
     ("top", top.add_arguments, top.run, "watch a run: its actors, and what they wait for"),
-    ("ops", cli_ops.add_ops_arguments, cli_ops.run_ops,
-     "print the table of ops, what is known of each"),
-    ("passes", _no_arguments, cli_passes.run_passes, "print the passes of the compiler in order"),
+    ("ops", add_ops_arguments, run_ops, "print the table of ops, what is known of each"),
+    ("passes", _no_arguments, run_passes, "print the passes of the compiler in order"),
     ("doctor", _no_arguments, lambda options: doctor.main(),
      "say what this machine offers and what holds it back"),
 )  # fmt: skip
@@ -167,6 +125,12 @@ _WITH_VALUE = ("--device", "--gpu", "-n", "--ranks", "--grace")
 """Options of `run` and `launch` that the next word belongs to."""
 _JOINED = ("-n", *[f"{name}=" for name in _WITH_VALUE if name.startswith("--")])
 """How those begin that have their value in the same word."""
+
+
+_ROOT = Path(__file__).resolve().parents[2]
+"""The folder of this package: a clone of the repository, or site-packages."""
+_BENCH = "actorflow_bench"
+"""What benchmarks/compare is loaded as: `benchmarks` may be a package of somebody else."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -227,6 +191,8 @@ def _place_of_script(arguments: list[str]) -> int:
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
     """Return the options; what `plan` and `simulate` do not know is handed on to their script."""
+    if arguments[:1] == ["bench"]:  # has a parser of its own, which is not loaded before
+        return argparse.Namespace(command=_bench, rest=arguments[1:])
     parser = _parser()
     own, rest = _split(arguments)
     if own[:1] in (["plan"], ["simulate"]):
@@ -268,22 +234,23 @@ def _parser() -> argparse.ArgumentParser:
     add_argument(plan)
     plan.add_argument("--full", action="store_true", help="print every launch")
     plan.add_argument("--tune", action="store_true", help=TUNE_HELP)
-    cli_memory.add_arguments(plan)
+    memory_map.add_arguments(plan)
     plan.set_defaults(command=_plan)
 
-    simulate = commands.add_parser(
+    simulation = commands.add_parser(
         "simulate", help="predict the timeline of a plan", allow_abbrev=False
     )
-    simulate.add_argument("file", help="a Python script or a plan file")
-    _add_device(simulate)
-    cli_simulate.add_arguments(simulate)
-    simulate.set_defaults(command=_simulate)
+    simulation.add_argument("file", help="a Python script or a plan file")
+    _add_device(simulation)
+    simulate.add_arguments(simulation)
+    simulation.set_defaults(command=_simulate)
 
     for name, add_arguments, command, text in _OTHERS:
         other = commands.add_parser(name, help=text)
         add_arguments(other)
         other.set_defaults(command=command)
-    cli_ckpt.add_ckpt_arguments(commands.add_parser("ckpt", help="list or verify checkpoints"))
+    add_ckpt_arguments(commands.add_parser("ckpt", help="list or verify checkpoints"))
+    commands.add_parser("bench", help="compare with other engines, row by row")
     return parser
 
 
@@ -353,7 +320,7 @@ def _tune(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> int:
     _set_device(options)
     _tune(options)
-    draw = cli_memory.drawing(options, _proven)
+    draw = memory_map.drawing(options, _proven)
     rank = asked_rank(options, is_plan_file=_is_plan_file(options.file))
     plan, store_all, asked = _plans_of(options.file, options.rest, rank)
     settings = Settings.from_env(os.environ)
@@ -372,10 +339,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _simulate(options: argparse.Namespace) -> int:
     _set_device(options)
-    cli_simulate.check_options(options)
-    ranks = ranks_of(options)
+    simulate.check_options(options)
+    ranks = simulate.ranks_of(options)
     plan, _, asked = _plans_of(options.file, options.rest, ranks)
-    return cli_simulate.run(plan, options, asked)
+    return simulate.run(plan, options, asked)
 
 
 def _plans_of(
@@ -396,6 +363,24 @@ def _plans_of(
             if ended.code:
                 raise
     raise CompileError(f"{file} ended without calling fit on a job, so there is no plan to show")
+
+
+def _bench(options: argparse.Namespace) -> int:
+    """Hand all words on to the comparison of the clone; 2 where this package is in no clone."""
+    folder, project = _ROOT / "benchmarks" / "compare", _ROOT / "pyproject.toml"
+    is_clone = project.is_file() and 'name = "actorflow"' in project.read_text("utf-8", "replace")
+    if not is_clone or not (folder / "command.py").is_file():
+        print(
+            f"actorflow: bench needs a clone of the repository: {_ROOT} has no benchmarks/compare"
+            " of ours\nRun `pip install -e .` in a clone, then `actorflow bench` again",
+            file=sys.stderr,
+        )
+        return 2
+    package = ModuleType(_BENCH)
+    package.__path__ = [str(folder)]
+    sys.modules[_BENCH] = package
+    code: int = importlib.import_module(f"{_BENCH}.command").main(options.rest)
+    return code
 
 
 def _proven(file: str) -> Plan:

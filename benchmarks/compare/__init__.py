@@ -1,12 +1,17 @@
-"""The comparison with other engines: `actorflow bench`.
+"""`actorflow bench`: the same rows in actorflow and in other engines, side by side.
 
-engines.py    which engines there are, where they live, how they are started
-child.py      one engine with one row in a process of its own, and the lines to talk to it
-measure.py    a row: first steps, equal losses, interleaved rounds, a busy neighbour
-results.py    what was measured, as values and as JSON
-report.py     as Markdown
-picture.py    as PNG
+The command is found in a clone by path and loaded as a package of its own, so files here import
+each other relatively. Each engine has a process of its own, which runs a script of
+benchmarks/engines on a row of benchmarks/rows; engines take turns, after their losses were found
+equal.
 
-The models and the engines' own halves are in `benchmarks/rows` and `benchmarks/engines`, and with
-ours the arithmetic of a job and of each launch of a plan.
+command.py   arguments; which rows, which engines; the exit status
+engines.py   `Engine`: script, environment, settings; `Child`, the process of one engine
+measure.py   one row: first steps, equal losses, interleaved rounds, a busy neighbour
+report.py    what was measured, as values, JSON, Markdown and PNG
+
+May import actorflow.{cli, environment}, actors.device.cuda and compiler.contract. Must not import
+benchmarks.engines or benchmarks.rows, which run in the processes of the engines.
+
+Begin reading at command.py: `run` is the whole comparison.
 """

@@ -25,7 +25,9 @@ from actorflow.environment.host import check_gpu, processor
 from actorflow.environment.native import retune
 from actorflow.environment.settings import Settings, devices_named
 from actors.device.cuda.nvml import listed_gpus
-from benchmarks.compare.engines import (
+from compiler.contract.errors import CompileError, DeviceError
+
+from .engines import (
     OURS,
     RIVALS,
     RIVALS_ON_GPU,
@@ -39,8 +41,8 @@ from benchmarks.compare.engines import (
     engines_on,
     environment_of,
 )
-from benchmarks.compare.measure import BenchTask, Method, measure_row
-from benchmarks.compare.report import (
+from .measure import BenchTask, Method, measure_row
+from .report import (
     Bench,
     MachineInfo,
     RowResult,
@@ -50,13 +52,21 @@ from benchmarks.compare.report import (
     markdown,
     write_png,
 )
-from compiler.contract.errors import CompileError, DeviceError
 
 _BENCHMARKS = ROOT / "benchmarks"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `actorflow bench` to its parser."""
+def main(words: Sequence[str]) -> int:
+    """Run `actorflow bench` with the words that follow it; as `run`, and SystemExit for usage."""
+    return run(_parser().parse_args(words))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="actorflow bench",
+        description="Compare with other engines, row by row: the same models, in turns, after their"
+        " losses were found equal. `make bench-env` makes the environments of the others.",
+    )
     add = parser.add_argument
     here, there = [",".join([e.name for e in rivals]) for rivals in (RIVALS, RIVALS_ON_GPU)]
     add("rows", nargs="*", metavar="ROW", help="gpt, or gpt:bf16 for one precision (default: all)")
@@ -83,6 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=str(ROOT / ".bench-env"),
         help="folder of the rivals' environments (default: .bench-env of the clone)",
     )
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
@@ -90,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
         CompileError: an option means nothing.
-        EngineError: there are no rows here, or a rival is not known.
+        EngineError: a rival is not known.
         DeviceError: a GPU is asked for, and there is none.
         OSError: a file cannot be written.
     """
@@ -146,13 +157,8 @@ def _processor(device: str) -> str:
 
 
 def _tasks(names: Sequence[str], device: str) -> tuple[BenchTask, ...]:
-    """Return what to measure. Raises EngineError without rows, CompileError for unknown ones."""
+    """Return what to measure. Raises CompileError for unknown rows."""
     listing = _BENCHMARKS / "list_rows.py"
-    if not listing.is_file():
-        raise EngineError(
-            f"the rows of the comparison belong in {_BENCHMARKS / 'rows'}, which is not there: an"
-            " installed package does not hold them. Run it in a clone of the repository"
-        )
     listed = subprocess.run([sys.executable, str(listing), device], capture_output=True, check=True)
     known = tuple([BenchTask(*row) for row in json.loads(listed.stdout)])
     if not names:

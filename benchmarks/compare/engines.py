@@ -1,4 +1,4 @@
-"""Which engines are compared, where they live, and the environment each is at its best in."""
+"""Which engines are compared, in which environment each is at its best, and the process of one."""
 
 from __future__ import annotations
 
@@ -164,10 +164,8 @@ def environment_of(
     return kept | dict(engine.environment) | {name: str(cache) for name in engine.cache_variables}
 
 
-# One engine with one row in a process of its own, and the lines to talk to it.
-#
-# The process says nothing unless it is asked, and answers every line with one line, see
-# `benchmarks/engines/serve.py`.
+# A process of an engine has one row. It says nothing unless it is asked, and answers every line
+# with one line, see benchmarks/engines/serve.py.
 
 _LAST_LINES = 3
 _WAIT_S = 10.0

@@ -15,8 +15,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from benchmarks.compare.engines import Child, Engine, EngineError, LossMismatch
-from benchmarks.compare.report import MB, Measured, RowResult
+from .engines import Child, Engine, EngineError, LossMismatch
+from .report import MB, Measured, RowResult
 
 NUM_LOSSES = 10
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}

@@ -1,4 +1,4 @@
-"""A comparison as Markdown: one line per engine and row, and how each was set up."""
+"""What a comparison measured: as values, as JSON, as Markdown and as PNG (owner of matplotlib)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from compiler.contract.errors import ActorflowError
-
-# What was measured, as values; and as the JSON that `--json` writes.
 
 MB = 1e6
 """Bytes."""
@@ -256,8 +254,6 @@ def _notes(bench: Bench) -> list[str]:
         " shown",
     ]
 
-
-# A comparison as PNG: how many times as long each rival takes. The owner of matplotlib.
 
 _WIDTH, _HEIGHT_PER_ROW, _DPI = 8.0, 0.55, 120
 
