@@ -1,21 +1,29 @@
-"""The runtime: runs a physical plan and nothing else.
+"""The runtime: runs a physical plan, and nothing else.
 
-- `protocol`: what a launch, a host port and a clock are; `errors`: how a run fails.
-- `transitions`: states, messages and the table of what may follow what; `table`: a plan as plain
-  ints; `wiring`, `story`, `invariants`: the machine's numbering, its messages in words, its checks.
-- `machine`: the pure actor machine, messages in, actions out; no thread, no clock, no array; its
-  state is in `columns`, its way to the end in `ending`.
-- `explore`, `simulate`: the same machine in random orders, and on virtual time; `ranks`: many
-  copies of a plan, joined by a `network`; `critical_path`: what a run's time was spent on;
-  `proof/`: every order.
-- `clocks`, `race`: which firing happens before which, and the accesses that nothing orders;
-  `conflicts` finds them, `rounds` leaves out what comes round again.
-- `arena`, `load`: from a plan to bound launches on planned bytes; `kernels/`: what launches are.
-- `worker`, `dispatch`, `loop`: the threads, as `loop_options` say; `admission`: how many steps may
-  begin; `open_ports`: the host's ends, until they are closed; `visit`: who looks into their memory
-  from outside; `fork_lock`: locks that a forked child finds open; `failure`: an exception with its
-  story; `timeline`, `launch_trace`: what happened when, and in which launch; `device/`: firings
-  that are enqueued on an asynchronous device.
-- `watchdog`, `stall`, `in_flight`: who holds up a run that stands still; `statistics`: what a run
-  has done.
+A plan is a static graph of actors. An actor fires when its inputs hold enough tokens and its
+outputs enough free slots. One pure machine decides that; loop, simulator and tests all run it.
+
+- `machine`      the machine: messages in, firings out; the protocols of what the runtime drives.
+- `race`         which firing happens before which, and accesses to bytes that nothing orders.
+- `kernels`      what the launches of a plan run, for the host and for CUDA devices.
+- `device`       firings on streams: the executor, the host as a device, CUDA devices.
+- `collectives`  tensors between the ranks of one host, through shared memory.
+- `simulation`   the machine on virtual time: how long a plan takes, on one rank or many.
+- `loop`         a plan that really runs: memory, threads, admission, watchdog, timeline.
+- `testing`      the machine in random and in all orders, mutants, devices that the host acts.
+
+An import goes down this list of layers, and never sideways or up (`|` stands between rooms that do
+not know each other):
+
+    loop | testing > device | collectives | simulation > kernels > race > machine
+
+Only `loop` starts threads of Python; the machine has no thread, clock, device or array. Every room
+may import `compiler.contract` and `memory`, and nothing else of ours.
+
+Begin reading at `machine.transitions`, then `machine.machine`: the docstring of that file states
+the one rule, why it is fast, and how a run ends. `loop.dispatch` shows the machine at work.
 """
+
+from compiler.contract import old_names
+
+old_names.install()

@@ -1,24 +1,34 @@
-"""The compiler: from a logical graph to a physical plan.
+"""The compiler: from a logical graph to a physical plan. It knows no user API, device or thread.
 
-It knows no user API, no device and no thread. In processing order:
+`pipeline.compile_graph` takes a graph, what it is compiled for and options. It runs the passes over
+the graph, lowers the ordered graph to a plan, and has `verify` prove the plan by other rules than
+those that made it. Where a byte budget is set, `budget` repeats the last steps until it is met.
 
-- `types`, `placement`, `errors`: the words everything else is written in.
-- `graph`: the immutable logical graph and its builder, `attrs` of its nodes, `facts` that follow
-  from it, `graph_hash` its hash; `registry`: typed columns of op knowledge; `options`: what a job
-  asks of all this.
-- `ops/`: one file per family of ops, each registering what it knows.
-- `pipeline`: the one list of every rewrite, in order; `rewrites`: what each says of itself, and the
-  check of their order; `added_passes`: those from elsewhere.
-- `passes/`: one file per rewrite, `graph -> graph`, and `prune`, with which they drop nodes;
-  `fusion/`: those that put ops into fused kernels.
-- `rates`: what runs once per batch, and what once per step; `target`: what a device's kernels must
-  tell the compiler; `bfloat16`: numbers of half the width, by their bits.
-- `lowering/`: from an ordered graph to a plan.
-- `budget/`: how a byte budget is met.
-- `plan`: the physical plan, the one contract with the runtime; `rows` is how it is stored and read
-  back by type, `printer` shows it, `accounting` says what its bytes are for.
-- `references` asks whether a plan's tables fit together; `verify` proves it: `versions` that every
-  read finds what it names (`places`: where versions lie), `shared_bytes` that who shares bytes is
-  in order.
-- `gc_pause`: no garbage collection while all this is made.
+Rooms, in the order in which a reader needs them:
+
+    contract   the plan and its words: all that actors know of the compiler
+    graph      the logical graph, the registry of ops, what a device and a job ask for
+    ops        the ops that ship: primitives, the language of programs, families
+    storage    which values share bytes, and the order of nodes
+    sbp        from the graph of all ranks to that of one
+    passes     rewrites of the graph: gradients, precision, devices, layouts, batches
+    fusion     which nodes become one kernel
+    lowering   from an ordered graph to the tables of a plan
+    budget     launches repeated and values on the host, until a plan fits its bytes
+    verify     proofs about a plan, and about the plans of all ranks together
+    pipeline   the one list of passes, and what runs it
+
+Imports go down only; rooms between bars do not import each other:
+
+    pipeline > budget | passes > lowering | fusion > sbp > storage | verify > ops > graph > contract
+
+The compiler imports `memory`, and neither `actors` nor `actorflow`. `actors` imports of it
+`compiler.contract` alone.
+
+Begin reading at `contract/plan_tables.py`, which is what all of this makes, then `graph/graph.py`,
+which is what it starts from, then `PASSES` in `pipeline/pipeline.py`, the way between the two.
 """
+
+from compiler.contract import old_names
+
+old_names.install()
