@@ -1,7 +1,8 @@
-"""First-fit packing: buffers in some order, each at the lowest offset that is free all its life.
+"""Packing without search: instances in sections, first-fit in several orders, sets of buffers.
 
-No single order wins, so several run and the smallest peak stays; the run ends as soon as a peak
-equals the lower bound. Two engines give the same answer where both apply:
+First-fit lays buffers in some order, each at the lowest offset that is free all its life. No single
+order wins, so several run and the smallest peak stays; the run ends as soon as a peak equals the
+lower bound. Two engines give the same answer where both apply:
 
 - Orders by start or by end are a sweep over time. What has been placed and overlaps is exactly what
   is live, so a list of free gaps suffices: array work of O(gaps) per buffer, however many are live.
@@ -375,7 +376,7 @@ def _lowest_fit(offset: IntArray, top: IntArray, size: int) -> int:
 # Sets of buffers as the bits of integers: which lie within a span, which cover a section.
 #
 # Buffers are numbered by *rank*, their place in a preorder, so that the lowest bit of a set is its
-# best buffer. Intersections of such sets are what the search does all day; on integers of some
+# best buffer. The search spends its time on intersections of such sets; on integers of some
 # thousand bits one costs about 0.1 us.
 
 

@@ -1,4 +1,4 @@
-"""The state of a search for a packing: what is placed, seen from above.
+"""The search for a packing: branch and bound over a skyline, in many short runs before long ones.
 
 The *skyline* is the height of every section: no buffer that is still to be placed can lie lower
 there. It starts at 0 and is kept as segments of equal height. A *pit* is a segment whose neighbours
@@ -318,10 +318,9 @@ def _hole(sets: BufferSets, fitting: int, start: int, end: int) -> tuple[int, in
 #
 # In a packing in which no buffer can be moved to a lower place, each lies on the floor or on a
 # buffer live at the same time. Such packings are built from below. A node of the search takes the
-# most urgent pit of the skyline (see `memory.packing_search`) and decides what lies over one
-# section of
-# it: one of the unplaced buffers that fit, or nothing. These choices exclude each other and leave
-# none out, so a search that ends without a packing proves that there is none.
+# most urgent pit of the skyline and decides what lies over one section of it: one of the unplaced
+# buffers that fit, or nothing. These choices exclude each other and leave none out, so a search
+# that ends without a packing proves that there is none.
 #
 # Going back is directed by conflicts. A dead end has looked at a span of sections; what was decided
 # wholly outside this span did not cause it, so the other choices of such decisions are not tried.
@@ -332,8 +331,7 @@ _MAX_REMEMBERED = 100_000
 """Failed states remembered per search: bounds the memory, not the result."""
 
 _START, _HEIGHT = itemgetter(0), itemgetter(2)
-"""Of a `Segment`. Every node of the search reads those of hundreds: by name it is a third slower.
-"""
+"""Of a `SkylineSegment`. A node of the search reads those of hundreds: by name, a third slower."""
 
 
 class Outcome(Enum):
@@ -448,8 +446,8 @@ def _descend(
 # equal instances get equal packings on every machine.
 #
 # The first capacity is the target. While nodes are left, the capacities between it and the best
-# peak are bisected. A search that ends without a packing proves that there is none; at one granule
-# below the best peak it proves that peak optimal. One that runs out of nodes proves nothing.
+# peak are bisected. A search that ends without a packing one granule below the best peak proves
+# that peak optimal. One that runs out of nodes proves nothing.
 
 _ROUND = (
     (Style.UNDER_BEST, "WAT"),

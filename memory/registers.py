@@ -1,4 +1,4 @@
-"""Registers as the edges of a synchronous dataflow graph: rates, slots, deadlock.
+"""Registers as the edges of a synchronous dataflow graph: rates, slots, deadlock, order of firings.
 
 Lee & Messerschmitt, "Synchronous data flow", Proc. IEEE 75(9), 1987. An actor produces and consumes
 a fixed number of tokens per firing on each edge. Before anything runs, three questions have
@@ -376,9 +376,6 @@ def _check_playable(index: int, edge: RateEdge, repetitions: Sequence[int]) -> N
         )
 
 
-# How many slots an edge gets: from estimated durations, under a budget of bytes.
-
-
 def choose_slots(
     consume: int,
     producer_ns: float,
@@ -435,9 +432,9 @@ def _power_of_two(count: int) -> int:
 #
 # Actors that share what only one of them can have at a time (a stream, whose firings run in the
 # order in which they were started) run in an order that the edges leave open, unless at no time two
-# of them are ready. That is seen in one game: everyone else plays as far as they can, and only then
-# the one of them that is ready fires, once. A firing never takes away what makes another actor
-# ready, so what is not ready then is not ready in any order of events before that firing has ended.
+# of them are ready. One game shows that: all others play as far as they can, and only then the one
+# of them that is ready fires, once. A firing never takes away what makes another actor ready, so
+# what is not ready then is not ready in any order of events before that firing has ended.
 #
 # Two periods are played: in the first no edge has come round yet, so that whatever may be out of
 # turn later is there, too (as in `actors.race.race`).
@@ -464,12 +461,12 @@ def find_turns(
 
     Args:
         num_actors: Actors are numbered from 0.
-        edges: The edges between them; a period completes (`memory.registers.play_period`).
+        edges: The edges between them; a period completes (`play_period`).
         repetitions: Firings of each actor in a period.
         actors: Those that are asked about.
 
     Raises:
-        ValueError: As `memory.registers.play_period`.
+        ValueError: As `play_period`.
     """
     repetitions = [_PERIODS * count for count in repetitions]
     game = Game(num_actors, edges, repetitions)

@@ -1,9 +1,9 @@
-"""Keep optimizer state in host memory, and on the device only around its update.
+"""Bytes in host memory, on the device only around their use: optimizer state, idle activations.
 
 The state that the updates read and write is most of what a large job holds, and is needed for a
-moment of each step. Here it moves into host memory. Updates that follow one another form a bucket:
-one actor brings the bucket's state to the device, the updates change it there, another actor takes
-it back, and both overlap with compute.
+moment of each step. `offload_variables` moves it into host memory. Updates that follow one another
+form a bucket: one actor brings the bucket's state to the device, the updates change it there,
+another actor takes it back, and both overlap with compute.
 
 **When.** Bucket k comes in once bucket k - 2 is out (`Node.after`), so that the device holds two at
 most: one that is being updated, and one on its way in or out. The first two begin so late that they
@@ -277,10 +277,10 @@ class _StateCopies:
 
 # Take long-lived activations out to host memory while nobody reads them.
 #
-# What the forward pass saves for the backward pass lies idle in between. Here a value is copied out
-# after its maker, and in again shortly before its first reader on the far side of its longest idle
-# time; the device's bytes are free meanwhile. Values made one after the other form a bucket, which
-# one actor takes out and another brings in, beside compute.
+# A value that the forward pass saves for the backward pass is copied out after its maker, and in
+# again shortly before its first reader on the far side of its longest idle time; the device's bytes
+# are free meanwhile. Values made one after the other form a bucket, which one actor takes out and
+# another brings in, beside compute.
 #
 # **When.** A bucket goes out once its last value is made. It comes in (`Node.after`) so late that
 # it still arrives in time by the estimates, the link being busy with the buckets before it.

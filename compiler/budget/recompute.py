@@ -2,9 +2,8 @@
 
 `describe` turns the launches of an ordered graph into the planner's problem (`memory.recompute`):
 buffers are the roots that launches make, workspaces and in-place pairs are what the target's
-kernels say. `run` makes a graph of the launches that were
-chosen: one that runs again is a new node with new values, views included, and whoever reads later
-reads those.
+kernels say. `run` makes a graph of the chosen launches: one that runs again is a new node with new
+values, views included, and whoever reads later reads those.
 
 A repeated node, or one that runs for the first time among backward nodes, gets a control edge from
 the node before it in the sequence that runs for the first time: on several streams it would else

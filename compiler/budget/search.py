@@ -1,9 +1,8 @@
-"""Make a plan fit a byte budget: compile, and where it is too large, let forward launches repeat.
+"""The search for a plan within a byte budget: launches that run again, host memory, or both.
 
-The planner (`memory.recompute`) knows the bytes of one chain; the plan has more (variables, slots,
-staging, an evaluation). So the plan without recomputation is made first, and what it takes beside
-the planner's bytes is set aside. A plan counts as fitting only when its arena, as placed, does.
-After a miss the planner is asked for as many bytes less than it planned with, a few times.
+Where a device has a link to the host, optimizer state and long-lived activations may live there.
+Both ways are planned, and the one with the shorter estimated step wins. Where neither is enough
+alone, all optimizer state goes to the host and recomputation does the rest.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from compiler.storage.order import needed_per_step
 from compiler.storage.storage import assign_storage
 from memory.recompute.planner import Planner, RecomputePlan
 from memory.report import exact_bytes
-
-# What the searches for a byte budget try their choices with: rewrite, lower, look at the bytes.
 
 _KEPT = 4
 """Graphs and plans at hand: the last few, for a plan of 100,000 launches is hundreds of MB."""
@@ -85,6 +82,12 @@ def fullest_arenas(plan: Plan) -> tuple[int, ...]:
 def _fullest_bytes(plan: Plan) -> int:
     return sum([plan.arenas[number].size_bytes for number in fullest_arenas(plan)])
 
+
+# Launches that run again. The planner (`memory.recompute`) knows the bytes of one chain; the plan
+# has more (variables, slots, staging, an evaluation). So the plan without recomputation is made
+# first, and what it takes beside the planner's bytes is set aside. A plan counts as fitting only
+# when its arena, as placed, does. After a miss the planner is asked for as many bytes less than it
+# planned with, a few times.
 
 MAX_ROUNDS = 4
 """Plans tried below the first one; every round takes off what the last one had too much."""
@@ -244,15 +247,13 @@ def _with_recompute_notes(
 # - **State** has the time since the update before. What cannot hide costs what the link is late,
 #   and nothing else saves these bytes; so state far from other updates comes first.
 # - **Activations** have their idle time. What cannot hide is chosen only where even running its
-#   maker
-#   again takes longer. It seldom does: a value as wide as the model's hidden layer takes ten times
-#   as
-#   long on a link of 55 GB/s as its matmul on a device of 400 TFLOP/s.
+#   maker again takes longer. It seldom does: a value as wide as the model's hidden layer takes ten
+#   times as long on a link of 55 GB/s as its matmul on a device of 400 TFLOP/s.
 #
 # Candidates are ranked by what they cost per byte, and those that cost nothing by how many bytes
-# they free for how long. The shortest beginning of that row that fits is found by doubling and
-# bisection, and so is that of the row of state alone, for all activations want the link at once;
-# whether they fit, and how long a step takes then, is asked of the whole compiler.
+# they free for how long. The shortest prefix of the ranking that fits is found by doubling and
+# bisection, and so is that of the ranking of state alone, for all activations want the link at
+# once; whether they fit, and how long a step takes then, is asked of the whole compiler.
 
 MIN_ACTIVATION_BYTES = 1 << 20
 """Activations below it stay: each adds cuts of the compute stream, and saves next to nothing."""
@@ -424,13 +425,6 @@ def _rank(candidates: Sequence[_Candidate], step_ns: float) -> list[_Candidate]:
             out_ns += candidate.out_ns
     return ranked
 
-
-# Which way a plan meets its byte budget: running launches again, host memory, or both.
-#
-# Where a device has a link to the host, optimizer state and long-lived activations may live there
-# (`compiler.budget.search`). Both ways are planned, and the one with the shorter estimated
-# step wins; where neither is enough alone, all optimizer state goes to the host and the rest is
-# recomputation's.
 
 NOTHING = BudgetChoice()
 

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as nested tuples that msgpack carries, and back: how a plan is stored.
+"""How a plan is stored: frozen dataclasses as nested tuples that msgpack carries, and back.
 
 A dataclass is a row of its fields in order, an enum its value; a tuple of either is a tuple of
 such. Everything else is carried as it is. What has to be done for a class is worked out once from
@@ -43,7 +43,7 @@ import msgpack
 
 from compiler.contract.errors import PlanFormatError
 
-# Single values of a row, read back: each of the type that is wanted, and within its bounds.
+# Readers of single values of a row.
 
 Convert = Callable[[Any], Any]
 
@@ -436,7 +436,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
-# The envelope of a plan in a file: what it is, of which format, and a hash of what is inside.
+# The envelope of a plan in a file: a magic word, the format, and a hash of the body.
 
 _MAGIC = "actorflow-plan"
 
@@ -481,7 +481,7 @@ def unpacked(data: bytes) -> object:
         raise PlanFormatError(f"damaged plan: no msgpack: {error}") from None
 
 
-# The numbers of a plan, with the bounds that a plan from a file is held to.
+# Hints of the numbers of a plan, with the bounds that a plan from a file is held to.
 
 MAX_BYTES = 1 << 48
 """Of an arena, a register, an offset: more than any machine has, and sums of them are no trouble
@@ -489,7 +489,7 @@ for 64 bits."""
 
 Bytes = Annotated[int, Bounds(0, MAX_BYTES)]
 Index = Annotated[int, Bounds(0, (1 << 31) - 1)]
-"""A place in a tuple of the plan; `compiler.contract.plan` knows whether that is long enough."""
+"""A place in a tuple of the plan; `check_references` knows whether that is long enough."""
 
 Count = Annotated[int, Bounds(1, 1 << 24)]
 """Slots, and tokens per firing."""

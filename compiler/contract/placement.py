@@ -1,4 +1,4 @@
-"""Where things run and lie: devices with their streams and memories, as closed sets.
+"""Where things run and lie: devices with their streams and memories, and the mesh of ranks.
 
 A `Device` is a kind with an index; the host is one of them. A `Place` is a memory that one device
 works on: bytes lie in one place, and only a copy brings them to another. A stream is an order in

@@ -1,9 +1,9 @@
-"""Check that a plan's tables fit together: whatever points at a row points at one that is there.
+"""The plan as one value, plans of bodies within it, and the check that its tables fit together.
 
-This is asked first, of every plan: what follows (`compiler.verify.verify`, the loader) indexes one
-table by the numbers of another, and a number that is none would end in an error of Python, or worse
-in the wrong row. Also checked is what a row says of its own parts: one stride per axis, one offset
-per slot, a tensor's bytes within what a machine can address.
+`check_references` is asked first, of every plan: what follows (`compiler.verify.verify`, the
+loader) indexes one table by the numbers of another, and a number that is none would end in an error
+of Python, or worse in the wrong row. Also checked is what a row says of its own parts: one stride
+per axis, one offset per slot, a tensor's bytes within what a machine can address.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PLAN_FORMAT = 6
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Plan:
-    """Everything the runtime obeys. See the module's docstring."""
+    """Everything the runtime obeys; `compiler.contract.plan_tables` says how to read it."""
 
     name: str
     streams: tuple[Stream, ...]

@@ -1,8 +1,9 @@
-"""The physical plan: the one contract between compiler and actors.
+"""The tables of the physical plan: the one contract between compiler and actors.
 
-A plan is a value. It serialises to msgpack and back unchanged, hashes, and runs in another process
-without the user's code: actors with their launches, registers with their slots and offsets,
-streams, variables with their initialisers, and the lines of the user's program for every message.
+A plan (`compiler.contract.plan.Plan`) is a value. It serialises to msgpack and back unchanged,
+hashes, and runs in another process without the user's code: actors with their launches, registers
+with their slots and offsets, streams, variables with their initialisers, and the lines of the
+user's program for every message.
 
 How to read it: `Actor.launches` is a chain, run in order on the actor's stream. A launch names its
 kernel and its operands as indices into `Plan.views`; a view is a typed, strided window on a
@@ -66,7 +67,7 @@ __all__ = [
 ]
 
 
-# What a user calls a launch, in plans, memory maps, timelines and errors; whose an actor is.
+# What plans, memory maps, timelines and errors call a launch, and whose an actor is.
 
 EVALUATE = "evaluate"
 """The first word of the names of actors whose launches evaluate between steps."""
@@ -109,7 +110,7 @@ class ActorKind(Enum):
 
 
 PORTED = (ActorKind.SOURCE, ActorKind.SINK)
-"""Kinds of actors that run a port of the roof and have no launches."""
+"""Kinds of actors that run a port of `actorflow` and have no launches."""
 
 
 class RegisterKind(Enum):
@@ -281,10 +282,7 @@ class Launch:
 
     @property
     def label(self) -> str:
-        """Where in the model it belongs and what it computes.
-
-        See `compiler.contract.plan_tables`.
-        """
+        """Where in the model it belongs and what it computes: see `launch_label`."""
         return launch_label(self.op, dict(self.attrs), self.scope)
 
 
@@ -310,7 +308,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """State that outlives the step. `init` names an initialiser of the roof with its parameters.
+    """State that outlives the step. `init` names an initialiser of `actorflow` with its parameters.
 
     Three versions: who reads `before` reads what the last firing of its writer left; who reads
     `after` reads what this one wrote; who reads `between` is no part of the step (a snapshot, an

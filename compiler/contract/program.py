@@ -7,7 +7,8 @@ nothing of how: the host's generator makes loops in C of it, a device's generato
 numpy can follow it instruction by instruction.
 
 The program is an attribute of a node and of its launch, and in the file of the plan too. One that
-comes from a file has its types right; whether it makes sense says `compiler.contract.program`.
+comes from a file has its types right; whether it makes sense says `check_program`. `UFUNCS`, `erf`
+and `erfc` are the instructions in numpy, for the reference and for numpy's kernels.
 
 **Where the elements of an input are.** The program sees shapes [rows, columns] or [rows]; a FULL or
 ROW input may be smaller than the space and be repeated: the element of row r is that of its own
@@ -84,15 +85,14 @@ count is 0, an int32 (kind ROW); `check_index` (extent; operand an integer ROW: 
 operand, and the launch fails where one is not in [0, extent); `philox` (operands seed, step: int64
 SCALAR; constants key, p) -> bool FULL: whether dropout keeps the element, as
 `compiler.ops.primitives.sources.dropout_mask` has it, over the row-major index row * columns +
-column; or int32
-FULL: the number of 24 bits that this is decided by. With a third operand, an int64, the index is of
-a whole tensor that this is a part of: SCALAR, it is that of the first element, to which is added
-what it is without; ROW, that of the first one of the row."""
+column; or int32 FULL: the number of 24 bits that this is decided by. With a third operand, an
+int64, the index is of a whole tensor that this is a part of: SCALAR, it is that of the first
+element, to which is added what it is without; ROW, that of the first one of the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramInput:
-    """An operand of the launch as the program sees it; see the module's docstring."""
+    """An operand of the launch as the program sees it; `every` and `count` say where it repeats."""
 
     dtype: DType
     kind: Kind
@@ -157,12 +157,10 @@ def joined(kinds: list[Kind]) -> Kind:
     return Kind.COLUMN if Kind.COLUMN in kinds else Kind.SCALAR
 
 
-# Check that a fused program is one: what the generators and the kernels take for granted.
-#
-# A program travels in the attributes of a launch, so it may come from a file. The rules are those
-# of `compiler.contract.program`: every operand is an earlier value, types and kinds follow from the
-# operands, and what is summed over rows feeds nothing that is computed row by row. Behind this
-# check the text that is generated for a program has no word in it that is not ours.
+# The rules that generators and kernels take for granted: every operand is an earlier value, types
+# and kinds follow from the operands, and what is summed over rows feeds nothing that is computed
+# row by row. Behind this check the text that is generated for a program has no word in it that is
+# not ours.
 
 _UNARY = (
     *("neg", "abs", "sign", "reciprocal", "exp", "log", "sqrt", "rsqrt", "tanh", "erf"),
@@ -181,7 +179,7 @@ _LARGEST = 1 << 48
 
 
 class ProgramError(ValueError):
-    """A program breaks a rule of `compiler.contract.program`; the message names value and rule."""
+    """A program breaks a rule of `check_program`; the message names value and rule."""
 
 
 def check_program(program: FusedProgram) -> None:
@@ -404,8 +402,6 @@ def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
         made += coefficient
     return made
 
-
-# What numpy calls the elementwise instructions: for the reference and for numpy's kernels.
 
 UFUNCS: dict[str, np.ufunc] = {
     "add": np.add,

@@ -1,4 +1,4 @@
-"""The plans of all ranks of a mesh: one for each class of ranks, and who has which.
+"""The plans of all ranks of a mesh, one for each class of ranks; who has which, and who meets whom.
 
 Ranks that cannot be told apart are *alike*: same plan, and in every meeting ranks of the same kinds
 as the other one's meet. What one of them does at some time all of them can do then, so that a proof
@@ -22,8 +22,6 @@ from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind, Launch, evaluates
 from compiler.contract.types import TensorType
 
-# What the COMM actors of a plan have to do with other ranks, in rows.
-#
 # A *move* is a launch of a COMM actor: tensors of the ranks of a group that become others. A
 # *meeting* is the moves in a row of one actor that have one group: its ranks begin it together, and
 # end it together. Most actors are one meeting; a bucket of several groups is several, one after the

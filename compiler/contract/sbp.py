@@ -8,7 +8,8 @@ own. Along one axis of the mesh, of p ranks,
 - `Partial(by)`: the whole is the sum of the parts, or the largest or least, element by element.
 
 Over several axes of a mesh a tensor has one of these for each, outermost first: the part of the
-first axis is the whole of the second.
+first axis is the whole of the second. A plan names of a part only the axes that split it, and no
+rank (`PartOf`): the slice follows from the mesh and a rank's number.
 """
 
 from __future__ import annotations
@@ -132,11 +133,6 @@ def local_slices(
             found[word.axis] = rows[own.start : own.stop]
     return tuple([slice(rows.start, rows.stop) for rows in found])
 
-
-# Parts of whole tensors, as plans say them: which rank has which, and which of them is told.
-#
-# A `PartOf` names axes of a mesh and no rank. With the mesh and a rank's number the slice follows,
-# by the rule of `compiler.contract.sbp`: of n rows the first n mod p parts have one more.
 
 Splits = tuple[tuple[str, int], ...]
 """Pairs (axis of the mesh, axis of the tensor), outermost first."""

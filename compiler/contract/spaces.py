@@ -1,8 +1,10 @@
-"""Where the elements of a tensor are in a program's space of rows and columns.
+"""Where elements are: of a tensor in a program's space of rows and columns, of a window.
 
 An *access* says which element of a tensor belongs to row r and column c: with the tensor's
 own row o = (r // every) % count it is o * columns + c (FULL), o (ROW), c (COLUMN) or 0 (SCALAR).
 Views that keep the row-major order of elements do not change an access.
+
+`Windows` are those of convolutions and pooling, along the spatial axes.
 """
 
 from __future__ import annotations
@@ -174,8 +176,6 @@ def _dense_stride(kind: Kind, width: int, shape: Shape, strides: Shape) -> int |
     return width if kind is Kind.FULL and math.prod(shape) % width == 0 else None
 
 
-# How windows lie along the spatial axes of a tensor; for convolutions, pooling and their kernels.
-#
 # Window t of an axis has the elements t * stride - low + k * dilation, of which some may lie
 # outside.
 

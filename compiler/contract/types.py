@@ -1,7 +1,8 @@
 """Element types, tensor types and the dense ids of graph and plan.
 
 A `TensorType` is a dtype and a static shape; nothing in the engine is dynamic. Ids are `NewType`s
-over int, dense from 0, so that a fact about every value is a tuple indexed by id.
+over int, dense from 0, so that a fact about every value is a tuple indexed by id. numpy has no
+bfloat16: constants and references hold such numbers as bits, or as float32.
 """
 
 from __future__ import annotations
@@ -166,11 +167,9 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(reversed(strides))
 
 
-# bfloat16 at compile time: the upper half of a float32, for constants and references.
-#
-# Eight bits of exponent, seven of fraction (Kalamkar et al., A Study of BFLOAT16 for Deep Learning
-# Training, 2019). References know no such arrays: they take and give float32 (or wider) arrays that
-# hold bfloat16 values, and whoever stores a result of theirs in a value of this type rounds it.
+# bfloat16 is the upper half of a float32: eight bits of exponent, seven of fraction (Kalamkar et
+# al., A Study of BFLOAT16 for Deep Learning Training, 2019). References take and give float32 (or
+# wider) arrays that hold bfloat16 values; whoever stores such a result in bfloat16 rounds it.
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -1,9 +1,9 @@
-"""Put elementwise ops, broadcasts and row reductions that feed one another into one launch.
+"""Clusters: elementwise ops, broadcasts and row reductions that feed one another, in one launch.
 
     y = x + bias; h = gelu(y); z = layer_norm(h, ...)  ->  y, h, z, ... = fused(x, bias, ...)
 
 The nodes of one launch are a *cluster*. What only they read disappears: no bytes, no traffic. An op
-that finds no partner becomes a cluster of its own, so that it too is run by generated code.
+that finds no partner becomes a cluster of its own, so that generated code runs it too.
 
 **Why no cycle can arise.** Every launch gets a depth, and so does every cluster: all its members
 have the cluster's. A launch that reads nothing made by launches has depth 1. Any other one looks at
@@ -16,11 +16,11 @@ reads, so it stays after them.
 
 Two nodes of equal depth that read the same tensor also meet, as it is read once then.
 
-**Nodes that wait.** A node of the backward pass that reads nothing made there
-(`compiler.fusion.members`) is given no depth until something reads it, and joins that reader: what
-`recompute_cheap` computes again so costs neither a launch nor a tensor. If it must be in memory, as
-a matrix product reads it, it joins a cluster of any greater depth that reads the same tensor: what
-it reads comes from smaller depths still, and its readers come after.
+**Nodes that wait.** A node of the backward pass that reads nothing made there (`waiting_nodes`) is
+given no depth until something reads it, and joins that reader. So what `recompute_cheap` computes
+again costs neither a launch nor a tensor. If it must be in memory, as a matrix product reads it, it
+joins a cluster of any greater depth that reads the same tensor: what it reads comes from smaller
+depths still, and its readers come after.
 
 A cluster never spans two phases, two devices, nor two rates: a value is not made before the phase
 that asked for it, nor elsewhere, nor more often than it is needed. Nor does it span a collective,
@@ -54,13 +54,12 @@ from compiler.storage.storage import launch_of_values, write_after_read
 #
 #     h = x @ w + bias; g = gelu(h); y = g @ v        h is kept, for the gradient of gelu
 #
-# A forward cluster ends at what is kept, so that what follows may run again from it alone. Where
-# the kernel of a product puts out both h and g, on the targets that say so (`product_finishes`),
-# one launch that makes both is worth more: then it runs again whole or not at all. Either way a
-# launch has the bits that it had, whatever runs again.
+# A forward cluster ends at a kept value, so that what follows may run again from it alone. Where
+# the kernel of a product puts out both h and g (`Hardware.product_finishes`), one launch that makes
+# both is worth more: it runs again whole or not at all. The bits are the same either way.
 #
-# It is so of a sum with a product in it that the forward pass reads by such an op alone, whose
-# result it reads by products alone.
+# h is a sum with a product in it. In the forward pass only one op of `product_finishes` reads h,
+# and only products read g.
 
 FinishesOf = Callable[[int], tuple[str, ...]]
 """From a device's number to the ops that its products go on with."""

@@ -1,12 +1,14 @@
-"""Make one launch of many updates, where a device takes that: a call costs more than most of them.
+"""Updates of variables as fused programs: each carries its program, and many become one launch.
 
     sgd_update(w, dw, lr), ..., sgd_update(b, db, lr)  ->  ..., joined_updates(w, b, dw, db, lr)
 
+`update_programs` runs before fusion. `join_updates` runs last, where a device takes joined updates:
+a call costs more than most updates.
+
 Updates stand right after their gradients, which so end early. Those of one kind (the same program,
-numbers, device and rate) wait for one another here, and their gradients with them, as long as no
-launch has more live bytes by it than the fullest launch had before. So the peak stays what it was:
-the budget's passes have run, and what they chose holds. Nothing waits beyond a reader of what it
-makes, or a writer of what it reads.
+numbers, device and rate) wait for one another, and their gradients with them, as long as no launch
+has more live bytes by it than the fullest launch had before. So the peak stays what the budget's
+passes left. Nothing waits beyond a reader of what it makes, or a writer of what it reads.
 
 Guarantees: every variable has the bits that it had; the peak of live bytes is none higher.
 """
@@ -45,9 +47,7 @@ from compiler.storage.buffers import Buffers, assign_buffers, draft_launches
 from compiler.storage.order import needed_per_step
 from compiler.storage.storage import Storage, assign_storage, is_dense
 
-# An update of one variable as its program and operands: what can be joined with others.
-#
-# It comes in two forms, as an op of its own that has its program, and as `joined_updates` of one.
+# What can be joined: an op of its own that has its program, or a `joined_updates` of one member.
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ class _LiveBytes:
 #     sgd_update(param, grad, lr)       ->  sgd_update(param, copy(grad), lr), with program, space
 #     sgd_update(param, grad * c, lr)   ->  sgd_update(param, grad, lr, c), whose program multiplies
 #
-# Updates join no cluster of `fuse`: they write over what others read. So what is done to a gradient
+# Updates join no cluster, since they write over what others read. So what is done to a gradient
 # element by element for its update alone, such as clipping it, becomes part of the update's
 # program: numbers that it needs follow the operands that the update has anyway. A gradient whose
 # rows lie unevenly, as a transposed one, is copied first.

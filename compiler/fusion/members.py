@@ -1,7 +1,8 @@
-"""One node as a member of a fused program: which tensors it reads, and how they lie in the space.
+"""Members of fused kernels: how a node fits into a program, and how a cluster becomes one node.
 
-A member looks through views that keep the order of elements, so that a reshape between two members,
-or a broadcast in front of one, costs nothing.
+A member reads tensors by how they lie in the space of its program. It looks through views that keep
+the order of elements, so that a reshape between two members, or a broadcast in front of one, costs
+nothing.
 """
 
 from __future__ import annotations
@@ -276,7 +277,7 @@ def _of_columns(num_elements: int, columns: int) -> Access | None:
     return SCALAR if num_elements == 1 else None
 
 
-# Put the clusters that were found into the graph: programs, operands, and an order of all nodes.
+# Put clusters into the graph: programs, operands, and an order of all nodes.
 #
 # From the last node to the first it is decided what is still read, so that a value which only
 # members read, and a view through which only members look, is made no more.
@@ -480,14 +481,12 @@ def _number(members: Members, value: ValueId) -> float | None:
     return held if is_plain else None
 
 
-# Which nodes of the backward pass may wait for their reader.
+# Which nodes of the backward pass may wait for the kernel that reads them first.
 #
 # A node that reads nothing made in the backward pass could run at any time after the forward pass:
-# a clone of `compiler.fusion.recompute_cheap`, or a factor of a gradient that needs no gradient.
-# `fuse` puts it into the kernel that reads it first.
-#
-# Where the loss is linear in a long chain of elementwise ops, all of its backward pass is such. So
-# few wait for one reader; the node that would have to wait for more is placed, and they with it.
+# a clone of `recompute_cheap`, or a factor of a gradient that needs no gradient. Where the loss is
+# linear in a long chain of elementwise ops, all of its backward pass is such. So few wait for one
+# reader; the node that would have to wait for more is placed, and they with it.
 
 MAX_WAITING = 16
 """Nodes that wait for one, those that they wait for included: a norm's factors are six."""

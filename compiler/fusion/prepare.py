@@ -1,13 +1,4 @@
-"""Make ready what a fused kernel cannot read as it lies, so that no op with a program is left.
-
-    add(x, transpose(y))                  ->  add(x, copy(transpose(y)))
-    add(x[8, 6, 4, c], y[8, 1, 4, 1])     ->  add(x, copy(broadcast_to(y, [8, 6, 4, 1])))
-
-Operands are read row by row: rows that lie unevenly spaced, and such as are repeated in the middle,
-are copied to a dense tensor first. What walks over no elements becomes a kernel without operands.
-
-Guarantees: the same bits; every node that has a frame fits its natural space.
-"""
+"""Graphs made ready for fusion: `stage_reductions`, `narrow_broadcasts`, then `dense_operands`."""
 
 from __future__ import annotations
 
@@ -28,6 +19,17 @@ from compiler.ops.language.program_ops import FUSED, fused_attrs
 from compiler.ops.primitives.reduce import ARGMAX, MAX, MEAN, SUM, reduced_shape
 from compiler.ops.primitives.shape import BROADCAST_TO, COPY, RESHAPE, TRANSPOSE
 from compiler.ops.primitives.sources import CONSTANT, constant_array
+
+# Copy what a fused kernel cannot read as it lies, so that no op with a program is left.
+#
+#     add(x, transpose(y))                  ->  add(x, copy(transpose(y)))
+#     add(x[8, 6, 4, c], y[8, 1, 4, 1])     ->  add(x, copy(broadcast_to(y, [8, 6, 4, 1])))
+#
+# Operands are read row by row: rows that lie unevenly spaced, and such as are repeated in the
+# middle, are copied to a dense tensor first. What walks over no elements becomes a kernel without
+# operands.
+#
+# Guarantees: the same bits; every node that has a frame fits its natural space.
 
 
 def dense_operands(graph: Graph) -> Graph:

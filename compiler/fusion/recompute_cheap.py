@@ -4,14 +4,13 @@
 
 A value that generated code makes element by element from one whole tensor, which is kept for the
 backward pass in any case, need not be kept beside it. The nodes between the two are cloned into the
-backward pass, and what reads the value there reads the clone; `fuse` puts the clone into the kernel
+backward pass, and what reads the value there reads the clone; fusion puts the clone into the kernel
 that reads it, so that a tensor is read as before and one less is written, and kept. What is one
 number per row or column (a mean, a rounded scale) is small: it is kept, never computed again.
 
-A value that would not be kept may be, in place of what is made of it
-(`compiler.fusion.recompute_cheap`). A value that is read in other rows than it is made in is kept,
-as a norm of groups by a sum over the
-batch: there is no mean of each row there.
+A value that would not be kept may be, in place of what is made of it (`find_origins`). A value that
+is read in other rows than it is made in is kept, as a norm of groups by a sum over the batch: there
+is no mean of each row there.
 
 A reader that generated code does not compute, as a matrix product, needs the value in memory. There
 the clone is an output of a kernel of the backward pass that reads the same tensor; the readers, and

@@ -1,23 +1,25 @@
-"""Let values that are far wider than what makes and reads them exist a chunk of rows at a time.
+"""Regions: products and the fused programs beside them as one launch, over chunks of rows.
 
     logits = x @ w; losses = fused(logits, labels); dlogits = fused(logits, ...); dx = dlogits @ w
         ->  losses, dx, dw = region(x, w, labels)
 
-A language model's logits are its largest tensor: 8,192 rows of 50,257 float32 are 1.6 GB, and as
-much again for their gradient. Such a value is taken where a product makes it, and only fused
-programs that work row by row, and products, read it and what is computed of it in its width. A
-value that a job returns, or that anything else reads, has to exist. Small ones stay.
+`run` makes regions of values that are far wider than what makes and reads them; `fuse_products`
+makes one of a product and the kernel that alone reads it. A language model's logits are its largest
+tensor: 8,192 rows of 50,257 float32 are 1.6 GB, and as much again for their gradient. Such a value
+is taken where a product makes it, and only fused programs that work row by row, and products, read
+it and what is computed of it in its width. A value that a job returns, or that anything else reads,
+has to exist. Small ones stay.
 
 Where nothing between the first step and the last needs a result of the region, as the gradient of a
 loss times a constant does not, all is one region and every product is made once. Else those steps
 become a second region, which computes its chunks of the wide value again: of the square of a loss.
 
-Runs on fused programs, after everything that gives values their types, and in every job: what a
-plan may spend on memory never changes its results. Decided by bytes alone, never by timings; from
-how many bytes on, and how large a chunk is, follows from the device.
+Both run on fused programs, after everything that gives values their types, and in every job: what a
+plan may spend on memory never changes its results. Bytes alone decide, never timings; the device
+says from how many bytes on, and how large a chunk is.
 
-Guarantees: of values above the limit, those that only such nodes read are gone; scope and source of
-a region are those of its first program.
+Guarantees of `run`: of values above the limit, those that only such nodes read are gone; scope and
+source of a region are those of its first program.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from compiler.ops.primitives.shape import RESHAPE, TRANSPOSE, reshape_to, swap_l
 from compiler.sbp.collective_schedule import first_buckets_after, last_buckets_before
 from compiler.storage.order import needed_per_step, place_views, sort_launches
 
-# Make a region of nodes that were found to belong to one: steps, programs, operands.
+# Make a region of its nodes: steps, programs, operands.
 #
 # Drafts name values by their ids in the graph. A sum over rows leaves its program and becomes a
 # step that adds up chunks; programs that follow each other become one, so that a chunk is walked

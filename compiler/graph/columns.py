@@ -1,8 +1,8 @@
-"""What an op makes of split, broadcast and partial operands, along one axis of a mesh.
+"""Columns of ops that say how to run on parts of tensors, and how most cells are written.
 
-A `SbpSignature` promises: where each rank has its part of the operands, and runs the op on them as
-`compiler.graph.columns` has it, each has its part of the results. The cells of the column are of
-primitive ops; of an op that is a program, signatures follow from the program
+A `SbpSignature` promises, along one axis of a mesh: if each rank has its part of the operands, and
+runs the op on them as the column `project` says, then each has its part of the results. The cells
+are of primitive ops; of an op that is a program, signatures follow from the program
 (`compiler.sbp.derive`). Every op takes operands that each rank has whole (`whole`).
 
 A signature over several axes of a mesh is one of these for each axis: what holds of an op on any
@@ -99,7 +99,7 @@ def last_labels(names: Sequence[str], shape: Sequence[int], wide: Sequence[int])
     return [name if n == m else "" for name, n, m in zip(own, shape, last, strict=True)]
 
 
-# How most cells of ops with one output are written.
+# Decorators by which most cells of ops with one output are written.
 
 Grads = tuple[ValueId | None, ...]
 """One gradient per input of a node; None where nothing flows."""

@@ -5,6 +5,10 @@ A `Node` applies an op to values; a `Value` is an id, and every fact about it is
 `scope` the module path ("blocks.0.attn"); both survive to the plan, the trace and every error.
 Inputs of the job, variables and constants are nodes too (ops `input`, `variable`, `constant`), so
 that every value has exactly one producer.
+
+A graph never changes: `GraphBuilder` makes another one, and `prune` is the one way in which nodes
+leave. What follows from a graph alone is a `fact`, worked out once for each graph. The columns
+whose cells emit nodes, `gradient` and `simplify`, are declared here.
 """
 
 from __future__ import annotations
@@ -20,13 +24,10 @@ from compiler.contract.errors import CompileError
 from compiler.contract.types import MOST_ELEMENTS, Phase, TensorType, ValueId
 from compiler.graph.registry import Op, OpAttr, OpTypeError, has_effect, infer_type, writes
 
-# Facts of a graph, each worked out once for a version of it.
-#
-# A graph never changes, so what follows from it alone (who makes a value, who reads it, which
-# values share bytes, what runs once per step) is worked out when it is first asked for, and kept
-# with it. A pass that returns the graph it was given passes all of that on; one that returns
-# another graph starts afresh. A fact is a tuple or a frozen value: whoever asks next gets the same
-# one.
+# Facts are kept with the graph: who makes a value, who reads it, which values share bytes, what
+# runs once per step. A pass that returns the graph it was given passes all of them on; one that
+# returns another graph starts afresh. A fact is a tuple or a frozen value: whoever asks next gets
+# the same one.
 
 T = TypeVar("T")
 
@@ -162,7 +163,7 @@ class Graph:
     facts: dict[Callable[..., object], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """What is known of this version: see `compiler.graph.graph`. No part of its value."""
+    """What is known of this version: see `fact`. No part of its value."""
 
     @fact
     def producers(self) -> tuple[int, ...]:
@@ -421,9 +422,6 @@ def _in_scope(scope: str) -> str:
     return f" in '{scope}'" if scope else ""
 
 
-# Drop what nothing needs: the one way in which nodes leave a graph.
-
-
 def prune(graph: Graph) -> Graph:
     """Return the graph with only the nodes that roots need, and dense value ids. O(nodes).
 
@@ -459,8 +457,6 @@ def _is_dense(graph: Graph) -> bool:
     values = [value for node in graph.nodes for value in node.outputs]
     return values == list(range(len(graph.types)))
 
-
-# Columns whose facts rewrite graphs: gradients and local simplifications.
 
 Maybe = tuple[ValueId | None, ...]
 

@@ -1,7 +1,8 @@
 """Grow a fused program instruction by instruction.
 
 Kinds follow from the operands by the rules of `compiler.contract.program`; equal instructions are
-emitted once. `finish` leaves out what no output needs.
+emitted once. `finish` leaves out what no output needs. The columns `frame` and `expand` say how an
+op becomes part of such a program.
 """
 
 from __future__ import annotations
@@ -224,8 +225,6 @@ class ProgramBuilder:
         return self._seen[key]
 
 
-# Columns that say how an op becomes part of a fused program.
-#
 # `frame` says how its operands lie around the tensor that it walks over, `expand` emits its
 # instructions. The two speak of shapes only: which rows and columns there are is the program's
 # choice, and an op whose frame leaves the columns open may become part of one that sees its tensor

@@ -1,10 +1,10 @@
-"""Ops and the typed columns of knowledge about them.
+"""Ops, the typed columns of knowledge about them, and the checks that `infer_type` cells share.
 
 An `Op` is only a name. What is known about it lives in columns (`OpAttr`), each registered from the
 file that owns the knowledge, with the column object itself as the key, so that a typo is an
-ImportError. A column is declared once, here, with its meaning, its default and its readers; a
-second registration of the same cell raises and names both files. A new op is one new file under
-`compiler/ops/`, or one in a user's own package: nothing here has to change.
+ImportError. A column is declared once, with its meaning, its default and its readers; a second
+registration of the same cell raises and names both files. A new op is one new file under
+`compiler/ops/families/`, or one in a user's own package: nothing here has to change.
 """
 
 from __future__ import annotations
@@ -245,10 +245,8 @@ is_exact = OpAttr[bool](
 )
 
 
-# Checks that `infer_type` functions share: number of inputs, dtypes, broadcasting.
-#
-# Each raises `OpTypeError` with what was expected, what came and how to mend it; the builder puts
-# op, input types and the user's line in front.
+# Checks that `infer_type` functions share. Each raises `OpTypeError` with what was expected, what
+# came and how to mend it; the builder puts op, input types and the user's line in front.
 
 Array = np.ndarray[Any, np.dtype[Any]]
 """What references take and return; dtype and rank are the op's business."""

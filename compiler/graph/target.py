@@ -1,7 +1,9 @@
-"""What a device's kernels must tell the compiler, so that planning for a device needs no device.
+"""What a plan is made for: the targets of its devices, a budget's choice, the compile options.
 
-The roof fills this protocol from `actors/kernels`. A kernel has two lives: `query` here, at compile
-time, from shapes alone; `bind` at load, with addresses (see `actors/machine/protocol.py`).
+A `Target` is what a device's kernels must tell the compiler, so that planning for a device needs no
+device: `actorflow.compile.targets` answers it from `actors.kernels`. A kernel has two lives:
+`query` here, at compile time, from shapes alone; `bind` at load, with addresses
+(`actors.machine.protocol`).
 """
 
 from __future__ import annotations
@@ -261,9 +263,6 @@ def one_device(target: Target, device: Device = HOST) -> Hardware:
     return Hardware((device,), (target,))
 
 
-# What a search for a byte budget decides, and the rewrites of that kind carry out.
-
-
 @dataclass(frozen=True, slots=True)
 class BudgetChoice:
     """Launches that run again, and what lives in host memory; by default nothing of either.
@@ -278,8 +277,6 @@ class BudgetChoice:
     activations: tuple[ValueId, ...] = ()
 
 
-# What a plan is compiled for, besides the graph.
-#
 # The options are part of the plan's key and are recorded in the plan.
 
 SKIPPED = "skipped"

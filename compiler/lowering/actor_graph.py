@@ -148,7 +148,7 @@ class ActorGraph:
                 self._reach[actor] = reach | gained
 
 
-# The fences around the batches of a pipeline's stage; see `compiler.storage.order`.
+# Fences around the batches of a pipeline's stage: `compiler.storage.order` says how many fit.
 
 
 def hold_batches(program: StepProgram, actors: ActorGraph, numbers: Sequence[int]) -> int:

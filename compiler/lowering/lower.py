@@ -1,19 +1,20 @@
-"""From ordered logical graphs to a physical plan.
+"""The way from ordered logical graphs to a physical plan; bodies become plans of their own.
 
 What leaves no stream and keeps one rate is one actor: with one compute stream, one rank and one
 batch per step, the whole step is a single chain. Actors meet only where streams, devices, ranks or
 rates change: the data source, the metrics sink, the update after several batches, the snapshot of
 the variables with its writer, the evaluation. The walk of one tensor: its value gets a root
-(`storage`), the root a buffer (in-place pairs of the kernels merge buffers) if one chain has it to
-itself, else a field of a register between chains; the buffer a register with a live interval in
-launches, the register an offset in the arena (`packing`), and every launch that touches it a view.
+(`compiler.storage.storage`), the root a buffer (in-place pairs of the kernels merge buffers) if one
+chain has it to itself, else a field of a register between chains; the buffer a register with a live
+interval in launches, the register an offset in the arena (`plan_builder.pack`), and every launch
+that touches it a view.
 
 **Firings of a step never overlap.** The chains that begin one wait for the chain that ends the one
 before, so that bytes within a step need one copy only (`ChainActors.fence`).
 
-**Places.** Every device of the job has an arena, and so has the host's side (`ops.copies`) where
-anything lies there; each is packed and proven alone. Copies from place to place are chains on a
-stream for each direction of a device.
+**Places.** Every device of the job has an arena, and so has the host's side where anything lies
+there (`compiler.ops.primitives.transfer`); each is packed and proven alone. Copies from place to
+place are chains on a stream for each direction of a device.
 
 **What waits for n steps is a rate.** The update consumes one credit of each of k batches; a
 snapshot and an evaluation consume one of each of n steps. The credits come from the actors that
@@ -60,10 +61,10 @@ from memory.registers import choose_slots
 #     scan(..., body=graph)  ->  scan(copy(x), ..., body=plan)
 #
 # A body goes through the same passes and the same lowering as the job, for the device of its node
-# and in the job's precision. So nothing that looks into graphs, outside, looks into a body:
-# precision, fusion, simplification and order are done within. Carries become variables, which the
-# step writes over; constants become variables that it reads. Constants that the passes made within
-# are handed in from outside, for a frame holds nothing from one launch to the next.
+# and in the job's precision. So no pass over the outer graph looks into a body: precision, fusion,
+# simplification and order are done within. Carries become variables, which the step writes over;
+# constants become variables that it reads. Constants that the passes made within are handed in from
+# outside, for a frame holds nothing from one launch to the next.
 #
 # Operands are made dense: a launch finds the entry of a step by an offset.
 #
@@ -213,10 +214,8 @@ def _type(constant: Node) -> TensorType:
     return declared_type(constant.attrs)
 
 
-# The edges of a program to and from the threads of the host that feed it and read from it.
-#
-# A source fills a register of batches; sinks read registers of outputs, one for each chain that
-# makes some. How many slots these have follows from how long either end takes, and from the bytes.
+# Edges to and from the threads of the host. A source fills a register of batches; sinks read
+# registers of outputs, one for each chain that makes some.
 
 IO_NS = 50_000.0
 """What a host thread is assumed to need per firing, besides its bytes; only slots depend on it."""

@@ -1,4 +1,4 @@
-"""Collect the parts of a plan, intern views and source lines, place the registers at the end."""
+"""The tables of a plan while they grow: registers with offsets, views, versions, source lines."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from memory.offsets import OffsetPlan, certificate, plan_offsets
 # that comes out, like every register between two chains, lives on the virtual time of the schedule,
 # from the start of the first chain that touches it to the end of the last. Blocks and registers are
 # packed again by these spans. So two chains that are meant to run at the same time never share
-# bytes, and what does share bytes runs one after the other in the schedule anyway: `Packing.before`
-# names those pairs of chains, and the plan must hold an edge, or a path, for each.
+# bytes. Chains that share bytes run one after the other in the schedule anyway: `Packing.before`
+# names those pairs, and the plan must hold an edge, or a path, for each.
 
 SEARCH_WORK = 40_000
 """Work of the searches for a smaller peak, all blocks together: see `memory.offsets`.
@@ -280,7 +280,7 @@ class PlanBuilder:
         reason: str = "",
         place: int = 0,
     ) -> RegisterId:
-        """Add a register; see `compiler.lowering.plan_builder.Item` for `chains` and `interval`."""
+        """Add a register; see `Item` for `chains` and `interval`."""
         item = Item(size_bytes, num_slots, chains, interval)
         self._arenas.setdefault(place, len(self._arenas))
         self._registers.append(_RegisterDraft(name, kind, item, reason, place))
@@ -452,11 +452,11 @@ class PlanBuilder:
 
 # The versions of a program's values: what its launches say they read and write.
 #
-# Every value that a source or a launch makes is a version; a value that only shows another one is a
-# window on that one's version; and one that is joined of parts in place is a version, too, of which
-# the plan says the parts (`compiler.contract.plan_tables.Join`). All follow from the logical graph
-# alone. Nothing here knows in which order launches run, or which values share bytes: an error there
-# must not find its way into the numbers that are to reveal it.
+# Every value that a source or a launch makes is a version. A value that only shows another one is a
+# window on that one's version. A value joined of parts in place is a version, too, and the plan
+# says its parts (`Join`). All follow from the logical graph alone. Nothing here knows in which
+# order launches run, or which values share bytes: an error there must not find its way into the
+# numbers that are to reveal it.
 
 
 class ValueVersions:

@@ -1,4 +1,4 @@
-"""Snapshots of the variables between two steps: how often, and the copies that take one.
+"""The variables of a plan: their registers, and the copies that snapshot them between two steps.
 
 On the host the stream that computes copies them. What a device holds goes to the host's side on the
 stream out of it, in one of two ways. A device that holds all and may take what it likes copies them
@@ -30,8 +30,6 @@ from compiler.lowering.plan_builder import PlanBuilder
 from compiler.ops.primitives.sources import CONSTANT, UNSAVED, VARIABLE, declared_part
 from compiler.ops.primitives.transfer import COPY_BLOCK, place_number
 from compiler.storage.storage import dense_layout
-
-# The registers of what outlives a step: variables, and constants.
 
 
 class StateRegisters:

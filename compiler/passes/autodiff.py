@@ -1,15 +1,15 @@
-"""The gradients of the objectives, and from update rules the nodes that change variables.
+"""Gradients and updates: the backward pass, and all that stands between a gradient and its update.
 
-`compiler.ops.families.gradients` differentiates; each update is on the device of its variable.
+`differentiate` takes the gradients of the objectives (`compiler.ops.families.gradients`) and turns
+update rules into nodes, each on the device of its variable. The other passes work on these nodes:
+averages, clipping, the loss scale, steps that are skipped, updates of rows, updates in parts.
 
-Each rule is of one objective: what another one would add to a gradient is never made. All are taken
-at the variables as they are before the step.
+Each rule is of one objective: what another one would add to a gradient is never made. All gradients
+are taken at the variables as they are before the step. A step of several batches divides an
+objective's own gradient by their number, adds the gradients of each up in scratch variables, and
+updates from those. The graph is of whole tensors; `compiler.sbp.distribute` cuts it for ranks.
 
-A step of several batches divides an objective's own gradient by their number, adds the gradients
-of each up in scratch variables, and updates from those. The gradients are those of one rank; what
-other ranks add is the business of `compiler.passes.collectives`.
-
-Guarantees: updates empty, one write per written variable.
+Guarantees of `differentiate`: no update rule is left; each written variable has one write.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def follow_updates(graph: Graph) -> Graph:
 # (`compiler.fusion.join_updates`). The norm before clipping is the output `grad_norm`; with an
 # infinite `most` it is all there is.
 #
-# It runs after gradients have lost the loss's scale, were summed over batches and ranks, and were
-# searched for NaN: a step that is dropped is dropped for what it computed.
+# It runs after gradients have lost the loss's scale, were summed over batches, and were searched
+# for NaN: a step that is dropped is dropped for what it computed.
 #
 # Guarantees: every update of the optimizer reads clipped gradients.
 
@@ -238,10 +238,10 @@ def _shown(b: GraphBuilder, value: ValueId) -> ValueId:
 # Float16 ends at 65,504 and begins at 6e-8, where many gradients lie. So the trace multiplies the
 # loss, and with it all gradients, by the output `loss_scale` (Micikevicius et al., Mixed Precision
 # Training, 2018, section 3.2). Here they are divided by it in float32, those of a whole step at
-# once, before anything reads them. That some are not finite then says that the scale was too large:
-# the step is one that `skip_updates` drops, the scale is made smaller, and larger again after many
-# steps that were not dropped. So torch's GradScaler does it, for which a dropped step is none of
-# the optimizer's either: where an update reads how many steps are done, it reads how many changed
+# once, before anything reads them. If some are not finite then, the scale was too large:
+# `skip_updates` drops the step and the scale becomes smaller; it becomes larger again after many
+# steps that were not dropped. torch's GradScaler does the same, and a dropped step is none of the
+# optimizer's there either: an update that reads how many steps are done reads how many changed
 # something.
 #
 # `unscale` runs before `skip_updates`, which looks at what is unscaled, and `rescale` after it.

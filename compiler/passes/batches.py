@@ -1,14 +1,4 @@
-"""Batches come to a device, and outputs leave it, through the host's pinned memory.
-
-A port runs on the host. So where a device reads a batch, the batch lies on the host's side, and a
-copy takes it to each device that reads it; and what a device puts out is copied to the host's side,
-where the port finds it. These copies run *beside steps*: that of the next batch while a step runs,
-that of the last outputs too. So no fence of the step holds them, and what they share with a step
-has slots (`Beside.slots`): the credits of the slots are all that orders the two.
-
-Guarantees: what a port fills or reads lies on the host's side wherever a device would have read or
-made it; the values of all nodes are what they were.
-"""
+"""Batches of a step: their way to a device, what they hand on, their outputs, the two rates."""
 
 from __future__ import annotations
 
@@ -28,6 +18,17 @@ from compiler.ops.primitives.transfer import COPY_TO, is_copy, next_bucket, plac
 from compiler.sbp.collective_schedule import apart_by_rates
 from compiler.storage.order import needed_per_batch, needed_per_step, outputs_per_step
 from compiler.storage.storage import OldRead, assign_storage, old_reads
+
+# Batches come to a device, and outputs leave it, through the host's pinned memory.
+#
+# A port runs on the host. So where a device reads a batch, the batch lies on the host's side, and a
+# copy takes it to each device that reads it; and what a device puts out is copied to the host's
+# side, where the port finds it. These copies run *beside steps*: that of the next batch while a
+# step runs, that of the last outputs too. So no fence of the step holds them, and what they share
+# with a step has slots: the credits of the slots are all that orders the two.
+#
+# Guarantees: what a port fills or reads lies on the host's side wherever a device would have read
+# or made it; the values of all nodes are what they were.
 
 
 def feed_devices(graph: Graph, devices: Sequence[Device]) -> Graph:

@@ -1,4 +1,4 @@
-"""Let images lie with their channels last where their convolutions are faster so.
+"""Layouts for convolutions: images with their channels last, weights as the kernel likes them.
 
     relu(conv(x))  ->  shown(relu(y')),  y' = dense(shown(conv(x)))
 

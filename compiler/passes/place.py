@@ -1,4 +1,4 @@
-"""Place by cost what no region places: each node where it ends earliest, memory permitting.
+"""The device of every node: chosen by cost where no region says it, then copies between devices.
 
 List scheduling on a simulated machine, as in TensorFlow's first paper (Abadi et al., 2015, section
 3.2.1) and HEFT (Topcuoglu et al., 2002): nodes are taken in the order of how much time lies between
@@ -15,10 +15,10 @@ more, for it reads the parameters; so where a trial overflows there, the next on
 Its count knows nothing of fusion and in-place updates: it is an estimate, from above, and decides
 where things go, while what the arenas of the plan really take decides whether it is accepted.
 
-To look at one node at a time is short-sighted: branches that begin on two devices may have to
-meet over a slow link. So all on one device is tried, too, and is taken unless several end sooner
-by a tenth.
-A chain of layers stays on one device, unless it is too small: a copy never makes a chain faster.
+To look at one node at a time is short-sighted: branches that begin on two devices may have to meet
+over a slow link. So all on one device is tried, too, and is taken unless several end sooner by a
+tenth. A chain of layers stays on one device, unless it is too small: a copy never makes a chain
+faster.
 
 Guarantees: every node has a device, and it is the same one whenever graph and costs are the same.
 """
@@ -183,8 +183,6 @@ class _CrossingCopies:
                     return str(node.source)
         return str(variable.source)
 
-
-# One schedule of a graph on a simulated machine of several devices; `compiler.passes.place`.
 
 _WORTH = 1.1
 """How much sooner a step must end on several devices than on one, by durations before fusion."""

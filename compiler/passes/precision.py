@@ -1,8 +1,8 @@
-"""Let products read 16-bit floats, and what lies between them live so; all else stays float32.
+"""Precision: products read 16-bit floats, and what lies between them lives so; all else is float32.
 
     y = matmul(x, w)  ->  y = matmul(cast(x), cast(w)), or with out_dtype float32
 
-What each op does is a column (`compiler.passes.precision`). Low is bfloat16 or float16, one for the
+What each op does is a column, `precision`. Low is bfloat16 or float16, one for the
 job. Which values become low is decided in two walks. Forward: products make low values, and so does
 an op that follows, when its inputs of full size are so; narrower ones, a bias, come along, as a
 weight does, but a constant only when the low type has its number. Backward: a value that nobody
@@ -40,7 +40,7 @@ from compiler.ops.primitives.shape import CAST, cast_to
 from compiler.ops.primitives.sources import CONSTANT, DROPOUT, ROUNDED, VARIABLE, constant_array
 from compiler.ops.primitives.transfer import COPY_TO, TO_SBP
 
-# How wide each op computes when a job asks for 16-bit floats: the lists, in one place.
+# How wide each op computes when a job asks for 16-bit floats.
 #
 # After torch's autocast on the CPU (Micikevicius et al., Mixed Precision Training, 2018, section
 # 3): products read low values, what only moves or bends single elements takes what comes, and all

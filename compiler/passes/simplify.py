@@ -1,17 +1,18 @@
-"""Prune, fold constants, merge common subexpressions, apply each op's own algebra, all exact.
+"""Simplification: an exact cleanup, attention by the block, scans without unread parts.
 
-One walk in topological order copies the graph into a fresh builder: a node is replaced by what its
-`simplify` column says, folded through its `reference` when the op `is_exact`, all inputs are
-constants and the result is small, or merged with an equal node emitted before. Then everything no
-root needs is dropped.
+`simplify_graph` prunes, folds constants, merges common subexpressions and applies each op's own
+algebra. One walk in topological order copies the graph into a fresh builder: a node is replaced by
+what its `simplify` column says, folded through its `reference` when the op `is_exact`, all inputs
+are constants and the result is small, or merged with an equal node emitted before. Then everything
+no root needs is dropped.
 
 Results stay bit-identical: exp, gelu, a sum over an axis and their like are not folded, because
 the bits of a kernel that approximates, or adds in another order, are not the reference's. The one
 exception is a power with the constant exponent 1 or 2, which becomes x or its square: these are
 correctly rounded, and a kernel's pow may be a unit in the last place beside them.
 
-Guarantees: no unused node, no two equal pure nodes on one device and stage, no foldable node under
-FOLD_LIMIT_BYTES.
+Guarantees of `simplify_graph`: no unused node, no two equal pure nodes on one device and stage, no
+foldable node under FOLD_LIMIT_BYTES.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Compile: the way of a graph, from the trace to a plan that is proven.
 
 `PASSES` is the one list of every rewrite that runs, in order. It is held against what each says it
-needs and provides (`compiler.pipeline.rewrites`), so that a swap is refused by name. Those at its
-end do what a byte budget asks for: they run on the ordered graph once for every choice that
-`compiler.budget.search` tries. Then `lower` makes a plan of the graph, and `verify_plan` proves it.
-With `options.verify` the graph verifier runs after every pass, too. Passes from elsewhere
-(`compiler.pipeline.rewrites`) find their place among ours.
+needs and provides (`compiler.pipeline.rewrites`), so that a swap is refused by name; passes from
+elsewhere find their place among ours. The last ones do what a byte budget asks for: they run on the
+ordered graph once for every choice that `compiler.budget.search` tries. Then `lower` makes a plan
+of the graph, and `verify_plan` proves it. With `options.verify` the graph verifier runs after every
+pass, too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from compiler.fusion.regions import fuse_products
 from compiler.graph.graph import Graph
 from compiler.graph.target import BudgetChoice, CompileOptions, Hardware
 from compiler.lowering import buckets
-from compiler.lowering import lower as bodies
 from compiler.lowering.lower import lower
+from compiler.lowering.lower import run as compile_bodies
 from compiler.ops.primitives.body import hash_graph
 from compiler.ops.primitives.transfer import STAGE
 from compiler.passes import autodiff, batches, channels_last, place, precision, simplify
@@ -288,7 +288,7 @@ PASSES: tuple[AnyPass, ...] = (
     ),
     JobPass(
         "bodies",
-        partial(bodies.run, prepare=_prepare_body, lower=_lower_body),
+        partial(compile_bodies, prepare=_prepare_body, lower=_lower_body),
         ("owned outputs", "products with what reads them"),  # constants are all made
         ("plans of bodies",),
     ),

@@ -1,7 +1,7 @@
-"""What a rewrite says of itself, whether an order of them does justice to all, and how they run.
+"""Rewrites: what one says of itself, whether an order does justice to all, how they run.
 
-A fact is a sentence about a graph ("gradients", "rates"). Each is provided by one rewrite; who
-needs it stands after that one.
+A fact is a sentence about a graph ("gradients", "rates"). Each is provided by one rewrite; a
+rewrite that needs it stands after that one. A script or an installed package adds rewrites.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from compiler.graph.graph import Graph
 from compiler.graph.registry import infer_type
 from compiler.graph.target import BudgetChoice, CompileOptions, Hardware
 
-# Verify a logical graph: inputs are produced before they are read, types are as inferred.
-#
-# Guarantees nothing new: it returns the graph it was given, or raises InternalError. Runs between
-# all passes in tests and under ACTORFLOW_VERIFY=1.
+# The graph verifier: inputs are produced before they are read, types are as inferred. It runs after
+# every pass in tests and under ACTORFLOW_VERIFY=1.
 
 
 def check(graph: Graph, after: str) -> Graph:
@@ -180,12 +178,12 @@ def look(
 
 # Passes from elsewhere: a script or an installed package adds one, and edits nothing of ours.
 #
-#     added_passes.register(Pass("drop_abs", run, needs=("minimal",), provides=()), before="order")
+#     register(Pass("drop_abs", run, needs=("minimal",), provides=()), before="order")
 #
-# Where it stands follows from the facts that it needs and provides, as for our own, and from the
-# names of passes that it wants to be before or after; as early as all of that allows, so that one
-# which asks for nothing sees the graph as it was traced. What it returns is checked each time, and
-# every plan says which passes from elsewhere made it.
+# The place of an added pass follows from the facts that it needs and provides, as for our own, and
+# from the names of passes that it wants to be before or after. It is as early as all of that
+# allows, so that one which asks for nothing sees the graph as it was traced. What it returns is
+# checked each time, and every plan says which passes from elsewhere made it.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,22 @@
-"""The graph of one rank: parts of all values, and collectives between them.
+"""Share the work of a step among ranks: every value gets a layout, and one rank its own graph.
 
 What a node reads as it does not lie is brought there first, once for all who read it so; the steps
 are those of `compiler.sbp.boxing`. Collectives are numbered in the order of the graph of whole
 tensors, which is the same on every rank; in which order they go follows from the first rank's.
+
+What is given: a batch lies in rows along the axis "data" of the mesh, and whole along the others;
+variables lie whole; what the job itself says of either (attribute `sbp`) counts before that, and
+what it says of any other value (`to_sbp`). State of an optimizer lies as its parameter does. With
+`zero` a parameter that is whole along "data" lies there in parts of its first axis. What a step
+writes to a variable lies as that does. All else is chosen (`compiler.sbp.infer`). Along the axis
+"stage" nothing is shared: its ranks have nodes of their own (`compiler.sbp.stages`).
+
+It runs on the graph of a whole step, with gradients, norms and searches for NaN: so these are
+shared like any value, and whatever follows sees an ordinary graph of smaller tensors in which
+some nodes meet other ranks.
+
+Guarantees: with one rank the graph is the same; else it is that of the rank, and its outputs are
+those of one rank that does all, to the order of sums.
 """
 
 from __future__ import annotations
@@ -75,9 +89,7 @@ class Layouts:
 
 
 def turns_between(graph: Graph, layouts: Layouts) -> CommTurns:
-    """Return the turns of all collectives of the ranks' graphs.
-
-    See `compiler.sbp.collective_schedule`.
+    """Return the turns (`turns_of`) of all collectives of the ranks' graphs.
 
     They follow from the graph of the first rank, whose parts are the largest of all. O(nodes).
     """
@@ -280,15 +292,13 @@ def _split_axis(word: Sbp) -> int:
     return word.axis
 
 
-# Which ranks of a mesh have equal graphs, by looking at few of them.
-#
-# What a rank's graph says of the rank's place along an axis of the mesh is which part of a tensor
-# it has: where the part begins, how long it is, whether it is the first. Of parts in their order
-# each begins later than the one before, and the longer ones come first
-# (`compiler.contract.sbp.part_of`): so along an axis the first one and the last one are equal only
-# where all are. An axis on which graphs depend at one place of the others alone, as parts of uneven
-# parts do, is found by looking at all corners, and at all places along the axes on which graphs do
-# depend.
+# Which ranks have equal graphs is found by looking at few of them. What a rank's graph says of the
+# rank's place along an axis of the mesh is which part of a tensor it has: where the part begins,
+# how long it is, whether it is the first. Of parts in their order each begins later than the one
+# before, and the longer ones come first (`compiler.contract.sbp.part_of`): so along an axis the
+# first one and the last one are equal only where all are. An axis on which graphs depend at one
+# place of the others alone, as parts of uneven parts do, is found by looking at all corners, and at
+# all places along the axes on which graphs do depend.
 
 Place = tuple[int, ...]
 """Coordinates of a rank."""
@@ -336,24 +346,6 @@ def representatives(
     return found
 
 
-# Share the work of a step among ranks: every value gets a layout, and one rank its own graph.
-#
-# What is given: a batch lies in rows along the axis "data" of the mesh, and whole along the others;
-# variables lie whole; what the job itself says of either (attribute `sbp`) counts before that, and
-# what it says of any other value (`to_sbp`). State of an optimizer lies as its parameter does. With
-# `zero` a parameter that is whole along "data" lies there in parts of its first axis. What a step
-# writes to a variable lies as that does. All else is chosen (`compiler.sbp.infer`).
-#
-# Along the axis "stage" nothing is shared: its ranks have nodes of their own
-# (`compiler.sbp.stages`).
-#
-# It runs on the graph of a whole step, with gradients, norms and searches for NaN: so these are
-# shared like any value, and whatever follows sees an ordinary graph of smaller tensors in which
-# some nodes meet other ranks.
-#
-# Guarantees: with one rank the graph is the same; else it is that of the rank, and its outputs are
-# those of one rank that does all, to the order of sums.
-
 DATA = "data"
 """The axis of a mesh whose ranks have different rows of a batch."""
 
@@ -392,7 +384,7 @@ class RankGraphs:
     def told_apart(self, graph_of: Callable[[int], Hashable]) -> tuple[Hashable, ...]:
         """Return what `graph_of` says of the graph of each rank, by its number.
 
-        It is asked for few of them, and by the parts that they have: see `compiler.sbp.distribute`.
+        It is asked for few of them, and by the parts that they have: see `representatives`.
         """
         mesh, flat = self.ranks.mesh, self.ranks.mesh.without(STAGE)
 

@@ -1,8 +1,8 @@
 """The choice of SBP: how every value lies, along one axis of the mesh after the other.
 
-What is minimised is the time of a step on one rank (`compiler.sbp.infer`). A beam of partial
-choices goes over the nodes in their order; two that agree on all that is still to be read are one,
-the cheaper. Then single nodes change their minds as long as that is cheaper, seen with all who read
+What is minimised is the time of a step on one rank (`LayoutProblem`). A beam of partial choices
+goes over the nodes in their order; two that agree on all that is still to be read are one, the
+cheaper. Then single nodes change their minds as long as that is cheaper, seen with all who read
 them. The cheapest choice without look-ahead is among those that are compared, so that none is
 dearer than greedy.
 
@@ -45,8 +45,6 @@ __all__ = [
     "choose",
 ]
 
-
-# What is said where no way of a node leads to the layouts that are given.
 
 _MOST_LISTED = 12
 
@@ -130,8 +128,6 @@ def _name_of(graph: Graph, value: ValueId) -> str:
     return f"{type_} of {maker.op}"
 
 
-# What there is to choose from: the ways of every node, what each takes, and what moves take.
-#
 # Times are stated and not measured: a rank's part of a node takes its operations and bytes, a step
 # of a tensor from one layout to another what it sends. What waits for nobody goes in buckets with
 # others like it, and shares their messages.

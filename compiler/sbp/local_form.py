@@ -1,9 +1,12 @@
-"""The local form of an op that is a program: what a rank does with its parts of the operands.
+"""What one rank does of a node with its parts of the operands, for primitives and programs alike.
 
-It is the program of the whole call, instruction by instruction as nodes of the graph, on parts: so
-a divisor is that of the whole. Between two instructions a share of a sum is made whole, where the
-signature says so, and numbers of rows and columns, and random ones, are those of the rank's part.
-Fusion makes few launches of the nodes, as it would of anybody's.
+Of an op that is a program it is the program of the whole call, instruction by instruction as nodes
+of the graph, on parts: so a divisor is that of the whole. Between two instructions a share of a sum
+is made whole, where the signature says so, and numbers of rows and columns, and random ones, are
+those of the rank's part. Fusion makes few launches of the nodes, as it would of anybody's.
+
+A primitive says it in the column `project`. A loop runs all its steps on each rank: its body has
+the rows of a batch, and shares of sums over them.
 """
 
 from __future__ import annotations
@@ -232,9 +235,6 @@ def _walked(call: LocalCall, whole: ProgramCall) -> Part:
     return tuple(found)
 
 
-# All that an op makes of parts, and what a rank does of it: primitives and programs alike.
-
-
 @lru_cache(maxsize=4096)
 def ways_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> tuple[Found, ...]:
     """Return the signatures of a call along one axis of a mesh with so many parts.
@@ -301,8 +301,6 @@ def emit_part(
     return made
 
 
-# Bodies of loops on many ranks: each has the rows of a batch, and its share of sums over them.
-#
 # A body runs once per step on every rank, so nothing may meet inside: of each node those ways count
 # that need no collective, and what one node makes the next one reads as it lies. From the layout of
 # one operand the others follow: a node that is left with one way says how all that it reads and
@@ -467,10 +465,8 @@ def unstacked(word: Sbp) -> Sbp:
     return Split(word.axis - 1) if isinstance(word, Split) else word
 
 
-# Loops over steps on many ranks: each runs all steps on its rows of the batch.
-#
-# Steps follow each other, so the axis of steps stays whole. Weights are whole, their gradients
-# shares of a sum that meets once, after the loop.
+# The cells of `scan`. Steps follow each other, so the axis of steps stays whole. Weights are
+# whole, their gradients shares of a sum that meets once, after the loop.
 
 
 @sbp_signatures.of(SCAN)

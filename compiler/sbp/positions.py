@@ -1,9 +1,9 @@
-"""Where the elements of a rank's part are in the whole tensor, as values of its graph.
+"""Where the elements of a rank's part are in the whole tensor, and what ops make of that.
 
 What follows from the place of an element, such as random numbers and masks, is the same on a rank
 that has a slice as on one that has all: the slice is told where it begins. That is no constant of
 the graph, which would tell ranks apart that compute alike, but a variable: of the numbers 0, 1, 2,
-... a rank has the part that it has of the axis (`Numbers`).
+... a rank has the part that it has of the axis (`numbers_along`).
 """
 
 from __future__ import annotations
@@ -224,10 +224,9 @@ def only_first(b: GraphBuilder, value: ValueId, place: PartPlace) -> ValueId:
     return b.one(WHERE, one, value, scalar(b, 0, type_.dtype))
 
 
-# Embeddings on many ranks, of which each may have some of the ids, of the columns or of the rows.
-#
-# Of rows that other ranks have, a rank makes zeros, and its gradient gets none: so the results are
-# shares of a sum, in which one rank alone has each row.
+# Embeddings, of which a rank may have some of the ids, of the columns or of the rows. Of rows that
+# other ranks have, a rank makes zeros, and its gradient gets none: so the results are shares of a
+# sum, in which one rank alone has each row.
 
 
 @sbp_signatures.of(EMBEDDING)
@@ -289,10 +288,8 @@ def _as_column(b: GraphBuilder, value: ValueId) -> ValueId:
     return reshape_to(b, value, (*b.type_of(value).shape, 1))
 
 
-# Random numbers on many ranks: a part of a tensor has those that its elements have in the whole.
-#
-# Ranks that have different rows of a batch drop different elements of it, and all of them together
-# those that one rank would.
+# Random numbers: ranks that have different rows of a batch drop different elements of it, and all
+# of them together those that one rank would.
 
 
 @sbp_signatures.of(RANDOM_BITS)

@@ -1,12 +1,13 @@
-"""Give every node its stage in a pipeline, from those that the user cut with `af.stage`.
+"""Stages of a pipeline: every node gets its stage, and each stage a graph of its own.
 
-What is called outside of every region runs on the last stage that it reads something of. What
-follows from batches, constants and counters alone has no stage: each makes it that reads it. A
-variable is where it is read, and what is made of variables alone where it is first read.
+`run` goes by what the user cut with `af.stage`. What is called outside of every region runs on the
+last stage that it reads something of. What follows from batches, constants and counters alone has
+no stage: each makes it that reads it. A variable is where it is read, and what is made of variables
+alone where it is first read.
 
 It runs before `autodiff`, whose nodes are where their forward nodes are: so gradients flow down the
 stages as values flow up. What later passes emit elsewhere has its stage by `stages_of` when the
-graph is cut (`compiler.sbp.stages`).
+graph is cut (`cut`).
 
 Guarantees: a value flows from a stage to the same or a higher one, a parameter is read on one stage
 alone, and every stage of the mesh has nodes.
@@ -272,8 +273,6 @@ def _counters(graph: Graph) -> set[ValueId]:
         found -= changed
 
 
-# The graph of one stage of a pipeline: its nodes, and what it hands to its neighbours.
-#
 # What a stage makes and a later one reads goes up from each to the next, and what an earlier one
 # reads goes down; a stage in between hands it on. So do the outputs, which every rank has. All that
 # goes through a channel for one batch is one bucket.

@@ -1,4 +1,4 @@
-"""From values to buffers: the launches, what they need, and who may share bytes in place.
+"""From values to buffers: the launches, what they need, who shares bytes in place, when each runs.
 
 A *draft* is a launch with its kernel chosen by the target. A *buffer* is the bytes of one or more
 roots: an output takes over the buffer of an input that dies in the same launch, when the kernel
@@ -234,8 +234,7 @@ def may_share_bytes(
     )
 
 
-# When each launch would run if one followed the other: what passes that look ahead in time ask.
-#
+# Passes that look ahead in time ask when each launch would run if one followed the other.
 # Collectives and copies run beside the others and take no time here. What runs once per batch and
 # what runs once per step have a clock each.
 

@@ -5,6 +5,9 @@ the given and the peak-aware order by exact simulation. Sources come first; a vi
 launch whose bytes it shows. Weight updates move up to where their gradient is ready when that
 lowers the peak.
 
+What the order rests on is asked by other rooms, too: which nodes run once per batch and which once
+per step, and how many batches a pipeline stage has under way.
+
 Guarantees: topological order, every reader of a variable before the node that overwrites it.
 """
 
@@ -39,8 +42,6 @@ def runs_beside_steps(graph: Graph) -> tuple[bool, ...]:
     return tuple(marks)
 
 
-# Which nodes run once per batch, and which once per step.
-#
 # Where a step sums gradients over several batches, the graph falls into two parts that meet only in
 # the sums: forward, backward and the additions run once per batch; what needs the finished sums,
 # and whatever only updates need, runs once per step. So does an output that is made of the sums,
@@ -99,8 +100,6 @@ def _scratch(graph: Graph) -> set[ValueId]:
     }
 
 
-# Several batches of a pipeline's stage under way at a time: how many, and what that asks for.
-#
 # Stage s of P has up to P - s batches whose forward pass is done and whose backward pass is not: so
 # many slots have the registers between the two. Nothing else makes the schedule "one forward, one
 # backward" (Narayanan et al., PipeDream, 2019): a stage goes forward while it has slots, and then

@@ -8,7 +8,7 @@ meeting, and nobody may wait for ever. Three parts:
   chosen differently wait for each other (`memory.registers`).
 - *Meetings.* The ranks of a group come to the same meetings in the same order, with the same op,
   reduction, elements and whole tensor; their parts add up to it; and all of them come. There is
-  one order of all meetings that every stream keeps (`compiler.verify.cross_rank`).
+  one order of all meetings that every stream keeps (`check_one_order`).
 - *Token game.* Each meeting is ONE actor in the graph of all ranks, that fires when all of its
   ranks could. The rates of that graph balance, and one period completes with the slots there are
   (`memory.registers`). Actors never take away what makes others ready, so no order of events
@@ -43,10 +43,7 @@ from memory.registers import (
     repetition_vector,
 )
 
-# Whether the plans of all ranks are of one job, for their mesh: what the user has to see to.
-#
-# Plans that pass and do not fit together all the same (`compiler.verify.cross_rank`) are of our own
-# making.
+# That the plans are of one job, for their mesh, is what the user has to see to.
 
 _MEND = "do all ranks run the same script with the same options, and the same version?"
 
@@ -140,8 +137,6 @@ def _check_sizes(ranks: RankPlans) -> None:
                 )
 
 
-# Whether there is one order of all meetings that each stream of each rank keeps.
-#
 # Ranks of a group may agree while another group's collective comes before theirs on one rank, and
 # after it on another one. Where nobody happens to wait for ever, launches would still be in each
 # other's place: whoever compiled those plans did not have one graph.

@@ -5,7 +5,8 @@ window is runs of bytes at one distance: a dense tensor is one run, and a part t
 its slice of a joined tensor is a column of it. Of two windows of a register that share bytes one
 holds the other, and what lies inside a window tiles it: such a window is a *joint*, and what it
 holds is what the windows inside hold. Places that are no joints never overlap, so a view lies
-inside one place, or shows what nobody writes.
+inside one place, or shows what nobody writes. What a place carries from firing to firing is
+counted while a period is played (`CarriedCount`).
 """
 
 from __future__ import annotations
@@ -302,12 +303,9 @@ def _runs(view: View, item: int) -> tuple[int, int] | None:
     return run, period or run
 
 
-# Reads of what another actor updates in place.
-#
-# Which version such a read finds depends on how often the writer has fired by then. That is counted
-# while a period is played. One order of firings stands for all: no plan runs unless
-# `actors.race.race` finds that every two conflicting accesses come in the same order in all of
-# them.
+# Which version a read finds of what another actor updates in place depends on how often that one
+# has fired by then. One order of firings stands for all: no plan runs unless `actors.race.race`
+# finds that every two conflicting accesses come in the same order in all of them.
 
 
 class When(Enum):

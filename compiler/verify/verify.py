@@ -4,9 +4,9 @@ Checked: ids and ranges; every view inside its register; the balance equations o
 solution; one period of the token game completes with the slots given; recomputed from the launches
 themselves, no two tensors that are live together overlap in an arena while the actors run one after
 the other, and none while they do not, because actors that share bytes are in order
-(`compiler.verify.verify`); what copies a block of bytes copies its operands and nothing else
-(`compiler.verify.verify`); each version has one maker, and every read, of a launch as of a sink,
-finds the version that it names (`compiler.verify.versions`).
+(`check_shared_bytes`); what copies a block of bytes copies its operands and nothing else
+(`check_blocks`); each version has one maker, and every read, of a launch as of a sink, finds the
+version that it names (`compiler.verify.versions`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ from compiler.verify.versions import play_chains
 from memory.registers import RateEdge, RatesError, play_period, repetition_vector
 from memory.verify import OverlapError, check_no_overlap
 
-# Check that what a launch copies as one block of bytes is what its operands say, and no more.
-#
-# Such a launch (`compiler.ops.primitives.transfer.COPY_BLOCK`) names tensors, and moves the bytes
-# from the first to the end of the last. So each has to lie as far from the first as its copy does
-# from the first copy, and nothing else may lie in the bytes that are written. Bytes between tensors
-# are read along, whoever has them, and nobody reads what is made of them.
+# A launch that copies a block (`COPY_BLOCK`) names tensors, and moves the bytes from the first to
+# the end of the last. So each has to lie as far from the first as its copy does from the first
+# copy, and nothing else may lie in the bytes that are written. Bytes between tensors are read
+# along, whoever has them, and nobody reads what is made of them.
 
 
 def check_blocks(plan: Plan, extents: Sequence[Extent]) -> None:
@@ -95,8 +93,6 @@ def _address(plan: Plan, view: int) -> int:
     return plan.registers[shown.register].offsets_bytes[0] + shown.offset_bytes
 
 
-# Check that actors which use the same bytes for different tensors are in order.
-#
 # Two registers that lie over each other belong to one actor, whose launches are ordered, or to two
 # groups of actors: then a path of edges must lead from every actor that touches the one to every
 # actor that touches the other, so that the first tensor is dead before the second is born. That

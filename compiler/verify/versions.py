@@ -12,9 +12,8 @@ in use at the same time lie apart is what `compiler.verify.verify` proves beside
 begin empty. **Between chains** a token is what its producer left in the slot, which nobody else may
 write; so a consumer reads what the producer's firing ends with. **Variables** are carried from one
 firing to the next. Who reads them in another actor than the one that writes them is right only if
-the writer has fired just so often: those reads are returned, and `compiler.verify.places`
-counts. So it is with a token that one of its consumers updates in place, for all others who read
-it.
+the writer has fired just so often: those reads are returned, and `CarriedCount` counts them. So it
+is with a token that one of its consumers updates in place, for all others who read it.
 
 Source: the versions are those of static single assignment (Cytron et al., 1991).
 """
@@ -38,8 +37,6 @@ from compiler.verify.places import (
     When,
     form_of,
 )
-
-# Who makes each version of a plan, and how an error names launch, version and register.
 
 NOTHING = -1
 """The version of bytes into which nothing has been written yet, or a workspace."""
@@ -92,7 +89,7 @@ def play_chains(plan: Plan, extents: Sequence[Extent]) -> Carried:
     """Play every chain once; return what else there is to prove between them. O(operands).
 
     `extents` are those of the views, which lie inside their registers. What the plan's tables say
-    of one another holds (`compiler.contract.plan`).
+    of one another holds (`check_references`).
 
     Raises InternalError naming the first launch, field or register that is wrong.
     """

@@ -1,7 +1,8 @@
 """The planner: the cheapest sequence found whose buffers, as placed, fit a byte budget.
 
 `Selective` proposes sequences, whose buffers are placed in an arena; what counts is the arena.
-Where it is too large, a sequence of as many bytes less is asked for.
+Where it is too large, a sequence of as many bytes less is asked for. `block_checkpointing` makes
+the one sequence of recompute='blocks', whatever it needs.
 """
 
 from __future__ import annotations

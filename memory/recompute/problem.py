@@ -1,4 +1,4 @@
-"""What a recomputation planner is asked: ops on buffers, forward ones first.
+"""The problem of a recomputation planner: ops on buffers, its floor, the bytes of a sequence.
 
 A *buffer* is bytes with a size. What lives for the whole step whatever the order (variables,
 batches, outputs) is no buffer: leave it out, or give it size 0. Forward ops are those that may run
@@ -116,9 +116,6 @@ def without_idle_runs(problem: Problem, sequence: Sequence[int]) -> tuple[int, .
         for b in op.reads:
             is_wanted[b] = True
     return tuple(reversed(kept))
-
-
-# The floor: the op whose working set no plan goes below.
 
 
 class Floor(NamedTuple):

@@ -6,7 +6,8 @@ group that runs one op twice for the same slot.
 
 A buffer is known by its *uses*: the slots that access it, some of which make it anew. Between two
 uses it is live unless the later one makes it, so adding or removing one op changes the bytes of the
-slots between two uses (a slice) and of the slots next to them (a walk through a few ops).
+slots between two uses (a slice) and of the slots next to them (a walk through a few ops). A *gap*
+is the time between two uses during which a buffer lies idle, and so could be dropped.
 """
 
 from __future__ import annotations
@@ -254,8 +255,6 @@ class RecomputeSchedule:
                 taken += [out, given]
         return shared
 
-
-# The gaps of a schedule: where a buffer lies idle between two uses, and so could be dropped.
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -1,4 +1,8 @@
-"""Along the last axis: the order of elements, and linear recurrences."""
+"""Along the last axis: the order of elements, and linear recurrences; flags and sums over tensors.
+
+`non_finite` and `square_sum` hand one number from tensor to tensor, so that each is read while it
+is still in the cache, and no launch is needed to join the answers.
+"""
 
 from __future__ import annotations
 
@@ -128,9 +132,6 @@ def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list
 
 
 # Whether a step has gone wrong: NaN or infinity among what it computed. It has no gradient.
-#
-# One flag is handed from tensor to tensor, so that each is read while it is still in the cache, and
-# no launch is needed to join the answers.
 
 NON_FINITE = define("non_finite")
 """x, earlier [] -> 1 where x holds NaN or infinity or earlier is 1, else 0; int64 [].
@@ -172,10 +173,8 @@ def _non_finite_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     return Cost(float(inputs[0].num_elements), float(inputs[0].size_bytes))
 
 
-# The sum of squares of a tensor, added to that of others: what norms of many tensors are made of.
-#
-# One number is handed from tensor to tensor, so that each is read while it is still in the cache,
-# and no launch is needed to add the sums up. In float64 it overflows for no float32.
+# The sum of squares of many tensors, for norms of all of them. In float64 it overflows for no
+# float32.
 
 SQUARE_SUM = define("square_sum")
 """x, earlier [] -> earlier + the sum of x * x; float64 []. `earlier` may be left out."""

@@ -1,9 +1,7 @@
-"""Functions of analysis beside exp, log, sin and cos: arcs, hyperbolic functions, near 0 and 1.
+"""Arithmetic and functions of each element alone: of one input, of two, rounding, bits, selection.
 
-Each keeps its digits near 0, near its branch points and where a number in between would overflow;
-the forms of the hyperbolic ones are those of Kahan (Branch Cuts for Complex Elementary Functions,
-1987, section 4). Gradients are formulas of their own, because a choice between two branches would
-multiply 0 by what is infinite in the other one.
+Dtypes must be equal; shapes broadcast as in numpy. Each op is its program (`fused_op`), and so has
+no kernel of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +15,12 @@ from compiler.graph.graph import GraphBuilder, Node, simplify
 from compiler.ops.language.define import fused_op
 from compiler.ops.language.expressions import Expression
 from compiler.ops.primitives.sources import is_scalar_constant, scalar
+
+# Functions of analysis beside exp, log, sin and cos keep their digits near 0, near their branch
+# points and where a number in between would overflow; the forms of the hyperbolic ones are those of
+# Kahan (Branch Cuts for Complex Elementary Functions, 1987, section 4). Gradients are formulas of
+# their own, because a choice between two branches would multiply 0 by what is infinite in the other
+# one.
 
 LOG1P = fused_op("log1p", "x -> y", Expression.log1p)
 
@@ -169,7 +173,7 @@ LERP = fused_op("lerp", "start, end, weight -> y", _lerp)
 """start + weight (end - start), taken from the nearer end."""
 
 
-# Ops of one input that act on each element alone.
+# Ops of one input.
 
 NEG = fused_op("neg", "x: signed -> y", lambda x: -x)
 
@@ -209,8 +213,6 @@ def _simplify_even(b: GraphBuilder, node: Node, inputs: Values) -> Values | None
 
 
 # Arithmetic and comparison of two inputs, and selection.
-#
-# Dtypes must be equal; shapes broadcast as in numpy.
 
 NUMBERS = "a: number, b: number -> y"
 ANY = "a: any, b: any -> y"

@@ -1,4 +1,4 @@
-"""Rows of a table picked by ids, its adjoint, which adds rows up, and where ids are last."""
+"""Rows of a table picked by ids, the adjoint, which adds rows up, and updates of picked rows."""
 
 from __future__ import annotations
 
@@ -170,8 +170,6 @@ def _embedding_grad_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     return *b.emit(EMBEDDING, (dy, node.inputs[1]), _checks(node.attrs)), None
 
 
-# An update of the rows of a table that a batch picked.
-#
 # The gradient of an embedding is zero but for those rows. Where a rule leaves the others as they
 # are, neither the gradient of the table nor the pass over all of it is needed. The program is that
 # of the dense rule, on one row at a time. Only the pass `sparse_update` emits these ops, after

@@ -1,12 +1,12 @@
-"""Reverse-mode differentiation of a graph that is being built.
+"""Reverse-mode differentiation of a graph that is being built, and gradients of primitives.
 
 Source: Griewank & Walther, Evaluating Derivatives, 2008, ch. 3.
 
-Walks the nodes backwards from what is differentiated; each op's `gradient` column emits ordinary
-nodes into the same graph, with the scope, source and device of the forward node. So what comes out
-can be differentiated again, as far as the ops it is made of can. Contributions to one value are
-added where the value was made, in the order in which the walk meets them, so the result is
-deterministic.
+`emit_gradients` walks the nodes backwards from what is differentiated; each op's `gradient` column
+emits ordinary nodes into the same graph, with the scope, source and device of the forward node. So
+what comes out can be differentiated again, as far as the ops it is made of can. Contributions to
+one value are added where the value was made, in the order in which the walk meets them, so the
+result is deterministic.
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ def _pull(
     return gradient.get(node.op)(b, node, flowing)
 
 
-# Gradients of `reduce` and `shape`, written in terms of their ops and of arithmetic.
-#
-# Griewank & Walther, Evaluating Derivatives (2008), section 3.2.
+# Gradients of the primitives in `reduce` and `shape`: they emit arithmetic, so they stand above it.
 
 
 @gradient_of(SUM)

@@ -1,17 +1,18 @@
-"""A body that runs once for every entry of an axis, and hands its results on from step to step.
+"""Loops and branches over bodies: `scan`, `while` and `cond`, one node whatever the length.
+
+A scan runs its body once for every entry of an axis, and hands its results on from step to step:
 
     carries..., xs..., constants...  ->  last carries..., ys...
 
 The operands of the body are the carries, an entry of each of the xs, and the constants; its results
-the carries of the next step, and an entry of each of the ys. So a loop is one node, whatever its
-length. Semantics are those of jax.lax.scan.
+the carries of the next step, and an entry of each of the ys. Semantics are those of jax.lax.scan.
 
 **Gradient.** Another scan that goes the other way. Its body is the vector-Jacobian product of the
 body, by `emit_gradients`; its carries are the gradients of the carries, and of the constants, which
 are summed over the steps. What it reads of the body going forward, the scan hands out as further ys
 (`GraphBuilder.widen`); with `recompute` only the carries before each step, from which the rest is
 computed once more. Views, and what follows from constants alone, are always made again. Without it,
-sums of products over the steps become one product after the loop (`compiler.ops.families.loops`).
+sums of products over the steps become one product after the loop (`emit_sum`).
 """
 
 from __future__ import annotations
@@ -58,12 +59,10 @@ from compiler.ops.primitives.shape import (
 )
 from compiler.ops.primitives.sources import INPUT, scalar
 
-# A choice between two bodies, and a loop that goes on as long as a body says.
-#
-# Semantics are those of jax.lax.cond and while_loop. The host looks at a flag and runs one plan or
-# another; a GPU runs both plans of a choice, and has no such loop. The gradient of a choice is the
-# choice of the gradients, with what they need computed once more. A loop of unknown length has
-# none.
+# `cond` is a choice between two bodies, `while` goes on as long as a body says. Semantics are those
+# of jax.lax.cond and while_loop. The host looks at a flag and runs one plan or another; a GPU runs
+# both plans of a choice, and has no such loop. The gradient of a choice is the choice of the
+# gradients, with what they need computed once more. A loop of unknown length has none.
 
 COND = define("cond")
 """flag [] bool, operands -> results of one of two bodies of the same types.

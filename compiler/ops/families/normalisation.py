@@ -1,6 +1,9 @@
-"""Normalisation of rows: by mean and variance (Ba, Kiros & Hinton, Layer Normalization, 2016).
+"""Normalisation: of rows by mean and variance or by mean square, of channels by batch; softmax.
 
-Or by the root of the mean square alone (Zhang & Sennrich, 2019).
+Layer norm: Ba, Kiros & Hinton, Layer Normalization, 2016. RMS norm: Zhang & Sennrich, 2019. Batch
+norm: Ioffe & Szegedy, Batch Normalization, 2015. Softmax is computed after subtracting the row's
+maximum, so that nothing overflows (Goodfellow, Bengio & Courville, Deep Learning, 2016, section
+4.1).
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ RMS_NORM = fused_op(
 """y = x * rstd * gamma with rstd = 1 / sqrt(mean of x^2 + eps)."""
 
 
-# Normalisation by statistics of the tensor itself (Ioffe & Szegedy, Batch Normalization, 2015).
+# Normalisation by statistics of the tensor itself.
 
 BATCH_NORM = fused_op(
     "batch_norm",
@@ -130,9 +133,6 @@ def _batch_norm(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
 
 
 # Softmax over the last axis, scaled and optionally causal, as attention wants it.
-#
-# Computed after subtracting the row's maximum, so that nothing overflows (Goodfellow, Bengio &
-# Courville, Deep Learning, 2016, section 4.1).
 
 
 def _softmax(x: Expression, *, scale: float, causal: bool) -> Expression:

@@ -1,11 +1,10 @@
-"""Writes over variables: the counters, sums of batches, and the optimizers' updates.
+"""Writes over variables: counters, sums of batches, and the optimizers' updates.
 
-Semantics are torch.optim's: SGD with weight decay added to the gradient, heavy-ball momentum
-(Polyak 1964; Nesterov's form after Sutskever et al. 2013), and AdamW with decoupled decay (Kingma &
-Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2). `compiler.ops.families.updates` has
-more of them.
-
-Each is its program; see `compiler.ops.language.define`. They have no gradient.
+Each is its program (`compiler.ops.language.define`), and has no gradient. Semantics are
+torch.optim's where torch has the optimizer: SGD with weight decay added to the gradient, heavy-ball
+momentum (Polyak 1964; Nesterov's form after Sutskever et al. 2013), and AdamW with decoupled decay
+(Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2). Updates that need norms,
+products or sums of axes are staged.
 """
 
 from __future__ import annotations
@@ -211,12 +210,10 @@ correction uses t = step + 1.
 """
 
 
-# Updates whose step follows the size of past gradients, or their sign alone.
-#
-# Semantics are torch.optim's where torch has them: Adam with decay added to the gradient (Kingma &
-# Ba 2015), AMSGrad (Reddi et al. 2018), Adagrad (Duchi et al. 2011), RMSprop (Hinton 2012; centred
-# after Graves 2013), and Lion (Chen et al. 2023, algorithm 2). Each is its program; see
-# `compiler.ops.language.define`. Corrections of the bias are computed in float64, once a launch.
+# Updates whose step follows the size of past gradients, or their sign alone: Adam with decay added
+# to the gradient (Kingma & Ba 2015), AMSGrad (Reddi et al. 2018), Adagrad (Duchi et al. 2011),
+# RMSprop (Hinton 2012; centred after Graves 2013), and Lion (Chen et al. 2023, algorithm 2).
+# Corrections of the bias are computed in float64, once a launch.
 
 _ADAM = "param: float, grad = param, m = param, v = param, {}lr = param [], step = int64 -> {}"
 
@@ -352,11 +349,9 @@ square' = alpha square + (1 - alpha) g^2, mean' so of g; g is divided by sqrt(sq
 """
 
 
-# Updates that need norms, products or sums of axes; see `compiler.ops.language.define`.
-#
-# LAMB (You et al. 2020, algorithm 2), Adafactor (Shazeer & Stern 2018, as torch.optim.Adafactor has
-# it) and Muon (Jordan et al. 2024, as torch.optim.Muon has it). Each ends in a step by a program,
-# which can be joined with others of its kind.
+# Staged updates: LAMB (You et al. 2020, algorithm 2), Adafactor (Shazeer & Stern 2018, as
+# torch.optim.Adafactor has it) and Muon (Jordan et al. 2024, as torch.optim.Muon has it). Each ends
+# in a step by a program, which can be joined with others of its kind.
 
 News = tuple[ValueId, ...]
 

@@ -1,15 +1,25 @@
-"""Define an update of variables by its program: new values from old ones, in the same memory.
+"""Define an op by its program: one statement, from which all that is known of the op follows.
 
+    SOFTSIGN = fused_op("softsign", "x -> y", lambda x: x / (1 + abs(x)))
     SGD = update_op("sgd_update", "param: float, grad = param, lr = param [] -> param", sgd)
+    LAMB = staged_update("lamb", "param: float, grad = param, ... -> param, m, v", lamb)
 
-The signature is that of `compiler.graph.registry.typed`; an output called like an operand is
-written over it. From signature and program come the columns `infer_type`, `writes`, `reference`,
-`cost` and `update`; an optimizer has no kernel of its own. Every update takes one more input,
-`skip` [] int64, at the end, which is no operand of the program: where it is not 0, the launch does
-nothing.
+From signature (`compiler.ops.language.expressions`) and program of a `fused_op` come the columns
+`infer_type`, `frame`, `expand`, `reference`, `cost`, `is_exact` and `gradient`; so the op has
+kernels wherever programs run, and no file of its own in any other room. Attributes are the
+program's keyword-only arguments, typed by annotation or default. `compiler.ops.language.vjp`
+differentiates the program; `gradient` is another program in its place, where a better formula is
+known.
 
-The pass `update_programs` puts the program into the attributes of the node. From then on it is what
-the update computes, and whoever runs programs runs it (`runs_as`).
+An `update_op` makes new values of variables from old ones, in the same memory. Its signature is
+that of `compiler.graph.registry.typed`; an output called like an operand is written over it. It has
+the columns `infer_type`, `writes`, `reference`, `cost` and `update`; an optimizer has no kernel of
+its own. Every update takes one more input, `skip` [] int64, at the end, which is no operand of the
+program: where it is not 0, the launch does nothing. The pass `update_programs` puts the program
+into the attributes of the node. From then on it is what the update computes, and whoever runs
+programs runs it (`runs_as`).
+
+A `staged_update` needs more than one pass over its elements: norms, products, sums of axes.
 """
 
 from __future__ import annotations
@@ -323,13 +333,9 @@ def _instruction_of(found: FusedOp) -> Instruction | None:
     return made[0] if len(made) == 1 else None
 
 
-# Define an update that needs more than one pass over its elements: norms, products, sums of axes.
-#
-#     LAMB = staged_update("lamb", "param: float, grad = param, ... -> param, m, v", lamb)
-#
-# Until every pass that cares for gradients has run (scale, skipped steps, ranks) it is one node
-# like any other update. Then the pass `stage_updates` puts in its place what the function `lamb`
-# emits: ordinary nodes, and updates by a program (`compiler.ops.language.define`) that read them.
+# Until every pass that cares for gradients has run (scale, skipped steps, clipping) a staged update
+# is one node like any other update. Then the pass `stage_updates` puts in its place what its
+# function emits: ordinary nodes, and updates by a program that read them.
 #
 # The function takes a `StageBuilder`, the operands as expressions, and attributes by keyword; it
 # returns the new values, in the order of the outputs. What it emits must read none of them.

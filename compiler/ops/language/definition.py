@@ -1,7 +1,8 @@
-"""Functions that a definition states: what they take, what attributes they have, calling them.
+"""What the definition of an op says: its functions, how one call lies, the columns that follow.
 
 The program of an op, a gradient of its own, the types of an op of numpy: functions of somebody
 else. What is wrong with one is told as an `OpTypeError`, with the line of it where there is one.
+`compiler.ops.language.define.fused_op` makes and registers the definition.
 """
 
 from __future__ import annotations
@@ -258,9 +259,6 @@ def read_gradient(
     return OwnGradient(function, tuple(takes), tuple(own))
 
 
-# How one call of a fused op lies, and the columns of the registry that follow from it.
-
-
 @dataclass(frozen=True, slots=True)
 class Slot:
     """An operand or output of one call: how it lies in the program, and its dtype."""
@@ -438,16 +436,6 @@ def _traced(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
     values = tuple([p.input(ProgramInput(slot.dtype, slot.kind)) for slot in form.inputs])
     return p.whole(found.emit(p, attrs, form.extents, values))
 
-
-# Define an op by its program: one statement, from which all that is known of the op follows.
-#
-#     SOFTSIGN = fused_op("softsign", "x -> y", lambda x: x / (1 + abs(x)))
-#
-# From signature and program come the columns `infer_type`, `frame`, `expand`, `reference`, `cost`,
-# `is_exact` and `gradient`; so the op has kernels wherever programs run, and no file of its own in
-# any other room. Attributes are the program's keyword-only arguments, typed by annotation or
-# default. `compiler.ops.language.vjp` differentiates the program; `gradient` is another program in
-# its place, where a better formula is known.
 
 """What the signature cannot say; raises OpTypeError."""
 

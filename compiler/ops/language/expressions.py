@@ -1,11 +1,11 @@
-"""Expressions: what a program computes, written as arithmetic.
+"""Expressions, by which a program is written as arithmetic; their derivatives and signatures.
 
     def softsign(x):
         return x / (1 + x.abs())
 
 An `Expression` is a value of something that emits instructions (a `ProgramBuilder`, or a graph
 whose ops are named by the same words), so one function over expressions is an op's program, and one
-rule of differentiation serves both. Numbers take the dtype of the expression beside them.
+rule of differentiation (`RULES`) serves both. Numbers take the dtype of the expression beside them.
 """
 
 from __future__ import annotations
@@ -260,11 +260,9 @@ def _number(name: str, number: float, beside: Expression) -> Any:
     return beside.emitter.constant_like(number, beside.value)
 
 
-# How each instruction of a program is differentiated: one rule for programs and graphs alike.
-#
-# A rule prefers the result over the operand where both serve (exp, sqrt, div): operands can die
-# then. None multiplies by 0 what may be infinite: it selects. Formulas: Griewank & Walther,
-# Evaluating Derivatives (2008), table 2.3.
+# A rule of differentiation prefers the result over the operand where both serve (exp, sqrt, div):
+# operands can die then. None multiplies by 0 what may be infinite: it selects. Formulas: Griewank &
+# Walther, Evaluating Derivatives (2008), table 2.3.
 
 Adjoints = tuple[Expression | None, ...]
 """One per operand of an instruction; None where nothing flows."""

@@ -1,11 +1,7 @@
-"""Several updates of one kind as one op: one program for the elements of many variables.
+"""Ops whose attribute says what they compute: a fused program, a program of many updates, a region.
 
-    adamw_update(w, dw, m, v, lr, step), adamw_update(b, db, mb, vb, lr, step)
-      ->  joined_updates(w, m, v, b, mb, vb, dw, db, lr, step)
-
-What is written over comes first, member by member, and so the outputs; then what else each member
-has of full size; then the numbers, which all share, and perhaps `skip` [] int64: where it is not 0,
-nothing changes. Only `compiler.fusion.join_updates` emits it, for devices that take it.
+`evaluate` follows a program in numpy, one instruction at a time and in any float width: it is their
+reference, what a program means, and what kernels are measured against.
 """
 
 from __future__ import annotations
@@ -49,8 +45,6 @@ from compiler.graph.registry import (
 from compiler.ops.primitives.reduce import check_indices, total
 from compiler.ops.primitives.sources import dropout_mask, random_bits
 
-# Follow a fused program in numpy, one instruction at a time: what it means, in any float width.
-#
 # Arrays may be wider than the program says (float64 where it has float32): numbers and conversions
 # follow the widths that came. bfloat16 is in float32 arrays, rounded where it is an output. FULL
 # values are [rows, columns], ROW [rows, 1], COLUMN [1, columns], SCALAR [1, 1], so that numpy's
@@ -157,11 +151,6 @@ def _filled(value: Array, kind: Kind, space: Space) -> Array:
     return np.broadcast_to(value, (rows, columns)).copy()
 
 
-# A fused program as an op: `compiler.contract.program` with tensors of the graph as operands.
-#
-# The reference follows the program instruction by instruction in numpy: what it means, and what
-# kernels are measured against.
-
 FUSED = define("fused")
 """The operands of a program, in its order -> its outputs.
 
@@ -261,6 +250,15 @@ def program_flops(program: FusedProgram, space: Space) -> float:
     return flops
 
 
+# Several updates of one kind as one op: one program for the elements of many variables.
+#
+#     adamw_update(w, dw, m, v, lr, step), adamw_update(b, db, mb, vb, lr, step)
+#       ->  joined_updates(w, m, v, b, mb, vb, dw, db, lr, step)
+#
+# What is written over comes first, member by member, and so the outputs; then what else each member
+# has of full size; then the numbers, which all share, and perhaps `skip` [] int64: where it is not
+# 0, nothing changes. Only `compiler.fusion.join_updates` emits it, for devices that take it.
+
 JOINED_UPDATES = define("joined_updates")
 """See above. Attrs: program; over (the operand of the program under each output); count (of
 members); members (what to call them); variables (the names of those that are updated)."""
@@ -351,10 +349,7 @@ def _joined_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     return Cost(program_flops(program_of(attrs), Space(1, elements)), float(moved))
 
 
-# A region as an op: products and programs over rows that are worked on some at a time.
-#
-# The reference computes every wide value whole: what a region means, and what kernels are measured
-# against.
+# The reference of a region computes every wide value whole.
 
 REGION = define("region")
 """The operands of a region -> its outputs. Attrs: region, members (names of the ops)."""

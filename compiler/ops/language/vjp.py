@@ -55,12 +55,10 @@ from compiler.ops.language.expressions import (
     power_gradient,
 )
 
-# Differentiate programs: reverse mode over the instructions of a fused op.
-#
-# Griewank & Walther, Evaluating Derivatives (2008), section 3.2, by the rules of
-# `compiler.ops.language.expressions`. What a value lacks of rows or columns was broadcast to what
-# reads it, so its adjoint is summed over them; what a sum over columns reads gets the sum's
-# adjoint.
+# Reverse mode over the instructions of a program (Griewank & Walther, Evaluating Derivatives, 2008,
+# section 3.2), by the rules of `compiler.ops.language.expressions`. What a value lacks of rows or
+# columns was broadcast to what reads it, so its adjoint is summed over them; what a sum over
+# columns reads gets the sum's adjoint.
 #
 # **What is read.** Of the operands and outputs of the forward node, only those that the derived
 # program uses become operands of the gradient's, so that the others may die. A value that is an

@@ -1,4 +1,4 @@
-"""The function inside a node: a graph of its own, such as what a scan does at each step.
+"""Bodies: graphs inside a node, such as what a scan does at each step; and the hash of a graph.
 
 The operands of a body are its nodes `input`, in the order in which they stand; its results are the
 graph's outputs. A body is part of the attributes of its node, and so of every hash of the graph;
@@ -135,9 +135,6 @@ def narrowed(body: Body, operands: Sequence[int], results: Sequence[int]) -> Bod
         with b.beside(graph.nodes[producers[value]]):
             known[value] = operand(b, graph.types[value])
     return closed(b, copied(graph, b, known, [body.results[i] for i in results]))
-
-
-# The hash of a logical graph: what a plan is recorded under, and kept under in a cache.
 
 
 def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:

@@ -1,7 +1,9 @@
-"""Convolution over any number of axes, and its two adjoints, which are one another's gradients.
+"""Ops on windows over any number of axes: convolution with its two adjoints, and max pooling.
 
-Channels come first, as in torch: x [N, C, *spatial], weight [O, C / groups, *kernel]. What is
-called a transposed convolution is `conv_input_grad`, on its own.
+The adjoints of a convolution are one another's gradients. Channels come first, as in torch:
+x [N, C, *spatial], weight [O, C / groups, *kernel]. What is called a transposed convolution is
+`conv_input_grad`, on its own. Means of windows need no op: they are convolutions with a kernel of
+ones.
 """
 
 from __future__ import annotations
@@ -266,10 +268,6 @@ def _weight_grad_signatures(
 ) -> list[SbpSignature]:
     return _convolution_signatures([["n", "c"], ["n", "o"]], ["o", "c"], inputs, attrs)
 
-
-# The largest element of each window, and what follows from where it was.
-#
-# Means of windows need no op: they are convolutions with a kernel of ones.
 
 MAX_POOL = define("max_pool")
 """x [N, C, *spatial] -> y [N, C, *positions], tap (integers, likewise). Floats.

@@ -1,6 +1,6 @@
-"""Reductions over axes, and `sum_to`, which undoes a broadcast.
+"""Reductions over axes, `sum_to`, which undoes a broadcast, and the check of indices in references.
 
-Gradients are in `core_gradients`.
+Gradients are in `compiler.ops.families.gradients`.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ sbp_signatures.of(SUM, MEAN)(_reduction_signatures)
 sbp_signatures.of(MAX)(partial(_reduction_signatures, share=PARTIAL_MAX))
 
 
-# The check of indices in references: what kernels refuse at run time, with the same words.
+# Kernels refuse such indices at run time with the same words.
 
 
 def check_indices(indices: Array, count: int, name: str, axes: tuple[int, ...] = ()) -> None:

@@ -1,7 +1,8 @@
-"""The same elements under another shape: mostly views that cost no launch.
+"""The same elements under another shape, mostly views that cost no launch, or under another dtype.
 
-Gradients are in `core_gradients`. The rule for reshaping without a copy is numpy's
-(`_attempt_nocopy_reshape`, numpy/_core/src/multiarray/shape.c), restated on layouts.
+Gradients are in `compiler.ops.families.gradients`, but for that of `cast`. The rule for reshaping
+without a copy is numpy's (`_attempt_nocopy_reshape`, numpy/_core/src/multiarray/shape.c), restated
+on layouts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Where values come from: inputs of the job, variables, constants. No launch and no kernel."""
+"""Where values come from: inputs, variables and constants, which no launch makes; random numbers.
+
+Random bits, and the masks of dropout, are made by a counter-based generator, so that backward needs
+no copy of a mask.
+"""
 
 from __future__ import annotations
 
@@ -191,10 +195,8 @@ def _constant_of_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     return (constant(b, np.ascontiguousarray(array[call.output_parts[0]])),)
 
 
-# Dropout and random bits by a counter-based generator, so that backward needs no copy of a mask.
-#
-# Generator: Philox4x64-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011), as
-# numpy.random.Philox has it.
+# The generator is Philox4x64-10, as numpy.random.Philox has it (Salmon et al., Parallel Random
+# Numbers: As Easy as 1, 2, 3, SC 2011).
 
 DROPOUT = define("dropout")
 """x, seed [], step [], first? -> x * mask / (1 - p). x floats, the others int64.

@@ -1,4 +1,4 @@
-"""Tensors between ranks.
+"""Tensors between ranks, between stages of a pipeline, and between memories.
 
 A collective is one launch on every rank, and completes on all of them together. It runs in an actor
 of kind comm on a stream of its own, so that it overlaps with compute.
@@ -47,9 +47,6 @@ from compiler.graph.registry import (
     typed,
     view,
     writes,
-)
-from compiler.graph.registry import (
-    recompute as may_repeat,
 )
 from compiler.ops.primitives.sources import declared_type
 
@@ -165,8 +162,6 @@ def _exchanged_type(inputs: Types, attrs: Attrs) -> Types:
     return (_with_rows(x, attrs.int_("to_axis"), attrs.int_("to_rows")),)
 
 
-# Tensors from one stage of a pipeline to the next one.
-#
 # A `send` on one rank and the `receive` of its neighbour that has the same attribute `order` are
 # one transfer: what the one reads is what the other makes, to the bit. A channel leads from a stage
 # to the next one, or to the one before. What goes through it for one batch is one bucket, and all
@@ -269,8 +264,6 @@ def _cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     return Cost(0.0, float(sum([type_.size_bytes for type_ in (*inputs, *outputs)])))
 
 
-# Tensors between places: the one op that takes bytes from one memory to another.
-#
 # A value lies in the memory of the device that its node computes on. Two kinds of nodes say
 # otherwise: a copy, whose value lies in the place `to`, and a source with an attribute `place`. A
 # place is the number of a device of the job, or HOST_SIDE, the memory of the host that devices copy
@@ -295,7 +288,7 @@ them is nobody's. No graph has it: lowering makes it of what it has given places
 
 writes.register(COPY_TO, ((0, 1),))
 is_exact.register(COPY_TO, True)
-may_repeat.register(COPY_TO, False)
+recompute.register(COPY_TO, False)
 typed(COPY_TO, "x, variable? = x -> x")
 infer_type.register(COPY_BLOCK, lambda inputs, attrs: inputs)
 
@@ -348,10 +341,9 @@ def _copy_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     return Cost(0.0, float(inputs[0].size_bytes + outputs[0].size_bytes))
 
 
-# The op by which a job says how a value lies on its ranks.
-#
-# It computes nothing. Projection brings the value into the layout, and leaves the op out
-# (`compiler.sbp.distribute`); what flows back through it may lie otherwise.
+# By `to_sbp` a job says how a value lies on its ranks. It computes nothing: projection brings the
+# value into the layout, and leaves the op out (`compiler.sbp.distribute`); what flows back through
+# it may lie otherwise.
 
 TO_SBP = define("to_sbp")
 """x -> x. Attrs: sbp, pairs of an axis of the mesh and a word, such as ("model", "S(1)")."""
