@@ -1,1 +1,16 @@
-"""Tensors between the ranks of one host."""
+"""Tensors between the ranks of one host, through shared memory.
+
+Each rank maps what the others have. Before the first step all ranks exchange an `Offer` and check
+that they will meet for the same; from then on a launch of a collective is one call of C, which
+waits for the other ranks and reads and writes their memory.
+
+- `collective`     which bytes go where, between whom, and what ranks compare beforehand.
+- `segments`       memory that processes share, the board of a rank, the functions of meet.c.
+- `shared_memory`  a rank's end of the transport: `Communicator` of `actors.machine.protocol`.
+- `meet.c`         the meeting itself: arrivals, sums, copies, and who sleeps or gives up.
+
+It may import `actors.kernels.common`, `actors.kernels.library`, `actors.machine` and
+`compiler.contract`; it knows neither the loop nor devices.
+
+Begin reading at `collective`, because the rest moves what it describes.
+"""

@@ -1,4 +1,4 @@
-"""What a collective moves: the whole, the parts of each rank, and blocks of bytes between them.
+"""What a collective moves, between whom, and what ranks tell each other of it beforehand.
 
 A rank's part of an extent is that of `part_of`: where an extent is no multiple of the ranks, the
 first ones have one row more. All follows from what every rank of a group knows alike.
@@ -230,11 +230,10 @@ def _axis(call: CollectiveCall, name: str, type_: TensorType) -> int:
     return axis
 
 
-# Who meets whom: all ranks along an axis of the mesh, or two of them where one sends.
-#
-# Streams that move tensors between ranks run side by side, so a rank may wait for several others at
-# once: what it says of itself for one must not stand where it says what it does for another. On its
-# board each lane that it is in has a line of its own, in the order of lanes.
+# Why ranks meet in lanes: streams that move tensors between ranks run side by side, so a rank may
+# wait for several others at once; and what it says of itself for one must not stand where it says
+# what it does for another. On its board each lane that it is in has a line of its own, in the order
+# of lanes.
 
 _NONE = -1
 
@@ -258,9 +257,7 @@ class RankLane(NamedTuple):
         return ranks[self.sender], ranks[self.receiver]
 
 
-# What ranks tell each other before the first step, and whether they will meet for the same.
-#
-# Every rank checks what all have said, so that all come to the same answer: either all go on, or
+# Every rank checks what all have offered, so that all come to the same answer: either all go on, or
 # each raises the error of the first two that disagree.
 
 FORMAT = 1

@@ -268,7 +268,7 @@ INTEGERS(32)
 INTEGERS(16)
 INTEGERS(8)
 
-/* In the order of `DTYPES` in native.py. */
+/* In the order of `DTYPES` in segments.py. */
 static const af_reduce reductions[] = {
     reduce_f64, reduce_f32, reduce_f16, reduce_bf16, reduce_i64, reduce_i32, reduce_i16,
     reduce_i8,  reduce_u64, reduce_u32, reduce_u16,  reduce_u8,  reduce_bool,

@@ -1,8 +1,8 @@
-"""Memory that the processes of one host share: files without a name, mapped by each.
+"""Memory that the processes of one host share, and the C functions and boards that lie on it.
 
-A memfd vanishes with the last process that has it, so nothing is left behind by a rank that is
-killed. Another process of the same user opens it as /proc/PID/fd/FD; where ranks are threads of one
-process it is the same path.
+A segment is a file without a name, mapped by each process. A memfd vanishes with the last process
+that has it, so nothing is left behind by a rank that is killed. Another process of the same user
+opens it as /proc/PID/fd/FD; where ranks are threads of one process it is the same path.
 
 Pages are touched when a mapping is made: the first step would fault on each of them. They stay of
 4 KiB: huge ones, which the kernel makes of them on demand where all is aligned, took a millisecond
@@ -151,7 +151,7 @@ def _mapped(fd: int, size_bytes: int) -> Array:
     return np.frombuffer(memoryview(held), np.uint8)
 
 
-# The C half of a transport: its structures as ctypes sees them, and its functions, built once.
+# The structures of meet.c as ctypes sees them, and its functions, built once.
 
 DTYPES = (
     DType.FLOAT64,
@@ -211,7 +211,7 @@ class GroupState(ctypes.Structure):
 
 
 class ByteBlocks(ctypes.Structure):
-    """Blocks of bytes in two arrays, in steps: see `collective`."""
+    """Blocks of bytes in two arrays, in steps: see `Collective.region`."""
 
     _fields_ = [
         ("extents", ctypes.c_int64 * 3),
@@ -262,10 +262,9 @@ def addresses(values: list[int]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * max(1, len(values)))(*values)
 
 
-# A rank's board: what all others look at while they meet.
-#
-# First the word of who gave the run up, with the reason of the rank whose board it is; then, for
-# each lane, the two lines of the rank (`Line`); then two places aside for each lane.
+# A rank's board is what all others look at while they meet. First comes the word of who gave the
+# run up, with the reason of the rank whose board it is; then, for each lane, the two lines of the
+# rank (`Line`); then two places aside for each lane.
 
 ASIDE_BYTES = 16 << 10
 """Operands up to this size are copied aside: one arrival, which costs as much as copying them."""

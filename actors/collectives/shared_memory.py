@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.collectives import segments
-from actors.collectives import segments as native
 from actors.collectives.collective import (
     MEND,
     Collective,
@@ -48,8 +47,6 @@ from actors.machine.protocol import Array, Block, CollectiveCall, Gather, Launch
 from compiler.contract.errors import DeviceError, InternalError, PeerFailed
 from compiler.contract.placement import Mesh
 
-# The ranks of one group, and the launches in which one of them meets the others.
-
 
 @dataclass(slots=True)
 class GroupView:
@@ -76,8 +73,8 @@ class GroupView:
     def start(self, rank: int) -> None:
         """Make what C sees of it."""
         boards = list(zip(self.boards, self.lanes, strict=True))
-        lines = native.addresses([board.line(lane) for board, lane in boards])
-        aside = native.addresses([board.aside(lane) for board, lane in boards])
+        lines = segments.addresses([board.line(lane) for board, lane in boards])
+        aside = segments.addresses([board.aside(lane) for board, lane in boards])
         processes = (ctypes.c_int32 * len(self.ranks))(*self.processes)
         self._kept = (lines, aside, processes)
         self.struct = GroupState(
@@ -88,19 +85,19 @@ class GroupView:
     def error(self, collective: Collective, status: int, firing: int) -> PeerFailed:
         """Return the error of a launch that ended with a status, and have all others end too."""
         kind, place = status & 255, status >> 8
-        if kind == native.GIVEN_UP:
+        if kind == segments.GIVEN_UP:
             return self.given_up()
         own, rank = self.ranks[self.struct.own], self.ranks[place]
         here = f"{collective}, firing {firing}"
         came_to = self.boards[place].came_to(self.lanes[place], self.struct.num_arrivals & 1)
         other = self.texts.get(came_to.digest, "something unknown")
         said = {
-            native.LATE: f"rank {rank} did not come within {self.deadline_ns / 1e9:g} s to where"
+            segments.LATE: f"rank {rank} did not come within {self.deadline_ns / 1e9:g} s to where"
             f" rank {own} waits: {here}. Its process lives, but is stopped, hangs or is slow",
-            native.GONE: f"the process of rank {rank} has ended; rank {own} waits for it: {here}",
-            native.ELSEWHERE: f"rank {rank} came to {other}, firing {came_to.firing}, where rank"
+            segments.GONE: f"the process of rank {rank} has ended; rank {own} waits for it: {here}",
+            segments.ELSEWHERE: f"rank {rank} came to {other}, firing {came_to.firing}, where rank"
             f" {own} came to {here}; {MEND}",
-            native.OTHER_FIRING: f"rank {rank} came to firing {came_to.firing} where rank {own}"
+            segments.OTHER_FIRING: f"rank {rank} came to firing {came_to.firing} where rank {own}"
             f" came to {here}; {MEND}",
         }
         text = said[kind]
@@ -135,25 +132,25 @@ class MeetLaunch:
         """
         c, own = self._collective, group.struct.own
         is_aside = c.aside_bytes <= ASIDE_BYTES
-        if c.kind == native.TRANSFER:
+        if c.kind == segments.TRANSFER:
             found = [c.region(0, 1)]
-        elif c.kind == native.MOVE:
+        elif c.kind == segments.MOVE:
             places = range(len(group.ranks))
             found = [c.region(p, own) if is_aside else c.region(own, p) for p in places]
-        elif c.kind == native.REDUCE_SCATTER:
+        elif c.kind == segments.REDUCE_SCATTER:
             found = [c.region(own, own)]
         else:
             found = []
         regions = (ByteBlocks * max(1, len(found)))(*found)
         tables = _addresses(rows, group.segments)
-        pointers = [native.addresses([ctypes.addressof(of) for of in table]) for table in tables]
+        pointers = [segments.addresses([ctypes.addressof(of) for of in table]) for table in tables]
         meeting = MeetingState(
             group=ctypes.addressof(group.struct),
             digest=digest,
             firings=ctypes.addressof(self._firings),
             op=c.kind,
-            dtype=native.DTYPES.index(c.dtype),
-            by=native.REDUCTIONS.index(c.by) if c.by else 0,
+            dtype=segments.DTYPES.index(c.dtype),
+            by=segments.REDUCTIONS.index(c.by) if c.by else 0,
             itemsize=c.dtype.itemsize,
             num_elements=0 if self._given is None else self._given.size,
             is_aside=is_aside,
@@ -185,15 +182,15 @@ def _closed(meeting: int) -> int:
 
 
 def _addresses(
-    rows: Sequence[Sequence[Row]], segments: Sequence[Sequence[Segment]]
+    rows: Sequence[Sequence[Row]], segments_by_rank: Sequence[Sequence[Segment]]
 ) -> tuple[list[ctypes.Array[ctypes.c_void_p]], ...]:
     """Return where the operands of each rank of a group are here, what is read and what is left."""
     found: tuple[list[ctypes.Array[ctypes.c_void_p]], ...] = ([], [])
-    for own, mapped in zip(rows, segments, strict=True):
+    for own, mapped in zip(rows, segments_by_rank, strict=True):
         at = [segment.address for segment in mapped]
         for column, (segment, offset) in enumerate(((0, 1), (2, 3))):
             places = [at[r[segment]] + r[offset] if r[segment] >= 0 else 0 for r in own]
-            found[column].append(native.addresses(places))
+            found[column].append(segments.addresses(places))
     return found
 
 

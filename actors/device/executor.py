@@ -7,8 +7,9 @@ device:
 - **On the host**, an actor that needs nothing from such a device runs its chain itself: there is
   nothing of the executor in it. One that does waits first, then runs its launches as ever.
 - **On an asynchronous device**, firing k puts on its stream: a wait for the event of every firing
-  that it needs (`waits` says which, and which go without saying), the launches, and the record of
-  its own event. The host waits for one thing only: not to be more than `max_ahead` steps ahead.
+  that it needs (`actors.race.waits` says which, and which others imply), the launches, and the
+  record of its own event. The host waits for one thing only: not to be more than `max_ahead` steps
+  ahead.
 
 **Why it is right.** When a firing starts, the messages say that every firing it needs has been
 enqueued, so its event is recorded and a wait sees that record. By induction over the order of
@@ -39,8 +40,6 @@ from actors.machine.protocol import (
 from actors.machine.table import MachineTable
 from actors.race.waits import EventWait, Throttle, wait_table
 from compiler.contract.errors import InternalError
-
-# What lets a firing pass: rings of events, streams with what they waited for, and the gate.
 
 
 class EventRing:

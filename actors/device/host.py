@@ -1,4 +1,7 @@
-"""The host as a device: a launch is done when it returns, and events hold nobody."""
+"""The host as a device: a launch is done when it returns, and events hold nobody.
+
+`HostKernels` binds kernels to numpy arrays, for this device and for those that the host acts.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ from compiler.contract.placement import HOST, Device
 if TYPE_CHECKING:
     from actors.kernels.common.kernel import Kernel
 
-
-# Kernels that work on memory of the host: numpy's and C's, bound to arrays.
 
 NO_KERNELS: Mapping[str, Kernel] = MappingProxyType({})
 

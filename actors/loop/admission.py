@@ -1,4 +1,4 @@
-"""How many steps the sources of a run may take: what was asked for, within a window.
+"""What a run lets in from outside: steps, data through its ports, and visits to its memory.
 
 Whoever runs a plan asks for steps; a window, where there is one, is granted from outside. So a
 coordinator of several ranks holds them all within it: no rank begins a step that it has not granted
@@ -81,11 +81,8 @@ class Admission:
                 machine.end_admission(source)
 
 
-# The host's ports of a run, until each of them is closed: once, whoever comes first.
-
-
 class OpenPorts:
-    """The ports of one run. Methods may be called from any thread.
+    """The ports of one run; each is closed once. Methods may be called from any thread.
 
     `sources` and `ported` (sources and sinks) are actors of the plan.
     """
@@ -120,15 +117,12 @@ class OpenPorts:
         return tuple(errors)
 
 
-# A visit: something done in a run's memory from outside, where no firing can be met half-way.
-#
 # A run's variables change in place, on threads of its own. Whoever wants to read or write them
 # while it goes on gives the dispatcher a visit (`actors.loop.loop.Loop.visit`), which is made on
 # the dispatcher's thread between two messages: nothing starts meanwhile. Visits are looked at
 # before messages are delivered. So the end of a step is such a place even where the next step is
-# about to
-# start: the message that would start it still waits. Nothing is held back, and the machine knows
-# nothing of it.
+# about to start: the message that would start it still waits. Nothing is held back, and the machine
+# knows nothing of it.
 #
 # A visit can be asked for by a thread that the run waits for (a listener that has not returned). It
 # is made nevertheless, if what must come to rest does so without that listener.

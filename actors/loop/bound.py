@@ -31,11 +31,9 @@ from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import PORTED, Actor, Arena, RegisterKind
 from compiler.contract.types import to_bits
 
-# The memory of a plan: one aligned block per arena, and the typed views on it.
-#
-# The blocks are the only memory that the runtime allocates. Each is made by the device that the
-# arena is on; pinned memory by the first device that copies from and to it, which may have to lock
-# it; what ranks share by what they meet through.
+# The blocks, one per arena, are the only memory that the runtime allocates. Each is made by the
+# device that the arena is on; pinned memory by the first device that copies from and to it, which
+# may have to lock it; what ranks share by what they meet through.
 
 _ALIGNMENT = 64
 

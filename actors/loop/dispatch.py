@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from actors.loop.bound import BoundPlan
 
 
-# How a bound plan is run, and who hears of it.
-
-
 def _prepare_nothing() -> None:
     """Prepare nothing."""
 

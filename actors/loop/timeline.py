@@ -6,6 +6,8 @@ Any thread may record: the place of a row comes from `itertools.count`, whose st
 Messages and waits are not recorded: they follow from the rows. Firing k of an actor needs, of every
 input, the firing that made its last token, and of every output, the one that freed its last slot.
 
+`LaunchTrace` times the launches inside the firings, where somebody asked for a trace.
+
 Source: the Trace Event Format of Chrome's tracing tools (phases X, M, s and f).
 """
 
@@ -144,11 +146,9 @@ def _arrows(rows: tuple[Row, ...], table: MachineTable, origin: int) -> Iterator
                 yield {**arrow, "ph": "f", "bp": "e", "tid": head, "ts": (start - origin) / 1e3}
 
 
-# Every launch of a watched run, timed: what a chain spends its firing on.
-#
-# Only where somebody asked for a trace: each launch goes through Python then, one by one, and is
-# noted in a ring like that of the firings. In the picture a launch lies inside its firing, named by
-# op, with the kernel, the module path and the user's line.
+# Launches are timed only on request, because each of them goes through Python then, one by one. In
+# the picture a launch lies inside its firing, named by op, with the kernel, the module path and the
+# user's line.
 
 
 class LaunchTrace:

@@ -20,8 +20,6 @@ from actors.machine.transitions import Message, State, kind_of, subject_of
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind
 
-# Why a run stands still: who waits for whom, and for what.
-#
 # `diagnose` is pure: from a `Situation` it follows the waits, from the sinks to an actor that is
 # running (a source that blocks in user code, a kernel that hangs, a sink whose callback does not
 # return) or round a cycle. An actor waits for *all* that it lacks, so a cycle never resolves. A run

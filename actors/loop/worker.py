@@ -1,7 +1,9 @@
-"""The thread of one stream: it runs the chains of all its actors in the order of their starts.
+"""The thread of one stream, what it runs at this moment, and how a launch that fails is told.
 
-It waits for a job in its mailbox, runs it, and posts one message to the dispatcher. It never polls
-and never spins.
+A worker runs the chains of all actors of its stream in the order of their starts. It waits for a
+job in its mailbox, runs it, and posts one message to the dispatcher. It never polls and never
+spins. Of a failure it notes only what it knows; the words are made once, when the run fails
+(`explain`).
 """
 
 from __future__ import annotations
@@ -23,10 +25,6 @@ from actors.machine.table import MachineTable
 from actors.machine.transitions import Message, message
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import PORTED, Actor
-
-# From an exception in a launch to the error that the caller sees.
-#
-# A worker notes only what it knows; the words are made once, when the run fails.
 
 _NAMED = 4
 """How many ops, and lines, stand for a launch that can be any of a chain."""
@@ -152,8 +150,6 @@ def _line(plan: Plan, actor: Actor) -> str:
     return lines[0] if lines else ""
 
 
-# What a thread of the loop is running at this moment, as the thread itself noted it.
-#
 # A thread that runs chains has one `FiringNote` and writes in it, once per firing, references that
 # it has anyway; that is all that being watched costs until somebody asks, which is when a run
 # stalls or a launch fails. Frames of the thread are read only for the calls of user code below a

@@ -1,12 +1,14 @@
-"""What changes while a machine runs, in columns, and the few ways to change it.
+"""The state of a machine in columns: its wiring, its invariants, its story, and all that changes.
 
-By message: `level` and `refill` of the condition that it refills (see `actors.machine.columns`). By
-actor: `state`, `unmet` conditions, `firings` that were started, `has_end` (an input has ended) and
-`flush_tokens` of a last firing. By edge: `is_ended`. Then what the caller takes over (`outbox`,
-`fireable`, `detached`, `flushing`) and the `ring` of the last messages.
+A *condition* is one end of an edge as its actor sees it: ready tokens at the consumer, free slots
+at the producer. It is numbered by the message that refills it, so that a message is its own index
+and nothing is decoded on the hot path. `Wiring` holds what never changes, computed once per run.
 
-The lists stay the same objects for as long as the machine lives: `Machine.deliver` has them in
-locals while others change them.
+`Columns` holds what changes. By message: `level` and `refill` of its condition. By actor: `state`,
+`unmet` conditions, `firings` that were started, `has_end` (an input has ended) and `flush_tokens`
+of a last firing. By edge: `is_ended`. Then what the caller takes over (`outbox`, `fireable`,
+`detached`, `flushing`) and the `ring` of the last messages. The lists stay the same objects for as
+long as the machine lives: `Machine.deliver` has them in locals while others change them.
 """
 
 from __future__ import annotations
@@ -30,9 +32,7 @@ from actors.machine.transitions import (
 )
 from compiler.contract.errors import InternalError
 
-# The invariants of the machine, as checks that raise.
-#
-# The main one is conservation: the slots of an edge are at every moment either ready at the
+# The main invariant is conservation: the slots of an edge are at every moment either ready at the
 # consumer, free at the producer, held by a firing at one of its ends, or under way in a message.
 
 _HOLDING = (int(State.FIRING), int(State.FLUSHING), int(State.FAILED))
@@ -109,10 +109,8 @@ def _broken(table: MachineTable, edge: Edge, what: str) -> NoReturn:
     )
 
 
-# The story of an actor: its last messages in words, for every error.
-#
-# The machine keeps the last messages as raw ints in a bounded ring; only an error, or a reader,
-# pays for the words.
+# The story of an actor is its last messages in words. The machine keeps them as raw ints in a
+# bounded ring: only an error, or a reader, pays for the words.
 
 _BY_ACTOR = (Message.DONE, Message.FAILED, Message.EXHAUSTED)
 _THING = {Message.READY: "tokens", Message.FREE: "slots"}
@@ -230,12 +228,6 @@ def causes(
     ]
     return (*tokens, *slots, ("self", "", start_causes[message(Message.DONE, actor)]))
 
-
-# The actor graph in the machine's own numbering, computed once per run.
-#
-# A *condition* is one end of an edge as its actor sees it: ready tokens at the consumer, free slots
-# at the producer. It is numbered by the message that refills it, so that a message is its own index
-# and nothing is decoded on the hot path.
 
 _UNLIMITED = 1 << 62
 

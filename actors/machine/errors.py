@@ -1,4 +1,7 @@
-"""How a run fails: what a launch may raise on purpose, and what reaches the caller."""
+"""How a run fails: what a launch may raise, what reaches the caller, and what a fork leaves usable.
+
+The locks of `forkable_lock` stand here because every room above shares them.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,6 @@ class ForkedRun(ActorflowError):
 
 class ProtocolError(ActorflowError):
     """A message that the transition table does not allow; the machine is left unchanged."""
-
-
-# Locks of the process, and what a forked child makes of them.
 
 
 def forkable_lock() -> threading.RLock:

@@ -1,8 +1,10 @@
-"""The firings of a run, and what each of them waited for last.
+"""What a run did: its firings, what each of them waited for last, and the counts of all.
 
 A firing starts when the last of four things has happened: the firing that fills its inputs, the
 firing that frees its outputs' slots, and the firing before it on its stream have ended, or the run
-has begun.
+has begun. `History` works on recorded and on simulated rows.
+
+`Statistics` is the record of a whole run, built from the machine's columns when somebody asks.
 """
 
 from __future__ import annotations
@@ -103,11 +105,6 @@ class History:
         if found is None and last is not None and 0 <= last[1] < firing:
             return last
         return found
-
-
-# What a run has done so far and what it waited for, as a value.
-#
-# Counts come from columns that the loop keeps anyway; the record is built when somebody asks.
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,11 +44,9 @@ from actors.machine.transitions import (
     subject_of,
 )
 
-# How an actor comes to its end: what the machine does with a message that is not ordinary life.
-#
-# Admission ends at the sources, and End follows the last token on every edge. An actor of which an
-# ended input holds less than a firing needs *closes*: a flushed one fires once more with what is
-# left (`_flush`), any other hands the rest back (`_finish`). Then it drains: it waits until its
+# How an actor ends: `Ending` reacts to every message that is not ordinary life. An actor of which
+# an ended input holds less than a firing needs *closes*: a flushed one fires once more with what is
+# left (`_flush`), any other hands the rest back (`_finish`). Then it *drains*: it waits until its
 # slots are home and every input has ended.
 
 _CLOSING, _FLUSHING = int(State.CLOSING), int(State.FLUSHING)

@@ -1,6 +1,11 @@
-"""What the runtime asks of a device: memory, kernels, streams and events.
+"""What the runtime asks of what it drives: launches, host ports, clocks, devices, transports.
 
-The contract of streams and events is CUDA's, and every device keeps exactly this:
+**Launches and host ports.** A launch is prebound: it takes no argument, allocates no array and
+works on planned bytes. A host port is the blocking end of a SOURCE or SINK actor (data, metrics,
+checkpoint). It is bound once per slot at load, like a kernel; its launches run on a thread of their
+own.
+
+**Devices.** The contract of streams and events is CUDA's, and every device keeps exactly this:
 
 - A stream executes what is put on it one at a time, in that order. Streams know nothing of one
   another, but for waits. Whatever is put on a stream returns at once.
@@ -13,6 +18,11 @@ The contract of streams and events is CUDA's, and every device keeps exactly thi
 
 A stream is fed by one thread at a time; an event may be waited for by any. A device that is not
 asynchronous (`is_asynchronous`) has done a launch when the call returns, so its events hold nobody.
+
+**Transports.** A rank runs its own plan. Its collectives have one order on all ranks (attribute
+`order`), and a launch of one of them completes on all ranks of its group together. Ranks whose
+graphs differ have plans that differ: registers lie elsewhere and have other slots. So a transport
+asks each rank where its operands are, and assumes nothing but that all know the mesh.
 
 Source: CUDA Runtime API, Stream Management and Event Management (cudaStreamWaitEvent,
 cudaEventRecord, cudaEventSynchronize).
@@ -31,12 +41,6 @@ from compiler.contract.attrs import AttrValue, PlainValue
 from compiler.contract.errors import ActorflowError
 from compiler.contract.placement import Device, Memory, Mesh
 from compiler.contract.types import TensorType
-
-# What the runtime asks of the things it drives: launches, host ports, clocks.
-#
-# A launch is prebound: it takes no argument, allocates no array and works on planned bytes. A host
-# port is the blocking end of a SOURCE or SINK actor (data, metrics, checkpoint); it is bound once
-# per slot at load, exactly like a kernel, and its launches run on a thread of their own.
 
 Array = NDArray[np.generic]
 Arrays = tuple[Array, ...]
@@ -216,14 +220,6 @@ class DeviceFailure(ActorflowError):
         self.actor = actor
         self.firing = firing
         self.launch = launch
-
-
-# What the runtime asks of a transport between ranks, and what a transport asks of its run.
-#
-# A rank runs its own plan. Its collectives have one order on all ranks (attribute `order`), and a
-# launch of one of them completes on all ranks of its group together. Ranks whose graphs differ have
-# plans that differ: registers lie elsewhere and have other slots, so a transport asks each rank
-# where its operands are, and takes nothing for granted but that all know the mesh.
 
 
 class Gather(Protocol):

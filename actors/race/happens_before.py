@@ -1,18 +1,22 @@
-"""Rounds of an unrolled actor graph that come round again: seen, and left out.
+"""Which firing of an actor graph happens before which: vector clocks over unrolled periods.
 
-An evaluation every hundred thousand steps makes a period of millions of firings, nearly all of them
-alike. A *round* is what lies between two visits of one actor. If at its end everything that can
-still be looked at is what it was at its start, moved on by as many firings as each actor did and as
-many positions as each line grew, then the next round does the same, moved on once more: clocks are
-maxima, and a maximum moves with its arguments. So as many rounds may be left out as nothing else
-interferes: no actor outside the round becomes able to fire by it, and no firing of the round comes
-after another firing from outside than before.
+A firing happens before another when a path of these edges leads from its end to the other's start:
+the order of an actor's own firings; *Ready*, from the firing that produces a token to the one that
+consumes it; *Free*, from the firing of each consumer that hands a slot back to the firing of the
+producer that takes it again. What has no path may run in either order or at the same time.
 
-A round is found by comparing with a kept one, which is replaced after 1, 2, 4, ... visits (Brent,
-"An improved Monte Carlo factorization algorithm", 1980), so that rounds of several visits are found
-too. One actor of each number of repetitions begins rounds: steps make an epoch, epochs an
-evaluation. One more round is always visited after those left out; whoever watches sees in it what
-held in them.
+**Lines.** A clock needs one component per sequence of firings that are ordered among themselves,
+not one per actor. Firings of one stream mostly are: each is appended to a line of its stream whose
+last firing happens before it, and opens another where there is none. So 970 actors on two streams
+have clocks of a handful of numbers. Streams only say where to look: that the firings of a line are
+ordered is seen in their clocks, never assumed.
+
+**Rounds** of a long period that come round again are left out (`Rounds`). `Check` and
+`ConflictFinder` watch the unrolled graph and say whether accesses conflict.
+
+Source: Fidge, "Timestamps in message-passing systems that preserve the partial ordering", 1988;
+Mattern, "Virtual time and global states of distributed systems", 1989; chains as components:
+Agarwal & Garg, "Efficient dependency tracking for relevant events in shared-memory systems", 2005.
 """
 
 from __future__ import annotations
@@ -61,6 +65,21 @@ class Row:
     def count(self) -> int:
         """Number of firings so far."""
         return self.first + len(self.items)
+
+
+# Why rounds are left out: an evaluation every hundred thousand steps makes a period of millions of
+# firings, nearly all of them alike. A *round* is what lies between two visits of one actor. If at
+# its end everything that can still be looked at is what it was at its start, moved on by as many
+# firings as each actor did and as many positions as each line grew, then the next round does the
+# same, moved on once more: clocks are maxima, and a maximum moves with its arguments. So as many
+# rounds may be left out as nothing else interferes: no actor outside the round becomes able to fire
+# by it, and no firing of the round comes after another firing from outside than before.
+#
+# A round is found by comparing with a kept one, which is replaced after 1, 2, 4, ... visits (Brent,
+# "An improved Monte Carlo factorization algorithm", 1980), so that rounds of several visits are
+# found too. One actor of each number of repetitions begins rounds: steps make an epoch, epochs an
+# evaluation. One more round is always visited after those left out; whoever watches sees in it what
+# held in them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,25 +253,6 @@ def _is_moved(before: Moment, after: Moment, grown: Sequence[int]) -> bool:
     return all([m == (n + grown[i] if n else 0) for i, (n, m) in enumerate(pairs)])
 
 
-# Which firing of an actor graph happens before which: vector clocks over unrolled periods.
-#
-# A firing happens before another when a path of these edges leads from its end to the other's
-# start: the order of an actor's own firings; *Ready*, from the firing that produces a token to the
-# one that consumes it; *Free*, from the firing of each consumer that hands a slot back to the
-# firing of the producer that takes it again. What has no path may run in either order or at the
-# same time.
-#
-# **Lines.** A clock needs one component per sequence of firings that are ordered among themselves,
-# not one per actor. Firings of one stream mostly are: each is appended to a line of its stream
-# whose last firing happens before it, and opens another where there is none. So 970 actors on two
-# streams have clocks of a handful of numbers. Streams only say where to look: that the firings of a
-# line are ordered is seen in their clocks, never assumed.
-#
-# Source: Fidge, "Timestamps in message-passing systems that preserve the partial ordering", 1988;
-# Mattern, "Virtual time and global states of distributed systems", 1989; chains as components:
-# Agarwal & Garg, "Efficient dependency tracking for relevant events in shared-memory systems",
-# 2005.
-
 _MAX_OPENED = 2
 """Lines for all of its stream that one actor may open; its next one is its own, for ever. So there
 are at most three per actor, whatever the graph."""
@@ -425,11 +425,10 @@ def downstream(table: MachineTable, origin: int) -> set[int]:
     return found
 
 
-# Whether accesses conflict in an unrolled graph: once for whether, once more for all who do.
-#
-# A class of bytes keeps only its last write and, per line of firings, the last read since: what
-# came before these is ordered with whatever they are (FastTrack: Flanagan & Freund 2009). Where
-# that finds a pair, everything is looked at again with the last write and read of every actor.
+# Conflicts are looked for twice: `Check` says whether there is one, `ConflictFinder` names all. A
+# class of bytes keeps only its last write and, per line of firings, the last read since: what came
+# before these is ordered with whatever they are (FastTrack: Flanagan & Freund 2009). Only where
+# that finds a pair is the last write and read of every actor kept.
 
 
 class PhasedFiring(NamedTuple):

@@ -13,11 +13,10 @@ on one stream too.
 plan with streams of devices is checked as an executor runs it, on every device at once: by the
 order of streams, the waits for events, and what the host waits for (`actors.race.waits`).
 
-**How.** Bytes that the same actors access in the same phases are one class (`actors.race.race`).
-The firings of some periods are visited, each with its vector clock. A class keeps only its last
-write and, per line of firings, the last read since: what came before these is ordered with whatever
-they are (as FastTrack does: Flanagan & Freund 2009). Only once some pair is unordered are they
-visited again, with the last write and read of every actor, so that all actors that race are named.
+**How.** Bytes that the same actors access in the same phases are one class (`share_bytes`). The
+firings of some periods are visited, each with its vector clock, and the accesses of a class are
+compared (`actors.race.happens_before.Check`). Only once some pair is unordered are they visited
+again, so that all actors that race are named.
 
 **How many periods.** Edges are missing at the start only (of Free, and of initial tokens), so a
 later pair without a path has its copy in the first turn of the slots; and two actors get no further
@@ -52,12 +51,10 @@ from compiler.contract.errors import ActorflowError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import PORTED, Actor, RegisterKind
 
-# Which bytes a firing accesses, and which bytes several actors share.
-#
-# What a firing accesses is gathered per actor and view, because the launches of a firing are
-# ordered among themselves. A sweep over addresses then cuts the arenas where an access begins or
-# ends, and puts bytes that the same actors access in the same phases into one class; bytes of one
-# actor drop out, and all variables of a plan end in one class.
+# Accesses are gathered per actor and view, because the launches of a firing are ordered among
+# themselves. A sweep over addresses then cuts the arenas where an access begins or ends, and puts
+# bytes that the same actors access in the same phases into one class; bytes of one actor drop out,
+# and all variables of a plan end in one class.
 
 _EDGES = (RegisterKind.DATA, RegisterKind.CONTROL)
 

@@ -21,6 +21,8 @@ waits. Edges are missing at the start only, so what is implied in one late perio
 again while a firing that waits for it may still come. While firing k of a consumer has not ended,
 only the slots of the firings before it are free again; while firing k of a producer has not ended,
 only the tokens of those before it are there: that bounds how far the other end can have come.
+
+`order_of_run` gives the order that these waits leave, as a graph for the race check.
 """
 
 from __future__ import annotations
@@ -234,13 +236,9 @@ def _moments_of_inputs(table: MachineTable) -> _Moments:
     return moments
 
 
-# The order of a run whose streams are asynchronous, as a graph of edges that only order.
-#
-# A message of an actor on a device says that a firing is *enqueued*; that it has *ended* is another
-# event, later. So such an actor has two nodes here: its own number is the work on the device, which
-# is what touches bytes, and a number after all actors is the moment at which it is enqueued.
-#
-# What comes after what:
+# The order of a run whose streams are asynchronous is a graph of edges that only order. An actor on
+# a device has two nodes in it: its own number is the work on the device, which is what touches
+# bytes, and a number after all actors is the moment at which it is enqueued. What comes after what:
 #
 # - Messages order the host: a firing is enqueued, or begins on the host, after those whose messages
 #   it needs are enqueued, or have ended on the host.

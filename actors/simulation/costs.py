@@ -1,10 +1,10 @@
-"""What joins ranks, and what collectives take on it: hosts, racks, and links that are shared.
+"""What simulated runs cost: collectives on a network, firings that share cores, and messages.
 
-Ranks stand host by host, hosts rack by rack. Inside a host every rank has a port of its own; all
-ranks of a host share its link to the switch of the rack, and all hosts of a rack the rack's uplink.
-Every link carries as much each way at the same time. What goes to another host passes the links
-that lie between, and its message takes the latency of each kind once: of the hosts' links, and of
-the racks' where it leaves the rack.
+**Network.** Ranks stand host by host, hosts rack by rack. Inside a host every rank has a port of
+its own; all ranks of a host share its link to the switch of the rack, and all hosts of a rack the
+rack's uplink. Every link carries as much each way at the same time. What goes to another host
+passes the links that lie between, and its message takes the latency of each kind once: of the
+hosts' links, and of the racks' where it leaves the rack.
 
 An algorithm is rounds of messages that are on their way at the same time. Where several share a
 link they share it max-min fair: all rates rise together until a link is full, then those of the
@@ -25,6 +25,9 @@ Its first half leaves each rank its part of the sum, its second half brings the 
 reduce-scatter, or an all-gather, is half of its rounds. In an all-to-all every rank sends to every
 other one what is that one's, in N-1 rounds of 1/N^2 of the whole tensor; what one stage sends to
 another is one message. Groups that do the same at the same time share what lies between them.
+
+**Cores.** Firings that run at once share the cores of a machine (`SharedHost`, `RunningFirings`).
+`RunCosts` holds what a firing costs beside its launches.
 """
 
 from __future__ import annotations
@@ -222,14 +225,12 @@ def fair_rates(ways: Sequence[Iterable[tuple[str, int, float]]]) -> list[float]:
     return rates
 
 
-# Firings that run at once share the cores of a machine: how fast each of them gets on.
-#
-# A firing that runs alone keeps some cores busy: its *demand*, in threads' worth of work. While all
-# demands fit into the machine's capacity, each firing runs at full speed. Beyond, nobody gets more
-# than a fair share while another wants more: shares are max-min fair (Bertsekas & Gallager, "Data
-# Networks", 1992, 6.5), and a firing is slowed down as far as its share is below its demand. So two
-# streams whose launches use all cores gain nothing from each other, and two whose launches run on
-# one thread gain a factor of two on two cores.
+# How firings share cores. One that runs alone keeps some cores busy: its *demand*, in threads'
+# worth of work. While all demands fit into the machine's capacity, each firing runs at full speed.
+# Beyond, nobody gets more than a fair share while another wants more: shares are max-min fair
+# (Bertsekas & Gallager, "Data Networks", 1992, 6.5), and a firing is slowed down as far as its
+# share is below its demand. So two streams whose launches use all cores gain nothing from each
+# other, and two whose launches run on one thread gain a factor of two on two cores.
 #
 # The capacity is what all cores do in the time of one alone, which memory and shared cores bound: a
 # measured number, not the count of cores.
@@ -315,8 +316,6 @@ class RunningFirings:
             self._due[actor] = now + round(left_ns / self._speeds[actor])
 
 
-# What a firing costs beside its launches, and the machine that all firings of a plan share.
-#
 # A chain that runs on the dispatcher's thread costs a *turn* besides: the messages of its end, and
 # the next begin. Between threads a message costs a *hop*: one thread lets the other go on, which
 # sleeps. A port is Python on a thread of its own, and keeps one core busy.

@@ -1,10 +1,9 @@
 """Many ranks on virtual time: what training on a mesh will cost that no one here can run.
 
-Every rank is a machine of its own with the plan of its class, its own speed and jitter; they meet
-in collectives (`actors.simulation.ranks`). So a slow rank holds up the others, as far as plans do
-not overlap. The launches of one firing travel together: their bytes add up, their messages do not.
-
-What a transfer takes is the business of `actors.simulation.costs`.
+Every rank is a machine of its own with the plan of its class, its own speed and jitter. All stand
+in one calendar and meet in collectives (`Fleet`). So a slow rank holds up the others, as far as
+plans do not overlap. The launches of one firing travel together: their bytes add up, their messages
+do not. `actors.simulation.costs` says what a transfer takes.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from compiler.contract.errors import InternalError
 from compiler.contract.plan_tables import ActorKind
 from compiler.contract.rank_plans import RECEIVE, Meeting, RankPlans
 
-# Ranks in one calendar, each with a plan of its own, that meet in groups.
-#
 # A firing of a COMM actor begins on a rank when the rank's machine fires it and its stream is free.
 # Its meetings come one after the other: each begins when the last rank of its group has come, and
 # ends on all of them together, after the time of the transfer. Several groups may be under way, as

@@ -4,9 +4,16 @@ The same machine as in the loop; only the clock and the streams are simulated. A
 one firing at a time in the order in which they were started. Equal seeds give equal runs.
 
 A `VirtualRank` is one machine with its streams; the `Calendar` holds the events to come, of one
-rank here and of many in `ranks`.
+rank here and of many in `actors.simulation.ranks`.
 
-Source: discrete event simulation with a heap of events (Knuth, TAOCP 1, 2.2.5).
+The critical path says why a run took as long as it did. Walking back from the firing that ends
+last, each time to what ended last of what a firing waited for (`actors.machine.history`), gives the
+path: nothing off it can make the run shorter. It is read off the rows of a run, so it works for
+simulated and for recorded ones; in these, what lies between the end of one firing and the start of
+the next is the time of messages.
+
+Source: discrete event simulation with a heap of events (Knuth, TAOCP 1, 2.2.5); critical path
+(Kelley & Walker 1959).
 """
 
 from __future__ import annotations
@@ -25,15 +32,6 @@ from actors.machine.transitions import KIND_MASK, Message, message, subject_of
 from actors.simulation.costs import RunningFirings, SharedHost
 from compiler.contract.errors import InternalError
 from compiler.contract.plan import Plan
-
-# Why a run took as long as it did: what every firing waited for, and the chain that decides.
-#
-# A firing starts when the last of four things has happened: the firing that fills its inputs, the
-# firing that frees its outputs' slots, and the firing before it on its stream have ended, or the
-# run has begun. Walking back from the firing that ends last, each time to what ended last, gives
-# the critical path (Kelley & Walker 1959): nothing off it can make the run shorter. It is read off
-# the rows of a run, so it works for simulated and for recorded ones; in these, what lies between
-# the end of one firing and the start of the next is the time of messages.
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,10 @@
 A dependency is an edge between two actors (of data, of control, or a credit with rates), a slot of
 a register, a token that is there at the start, or a wait for an event of a device. Without it a
 plan must be found wrong: it is *refused*, because an actor has no input left or nobody can fire; it
-*races* (`actors.race.race`); or it breaks a *promise* that no byte tells
-(`actors.testing.dependencies`). Or the others *imply* it: what it lets wait comes after the same
-firing by another way, which is shown. Or it is *kept* for a reason that stands in the plan and is
-one of `KEPT`. What is none of these is *not missed*: it is one too many, or a check is missing. The
-command fails then.
+*races* (`actors.race.race`); or it breaks a *promise* that no byte tells (`check_promises`). Or the
+others *imply* it: what it lets wait comes after the same firing by another way, which is shown. Or
+it is *kept* for a reason that stands in the plan and is one of `KEPT`. What is none of these is
+*not missed*: it is one too many, or a check is missing. The command fails then.
 
 A slot is taken for a dependency because it lets the producer wait: what is tried is one more, on
 the bytes of the first. A token at the start is one wait less, so one more of those is tried, too.
@@ -38,11 +37,10 @@ from compiler.contract.errors import InternalError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Actor, ActorKind, RegisterKind
 
-# What a plan promises that no byte tells of, played on its table.
+# What a plan promises that no byte tells of, played on its table:
 #
 # - Who hears of a step's outputs may read the variables: a sink comes after the updates of the
-#   steps
-#   that it hears of.
+#   steps that it hears of.
 # - What has begun to change the variables can come to its end, though a listener waits for just
 #   that: with one sink at rest all updates come to the same step.
 # - A source reads what the steps admitted so far need, and no more.

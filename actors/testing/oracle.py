@@ -1,13 +1,21 @@
-"""The oracle: how a scenario must come out, whatever the order of events.
+"""The oracle: random scenarios, random orders of their events, and how each must come out.
 
-It shares nothing with the machine. It is memory: a slot carries the number of the token in it, is
-torn while it is written, and is looked at when a reader starts and when it ends; a writer may tear
-it only once the reader of the token before has ended, whether or not anybody looks again. How often
-each actor fires is computed from the graph and the commands alone.
+A seed makes a `Scenario`: a random actor graph (rates, slots, streams, credits to start with,
+flushed actors, sources with and without inputs), and what happens to it (steps admitted in parts,
+ends of admission with and without a limit, a source without more data, a failure, a halt).
+`explore` runs a machine through it in a random order of events.
+
+The oracle (`StampedSlots`) shares nothing with the machine. It is memory: a slot carries the number
+of the token in it, is torn while it is written, and is looked at when a reader starts and when it
+ends; a writer may tear it only once the reader of the token before has ended, whether or not
+anybody looks again. How often each actor fires is computed from the graph and the commands alone.
 
 It is also an intruder. A machine that takes a message too many for its own does no harm while none
 is sent; so now and then the oracle sends one that must be refused: a slot, a token, an end or the
 end of a firing too many, by its own count of what was delivered.
+
+Source: deterministic simulation testing (FoundationDB; Zhou et al., SIGMOD 2021): one seeded
+scheduler picks the next event, so a seed replays a run.
 """
 
 from __future__ import annotations
@@ -26,16 +34,11 @@ from actors.machine.table import OUTSIDE, Edge, MachineTable
 from actors.machine.transitions import KIND_BITS, KIND_MASK, Message, State, message, subject_of
 from compiler.contract.errors import InternalError
 
-# Run a machine through a random order of events, to find the order that breaks it.
-#
-# Messages are delivered in any order across channels and in order on each; a firing may take longer
-# than any message; firings of one stream run one at a time, in the order in which they were
-# started; commands come at any moment. In half of the runs one channel or one actor is starved: it
-# gets its turn only when nothing else can happen. What the order may not change (who fires, how
-# often, which token is read where) is for the observer to check.
-#
-# Source: deterministic simulation testing (FoundationDB; Zhou et al., SIGMOD 2021): one seeded
-# scheduler picks the next event, so a seed replays a run.
+# Orders of events. Messages are delivered in any order across channels and in order on each; a
+# firing may take longer than any message; firings of one stream run one at a time, in the order in
+# which they were started; commands come at any moment. In half of the runs one channel or one actor
+# is starved: it gets its turn only when nothing else can happen. What the order may not change (who
+# fires, how often, which token is read where) is for the observer to check.
 
 _NOBODY = -1
 
@@ -158,13 +161,7 @@ class _PendingEvents:
         self._observer.started(actor, self._machine.firing_index(actor))
 
 
-# A random actor graph and what happens to it: all that a run needs besides the order of events.
-#
-# A seed makes the graph (rates, slots, streams, credits to start with, flushed actors, sources with
-# and without inputs), and what happens to it: steps admitted in parts, ends of admission with and
-# without a limit, a source without more data, a failure, a halt.
-#
-# The graphs are live by construction: rates balance because they follow from chosen repetitions,
+# Random graphs are live by construction: rates balance because they follow from chosen repetitions,
 # and the slots of an edge are what one sequential schedule of a period needs, plus up to two. So a
 # schedule exists, and by determinacy (Kahn 1974; Lee & Messerschmitt 1987) every order must finish.
 

@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from actors.machine.table import OUTSIDE, MachineTable
 from actors.machine.transitions import TRANSITIONS, Message, Reaction, State, Transition
 
-# Pieces of Promela: blocks, inlines, events, deliveries.
-
 _INDENT = "    "
 
 
@@ -78,9 +76,6 @@ def least(terms: list[str]) -> str:
 def any_(conditions: list[str]) -> str:
     """Return the expression that is true where one of some is."""
     return " || ".join([f"({c})" if "&&" in c else c for c in conditions]) or "false"
-
-
-# A plan to be searched in every order of events, and a fault to be found by it.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Simulated devices: numpy's memory and the host's kernels, on streams that a schedule makes late.
 
-Memory begins as 0xFF, which is NaN for floating point, so that what is read before it is written
-shows.
+Code that forgot a wait gives wrong numbers for some seed of the schedule. Memory begins as 0xFF,
+which is NaN for floating point, so that what is read before it is written shows. `poison` fills
+bytes that a plan calls free in the same way, so that who reads them too late is seen.
 """
 
 from __future__ import annotations
@@ -45,8 +46,6 @@ from compiler.contract.plan_tables import (
 )
 from compiler.contract.types import DType, RegisterId, TensorType
 
-# Scribble over bytes that a plan calls free, so that who reads them too late is seen.
-#
 # A plan that is poisoned gets one more launch at the end of each chain on a device that the host
 # acts: a simulated one, or an emulated GPU. It fills with 0xFF, which is NaN for floating point,
 # what nobody may need when the firing ends: the chain's TEMPORARY registers, and every slot of an
@@ -149,18 +148,16 @@ CUDA_POISON_KERNELS: Mapping[str, CudaKernel] = MappingProxyType({_NAME: _CudaPo
 """What a poisoned plan needs on emulated GPUs besides its own kernels."""
 
 
-# Devices that are late on purpose: launches on queues, in a random order that a seed replays.
+# How a schedule makes a device late: nothing put on a stream is executed by that. A scheduler takes
+# the head of any stream that can go on whenever something else happens: a few after each call, and
+# as many as it takes when the host waits. Streams have weights that change now and then, so that
+# one lags far behind the others, then runs in a burst. Waits are CUDA's to the letter (see
+# `actors.machine.protocol`): a wait keeps the record that was the event's latest when it was put on
+# the stream. Devices with one schedule lag behind one another as their streams do, and wait for one
+# another's events.
 #
-# Nothing put on a stream is executed by that. A scheduler takes the head of any stream that can go
-# on whenever something else happens: a few after each call, and as many as it takes when the host
-# waits. Streams have weights that change now and then, so that one lags far behind the others, then
-# runs in a burst. Waits are CUDA's to the letter (see `protocol`): a wait keeps the record that was
-# the event's latest when it was put on the stream. Devices with one schedule lag behind one another
-# as their streams do, and wait for one another's events.
-#
-# So code that forgot a wait gives wrong numbers for some seed; with one host thread every seed can
-# be replayed. Several host threads may use a device; a launch then runs on any of them, one at a
-# time.
+# With one host thread every seed can be replayed. Several host threads may use a device; a launch
+# then runs on any of them, one at a time.
 #
 # A launch that raises is a fault of its device: later launches there are skipped, records and waits
 # still happen, and every call from then on raises.

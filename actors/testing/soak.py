@@ -1,8 +1,8 @@
 """Run scenarios by the million: `python -m actors.testing.soak --first 0 --count 1000000`.
 
-A seed is a scenario and an order of events (`scenario`, `actors.testing.oracle`); the oracle checks
-every one (`oracle`). The seeds are shared among processes in blocks; the first seed that fails is
-replayed with its story. Whoever stops the command is told how to go on.
+A seed is a scenario and an order of events; the oracle checks every one (`actors.testing.oracle`).
+The seeds are shared among processes in blocks; the first seed that fails is replayed with its
+story. Whoever stops the command is told how to go on.
 """
 
 from __future__ import annotations
@@ -103,9 +103,6 @@ def _described(scenario: Scenario) -> Iterable[str]:
     yield from map(str, table.edges)
     yield from map(str, scenario.commands)
     yield f"sources end after {dict(scenario.ends)}; (actor, firing) that fails: {scenario.fails}"
-
-
-# -- the command ---------------------------------------------------------------------------------
 
 
 def soak(

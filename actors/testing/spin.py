@@ -1,8 +1,8 @@
 """Check the protocol exhaustively on a family of small plans: `python -m actors.testing.spin`.
 
-Every plan becomes a Promela model (`promela`), and spin tries every order of its events. Where that
-takes seconds, the machine itself is taken through them too, and must have exactly the states that
-the model has (`state_space`). Together the plans must enter every cell of the
+Every plan becomes a Promela model (`actors.testing.promela`), and spin tries every order of its
+events. Where that takes seconds, the machine itself is taken through them too, and must have
+exactly the states that the model has (`reach`). Together the plans must enter every cell of the
 transition table. A few faults, seeded into the table or into what is sent, must be found, or the
 check is worth nothing. Needs spin and a C compiler; prints Markdown tables.
 """
@@ -42,12 +42,11 @@ from actors.testing.oracle import channel_of
 from actors.testing.promela import NO_BUG, Bug, Study, Table, model
 from compiler.contract.errors import ActorflowError, InternalError
 
-# Every state that the machine itself can reach in a study: the model's own check.
-#
-# A proof about a model says nothing about a machine that differs from it. So here the machine, not
-# the model, is taken through every order of the same events, and its states are counted. Where spin
-# counts as many, the model lets happen what the machine does: a reaction that does more or less, in
-# any order of events, leads to states that the other does not have.
+# Why the machine's own states are counted: a proof about a model says nothing about a machine that
+# differs from it. So here the machine, not the model, is taken through every order of the same
+# events, and its states are counted. Where spin counts as many, the model lets happen what the
+# machine does: a reaction that does more or less, in any order of events, leads to states that the
+# other does not have.
 #
 # Source: explicit-state search with a set of visited states (Holzmann, 1991, chapter 11).
 

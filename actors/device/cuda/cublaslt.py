@@ -33,11 +33,10 @@ from actors.kernels.common.files import DamagedFile, kept, replace_object
 from actors.kernels.cuda.calls import LtEpilogue, LtLayout, LtProduct
 from compiler.contract.types import DType
 
-# Which algorithms products were found to be fastest with, kept in a file for each library and GPU.
-#
-# Likewise the number of the fastest of some ways to do the same, by what they do. A choice stands
-# once it is made: the same product has the same algorithm in every later run, and so the same bits.
-# Of two processes that measure at once, the first to keep is followed by the other.
+# Kept in a file for each library and GPU: the fastest algorithm of each product, and the number of
+# the fastest of some ways to do the same, by what they do. A choice stands once it is made: the
+# same product has the same algorithm in every later run, and so the same bits. Of two processes
+# that measure at once, the first to keep is followed by the other.
 
 
 @dataclass(slots=True)
@@ -455,8 +454,6 @@ def _destroy(library: ctypes.CDLL, handles: Sequence[tuple[str, int]]) -> None:
 def _state(code: int) -> str:
     return f"{_STATES.get(code, 'unknown')} (cuBLAS status {code})"
 
-
-# Where calls of libraries are tried on a GPU: scratch, and a clock of events.
 
 _NON_BLOCKING = 1
 

@@ -1,6 +1,8 @@
-"""Attention and convolutions by the graphs of cuDNN's frontend, which `cudnn_graphs` makes.
+"""Attention and convolutions by the graphs of cuDNN's frontend.
 
-A graph is made and checked without a GPU; plans and runs need one.
+A graph is made of a record (`CudnnCall`) and read back from what it says, which is JSON, without a
+GPU; plans and runs need one. The frontend takes keywords that it does not know without a word, so a
+graph is believed only where what it holds is, by a list of ours, the record that it was made of.
 
 The package is imported when the first graph is made, and nowhere else.
 
@@ -36,13 +38,6 @@ from actors.kernels.cuda.calls import (
 from actors.kernels.cuda.nvrtc import find_library
 from compiler.contract.errors import DeviceError
 from compiler.contract.types import DType
-
-# Graphs of cuDNN's frontend: made of a record, and read back from what they say, which is JSON.
-#
-# The frontend takes keywords that it does not know without a word, so a graph is believed only
-# where what it holds is, by a list of ours, the record that it was made of.
-#
-# Names: nvidia-cudnn-frontend 1.32.
 
 _TYPES = {
     DType.BFLOAT16: "data_type.BFLOAT16",

@@ -1,7 +1,12 @@
-"""CUDA on a GPU: its runtime, its driver and its libraries behind `CudaDriver`.
+"""CUDA on a GPU: its runtime, its driver and its libraries behind `CudaDriver`, through cupy.
 
 Streams do not block one another or the default stream; a capture is of this thread alone, so that
 what other threads ask for goes on, and an allocation is refused rather than baked into the graph.
+
+No other module imports cupy, and this one only when a GPU is opened. Of cupy only the low-level
+calls on integers are used. They raise CUDA's codes, but for `eventQuery`, which returns them.
+
+Source: CUDA Runtime API and Driver API, versions 13; CuPy 14 (cupy_backends.cuda.api).
 """
 
 from __future__ import annotations
@@ -31,13 +36,6 @@ from actors.kernels.cuda.calls import CudnnCall, KernelText, LtProduct
 from actors.kernels.cuda.nvrtc import cubins, find_library
 from compiler.contract.errors import DeviceError
 
-# Calls of CUDA through cupy's low-level modules: on integers, for one GPU, from any thread.
-#
-# The only module that imports cupy, and only when a GPU is opened. cupy raises CUDA's codes, but
-# for `eventQuery`, which returns them.
-#
-# Source: CUDA Runtime API and Driver API, versions 13; CuPy 14 (cupy_backends.cuda.api).
-
 INSTALL = "python -m pip install 'actorflow[cuda]'"
 
 _NOT_INITIALIZED = 3
@@ -47,7 +45,7 @@ _current = threading.local()
 
 
 class CupyCalls:
-    """The runtime and the driver, for one GPU. Errors are CudaError.
+    """The runtime and the driver, for one GPU, from any thread. Errors are CudaError.
 
     Args:
         index: Which of those that CUDA shows to this process.

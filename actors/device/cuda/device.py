@@ -50,11 +50,10 @@ from compiler.contract.attrs import AttrValue
 from compiler.contract.errors import ActorflowError, DeviceError, InternalError
 from compiler.contract.placement import Device, DeviceKind, Memory
 
-# Which of several ways to do the same a launch takes: each is timed once at load, on scratch.
-#
-# For that its kernel binds it a second time, to scratch that lies as its operands do: what the plan
-# has in memory by now is neither read nor written. The driver keeps which way was the fastest
-# beside the algorithms of products, by what the ways do.
+# Of several ways to do the same a launch takes the fastest: each is timed once at load. For that
+# its kernel binds it a second time, to scratch that lies as its operands do: what the plan has in
+# memory by now is neither read nor written. The driver keeps which way was the fastest beside the
+# algorithms of products, by what the ways do.
 
 _ALIGNMENT = 256
 """Addresses are told apart up to here; memory of a driver begins at a multiple."""

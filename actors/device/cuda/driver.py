@@ -6,6 +6,10 @@ before may come out of any later call.
 
 While a stream is captured, what is put on it is recorded and not executed; nothing may be
 allocated, loaded or waited for then.
+
+What an error means (a machine's limit, a bug of ours, or the end of a process) is told here, too.
+
+Source: CUDA Runtime API, error codes of cudaError_t.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ OLDEST_CUDA = (13, 0)
 class CudaError(Exception):
     """A call of the driver or a library failed: `code` is its number, `call` its name.
 
-    Who uses a device sees an error of ours, made of this (`faults`).
+    Who uses a device sees an error of ours, made of this by `explained` or `fault_of`.
 
     Codes of the driver and the runtime are those of CUDA (2: out of memory); a library's are given
     with the library's name in `call`.
@@ -191,10 +195,6 @@ class CudaDriver(Protocol):
     def close(self) -> None:
         """Give everything back; nothing may be asked for afterwards."""
 
-
-# What the driver's errors mean: a machine's limit, a bug of ours, or the end of a process.
-#
-# Source: CUDA Runtime API, error codes of cudaError_t.
 
 OUT_OF_MEMORY = 2
 

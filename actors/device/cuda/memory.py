@@ -1,7 +1,7 @@
-"""Memory of a CUDA device and pinned memory of the host: blocks that go with their object.
+"""Memory of a CUDA device: its blocks, pinned memory of the host, and cells that kernels report in.
 
-Whatever uses a driver has the `KeptDriver`: streams, launches, blocks. When the last of them is
-gone the driver is closed, and all that it made goes with it.
+Blocks go with their object. Whatever uses a driver has the `KeptDriver`: streams, launches, blocks.
+When the last of them is gone the driver is closed, and all that it made goes with it.
 """
 
 from __future__ import annotations
@@ -188,13 +188,12 @@ def extent_of(view: DeviceView) -> tuple[int, int]:
     return first, last - first + view.dtype.itemsize
 
 
-# Where kernels report bad indices: cells in pinned memory, read when the host has waited anyway.
-#
-# A kernel that meets an index that is out of range uses another one, goes on, and leaves place and
-# value in the cell of its launch (`af_report` in device.cuh has the layout). One word says whether
-# any cell has something, so that an ordinary wait looks at one number. A cell also keeps the
-# *firing* of its stream in which that was: a kernel of one thread counts those before a chain that
-# has cells, and the stream remembers how many launches it had been given before each.
+# How kernels report bad indices: a kernel that meets an index out of range uses another one, goes
+# on, and leaves place and value in the cell of its launch (`af_report` in device.cuh has the
+# layout). Cells lie in pinned memory and are read when the host has waited anyway. One word says
+# whether any cell has something, so that an ordinary wait looks at one number. A cell also keeps
+# the *firing* of its stream in which that was: a kernel of one thread counts those before a chain
+# that has cells, and the stream remembers how many launches it had been given before each.
 #
 # **Who is told.** A wait tells only of launches that it waited for: what steps before the bad one
 # have computed comes out, however fast the device is. Streams and events know how many launches of

@@ -1,4 +1,10 @@
-"""Streams and events of a CUDA device: thin objects over the driver's handles."""
+"""Streams of a CUDA device, and what goes on them: events, launches, and chains of launches.
+
+A launch is made ready once: its argument blocks, its products' choices, its status cell. A chain
+becomes a graph for each slot phase when it is bound, by capture: nothing runs then, so no variable
+changes. A firing is one call of the driver, and builds nothing. Chains too short for a graph, and
+chains whose every launch is waited for, go call by call.
+"""
 
 from __future__ import annotations
 
@@ -236,12 +242,6 @@ def _own(event: DeviceEvent) -> CudaEvent:
         raise InternalError(f"an event of {type(event).__name__} is not of a CUDA device")
     return event
 
-
-# Launches of a CUDA device, and chains of them: a graph for each slot phase, or call by call.
-#
-# A launch is made ready once: its argument blocks, its products' choices, its status cell. A chain
-# becomes a graph when it is bound, by capture: nothing runs then, so no variable changes. A firing
-# is one call of the driver, and builds nothing.
 
 _LEAST_GRAPH = 3
 """Calls from which on a graph costs less than to put them on the stream one by one."""

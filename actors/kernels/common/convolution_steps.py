@@ -9,7 +9,7 @@ remainders of an element's place, with the elements of the kernel that reach it.
 added up by place.
 
 No step depends on where arrays lie: without scratch the steps are those of a call, on arrays that
-nobody may touch.
+nobody may touch. Pooling shares no steps, but the windows (`windows_of`).
 """
 
 from __future__ import annotations

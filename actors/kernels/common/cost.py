@@ -5,7 +5,8 @@ last is charged by *reuse distance*: the bytes touched since these bytes were to
 Gecsei, Slutz & Traiger 1970), which decides the level of the hierarchy that still has them.
 
 The planner prices with `REFERENCE`, the same on every machine, because plans must not depend on the
-machine that made them; the simulator prices with measured rates (`calibration`).
+machine that made them; the simulator prices with measured rates (`host.calibration`). `Rates` are
+of launches by numpy, and `CRates` of launches in C.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from actors.kernels.common.kernel import (
     Work,
 )
 
-# How long a native launch takes on this machine, and how many of its cores it keeps busy.
+# Launches in C: how long one takes, and how many of the machine's cores it keeps busy.
 #
 # On one thread a launch takes what its passes and products take, and what its operands take to come
 # from where they lie. Threads share it by pieces: with 5 pieces on 2 threads, one of them does 3.
@@ -225,6 +226,8 @@ def reference_in_c(num_threads: int) -> CRates:
         backward=tuple([150.0 * x for x in heads]),
     )
 
+
+# Launches by numpy, and the durations that the planner has from `REFERENCE`.
 
 EXTENTS = (1, 16, 64, 256, 1024)
 """Extents of the measured products; rates in between are interpolated, beyond they stay."""

@@ -1,10 +1,11 @@
-"""Whether files are the user's own: what somebody else may write is not run, and not believed.
+"""Files of a cache: the user's own, sealed against accidents, and replaced as a whole.
 
-A library from a cache runs with all rights of the user, so the folder that keeps it, the folders
-above it and the file itself must belong to the user or to root, and nobody else may write them.
-Above a folder, one with the sticky bit (like /tmp) will do, where nobody renames what is another's.
-Links are followed, and what they lead through is held to the same. A group that is the user's alone
-counts as the user: some systems give everyone such a group, and write permission to it.
+What somebody else may write is not run, and not believed. A library from a cache runs with all
+rights of the user, so the folder that keeps it, the folders above it and the file itself must
+belong to the user or to root, and nobody else may write them. Above a folder, one with the sticky
+bit (like /tmp) will do, where nobody renames what is another's. Links are followed, and what they
+lead through is held to the same. A group that is the user's alone counts as the user: some systems
+give everyone such a group, and write permission to it.
 
 After OpenSSH's StrictModes (auth_secure_path, misc.c).
 """
@@ -135,13 +136,13 @@ def _said(path: Path, facts: os.stat_result) -> str:
     )
 
 
-# Files of a cache that end with a seal: a hash of their name and content, which finds accidents.
+# A seal is a hash of a file's name and content at its end, which finds accidents.
 #
 # A file is written under a temporary name and renamed, so that two processes may write the same
 # one. Half a file, left by a full disk or a loss of power, would end the process with SIGBUS when
-# it is loaded as a library; one under another's name would be taken for that one. The seal is none
-# of a loader's business, and proves no author: see `trust`. Whoever finds a file that is not as it
-# was written makes it anew; nothing in it is worth an error.
+# it is loaded as a library; one under another's name would be taken for that one. A loader ignores
+# the seal. It proves no author: `distrust_of_file` asks for that. A file that is not as it was
+# written is made anew; nothing in it is worth an error.
 
 _SEAL_BYTES = 16
 
@@ -179,9 +180,7 @@ def _seal(name: str, content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=_SEAL_BYTES, key=name.encode()[:64]).digest()
 
 
-# Files that keep what was measured on this machine: small JSON objects under a seal.
-#
-# Whoever finds one that is damaged measures anew.
+# What was measured on this machine is kept as a JSON object under a seal.
 
 T = TypeVar("T")
 

@@ -1,4 +1,8 @@
-"""Memory that the host can address: aligned blocks, and numpy arrays as the views on them."""
+"""Memory that the host can address: aligned blocks, and numpy arrays as the views on them.
+
+The ops that only move elements are copies between such views (`SHAPE_KERNELS`). The kernels of
+these ops in C and in CUDA take their addresses and strides from the same views.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +64,6 @@ def write(view: Array, array: Array) -> None:
     np.copyto(view, array)
 
 
-# What a thread sets once before it runs launches.
-
 BUFFER_ELEMENTS = 1024
 
 
@@ -82,9 +84,8 @@ def quiet_floating_point() -> None:
     np.setbufsize(BUFFER_ELEMENTS)
 
 
-# Ops that move elements, as strided copies between views of inputs and outputs.
-#
-# The compiler turns most of these into views; a kernel runs only where bytes must move.
+# Ops that move elements. The compiler turns most of them into views; a kernel runs only where bytes
+# must move.
 
 Copy = tuple[Array, Array]
 """A target and a source of one shape; a source that cannot be written is a constant."""

@@ -1,8 +1,11 @@
-"""What a kernel is: asked from shapes at compile time, bound to bytes at load.
+"""A kernel as every target has it: asked from shapes at compile time, bound to bytes at load.
 
 `query` sees types and layouts only, so a plan can be made on any machine. `bind` gets the arrays
 and the planned scratch, prepares every view, and returns a launch: one call without arguments
 that allocates nothing and writes only its outputs and its scratch.
+
+The file also has what a kernel and its callers exchange: scratch (`Piece`), work (`Work`), operands
+(`Operand`), attributes, and integer operands that choose rows.
 """
 
 from __future__ import annotations
@@ -26,11 +29,9 @@ from compiler.contract.program import FusedProgram
 from compiler.contract.region import Region
 from compiler.contract.types import DType, TensorType, contiguous_strides, numpy_dtype
 
-# Planned scratch: its size from shapes at compile time, its arrays at load.
-#
-# A kernel lists the `Piece`s it wants once, in a function that both `query` and `bind` call; so the
-# bytes asked for and the arrays carved cannot differ. Pieces begin at multiples of 64 bytes (a
-# cache line, and the widest vector register).
+# Scratch. A kernel lists the `Piece`s that it wants once, in a function that both `query` and
+# `bind` call; so the bytes asked for and the arrays carved cannot differ. Pieces begin at multiples
+# of 64 bytes (a cache line, and the widest vector register).
 
 ALIGNMENT_BYTES = 64
 
@@ -86,11 +87,10 @@ def window(flat: Array, shape: tuple[int, ...]) -> Array:
     return flat[: math.prod(shape)].reshape(shape)
 
 
-# What a launch does, in quantities that no machine changes.
-#
-# A kernel describes a call as passes over bytes of its result, matrix products and calls of numpy;
-# `cost` turns that into time with the rates of a machine. So what is known of a kernel is written
-# once, beside the kernel, and holds for the planner's fixed rates and for measured ones.
+# Work. A kernel describes a call as passes over bytes of its result, matrix products and calls of
+# numpy: quantities that no machine changes. `cost` turns them into time at the rates of a machine.
+# So what is known of a kernel is written once, beside the kernel, and holds for the planner's fixed
+# rates and for measured ones.
 
 CALLS_PER_PRODUCT = 2
 """numpy's way to BLAS is twice as long as to a loop of its own (1.6 against 0.8 us)."""
@@ -395,7 +395,7 @@ def equal_operands(output: int, outputs: Operands, inputs: Operands) -> tuple[tu
     )
 
 
-# Typed readers of attribute values.
+# Readers of attributes, each of one type.
 
 
 def number(attrs: Attrs, name: str) -> float:

@@ -1,4 +1,4 @@
-"""How tensors are cut into blocks that stay in cache.
+"""The walk of a kernel over strided operands: few axes, in blocks that stay in cache.
 
 A kernel of several passes walks over blocks, so that the passes after the first find their
 operands in the second-level cache and scratch is one block, not a whole tensor. All cutting
@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 
 from actors.machine.protocol import Array, Arrays
-
-# The axes of a walk over several operands at once, as few of them as their strides allow.
 
 MAX_OUTER = 6
 """Axes besides the innermost two that a C kernel can walk."""

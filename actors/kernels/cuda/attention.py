@@ -1,4 +1,15 @@
-"""Attention and its gradient for any float, composed of products and rows (`attention_chunks`)."""
+"""Attention and its gradient for any float: products of the library, rows by our kernels.
+
+A chunk is some rows of the queries of some heads with all keys that one of them sees; its scores
+and probabilities are scratch (CHUNK_BYTES). So of a causal call nearly half of the products is
+left out. The gradient computes the probabilities anew from lse, and adds up the gradients of keys
+and values over the chunks, in float32 where they are narrower (Dao et al., 2022, appendix B).
+Operands may lie in any way: heads cut out of a projection are read and written where they are.
+
+What a query does not see is never looked at, but for the products with values (and keys, in the
+gradient): there a weight of 0 meets it, and 0 * NaN is NaN. So those of a causal call go through
+a copy without what is not finite, and `restored` adds what that left out.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +46,6 @@ from actors.kernels.cuda.movement import copy_calls, copy_ns, seen_as_array
 from actors.machine.protocol import Array, Arrays
 from compiler.contract.errors import InternalError
 from compiler.contract.types import DType, TensorType, contiguous_strides, numpy_dtype
-
-# Attention and its gradient in chunks of scores: products of the library, rows by our kernels.
-#
-# A chunk is some rows of the queries of some heads with all keys that one of them sees; its scores
-# and probabilities are scratch (CHUNK_BYTES). So of a causal call nearly half of the products is
-# left out. The gradient computes the probabilities anew from lse, and adds up the gradients of keys
-# and values over the chunks, in float32 where they are narrower (Dao et al., 2022, appendix B).
-# Operands may lie in any way: heads cut out of a projection are read and written where they are.
-#
-# What a query does not see is never looked at, but for the products with values (and keys, in the
-# gradient): there a weight of 0 meets it, and 0 * NaN is NaN. So those of a causal call go through
-# a copy without what is not finite, and `restored` adds what that left out.
 
 CHUNK_BYTES = 256 << 20
 """Scratch of a chunk, besides that of its products and the sums of the gradients."""

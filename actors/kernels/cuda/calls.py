@@ -25,10 +25,9 @@ from enum import Enum
 
 from compiler.contract.types import DType
 
-# Calls of cuDNN as data: tensors with strides, and what is computed of them.
-#
-# A record says what is wanted. Whoever executes it makes the library's graph of it; what that says
-# can be read back and compared with this.
+# The record of a call of cuDNN, or of cuBLASLt (`LtProduct`), says what is wanted. The executor
+# makes the library's graph or descriptors of it; what those say can be read back and compared with
+# this.
 
 FORWARD = ("q", "k", "v", "y", "lse")
 BACKWARD = ("q", "k", "v", "y", "dy", "lse", "dq", "dk", "dv")
@@ -148,11 +147,6 @@ class ConvCall(CudnnRecord):
 
 CudnnCall = SdpaCall | ConvCall
 
-
-# A matrix product as cuBLASLt takes it: column-major matrices, a batch with strides, an epilogue.
-#
-# This is the record of a call. Whoever executes it makes the library's descriptors of it; what
-# those say can be read back and compared with this.
 
 MOST_ALIGNMENT = 256
 """The library tells addresses apart up to here."""

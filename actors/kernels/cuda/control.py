@@ -1,4 +1,4 @@
-"""A GPU's loop over a body: the calls of all steps, one after the other.
+"""A GPU's loop over a body, and its choice between two, as calls without the host.
 
 A device makes a graph of a chain, and replays it: so a loop is what its steps put there, and costs
 no call of the host. An entry of the xs or ys is read and written where it lies, unless that is at
@@ -189,13 +189,11 @@ class BodyCalls:
         return found
 
 
-# A GPU's choice between two bodies: both run, and what the flag did not choose is left behind.
-#
-# The host would have to wait for the flag to look at it. So the calls of both bodies go into the
-# graph of the chain, one after the other in one frame, and a kernel that reads the flag on the
-# device copies the results of the one that was chosen: no bit of the other is seen, NaN or not. A
-# bad index counts where the flag, and those of the choices around it, chose its body
-# (`StatusWord.guards`).
+# Of the two bodies of a choice both run, and what the flag did not choose is left behind. The host
+# would have to wait for the flag to look at it. So the calls of both bodies go into the graph of
+# the chain, one after the other in one frame, and a kernel that reads the flag on the device copies
+# the results of the one that was chosen: no bit of the other is seen, NaN or not. A bad index
+# counts where the flag, and those of the choices around it, chose its body (`StatusWord.guards`).
 #
 # Conditional nodes of graphs (CUDA 12.4) would leave the other body out. They are not used: a body
 # of theirs is a graph of its own, with fewer kinds of nodes, that the driver takes apart in its own

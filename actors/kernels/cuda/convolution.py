@@ -1,7 +1,8 @@
-"""Convolution and its gradients: copies of ours, products of the library, chunk by chunk.
+"""Convolution and its gradients as products of the library, and pooling by a kernel of ours.
 
-The steps are those of `actors.kernels.common.convolution_steps`. The gradient of a weight in 16
-bits is rounded once for each chunk that the columns of a batch take.
+A convolution goes chunk by chunk, with copies of ours. The steps are those of
+`actors.kernels.common.convolution_steps`. The gradient of a weight in 16 bits is rounded once for
+each chunk that the columns of a batch take.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def convolution_kernels(gpu: Gpu) -> tuple[CudaConvolution, ...]:
     return tuple([CudaConvolution(gpu, op) for op in OPS])
 
 
-# The largest elements of windows, and the gradient: a thread for each result (`pooling.cuh`).
+# Pooling: the largest elements of windows, and the gradient, a thread for each result.
 
 _BLOCK = 256
 _MOST_AXES = 3

@@ -1,8 +1,9 @@
-"""Attention and its gradient by cuDNN, in one call whose scores never go through memory.
+"""Attention, convolution and their gradients by cuDNN, each in one call.
 
-For bfloat16 and float16 with heads of 8n numbers, up to `MOST_WIDTH`, that begin at multiples of 16
-bytes; all else is composed (`attention`). What scratch the library gets is fixed here, from shapes
-alone; which of its ways it takes within that is found on the device, and changes no plan.
+Attention, whose scores never go through memory, is for bfloat16 and float16 with heads of 8n
+numbers, up to `MOST_WIDTH`, that begin at multiples of 16 bytes; all else is composed
+(`cuda.attention`). What scratch the library gets is fixed here, from shapes alone; which of its
+ways it takes within that is found on the device, and changes no plan.
 
 The gradient of queries is added up in a fixed order, so that a run can be repeated bit by bit.
 cuDNN does that in scratch of the size of dq on Hopper alone; elsewhere it would want all scores,
@@ -242,11 +243,10 @@ def _attention_call(
     return (RunCudnn(sdpa, places, scratch, pieces[0].size_bytes),)
 
 
-# Convolution and its gradients by cuDNN, in one call, or by products of ours where that is better.
-#
-# Taken are one to three spatial axes of float32, never as TF32, and of bfloat16 and float16, with
-# as much padding behind an axis as before it. Tensors lie dense, channels first or last. Tensor
-# cores read channels last, so what lies otherwise, as weights do, the library turns in its scratch.
+# Convolution. Taken are one to three spatial axes of float32, never as TF32, and of bfloat16 and
+# float16, with as much padding behind an axis as before it. Tensors lie dense, channels first or
+# last. Tensor cores read channels last, so what lies otherwise, as weights do, the library turns in
+# its scratch.
 #
 # That is fixed here, from shapes alone. Both ways are bound: where the library has no plan within
 # it, and where its plan takes longer, `CudaConvolution` with small chunks computes the call. No

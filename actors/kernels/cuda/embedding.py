@@ -1,4 +1,4 @@
-"""Rows of a table by integer id, and the gradient of the table, on a GPU (`embedding.cuh`).
+"""Rows of a table by integer id, the table's gradient, and the update of rows (`embedding.cuh`).
 
 A bad id addresses nothing: it is reported, and its row is zeros. The gradient does not scatter with
 atomics, which would add in an order of their own; ids are sorted and their runs added up.
@@ -79,17 +79,18 @@ def sort_calls(pieces: tuple[int, ...], num: int, largest: int) -> tuple[DeviceC
     text, num_tiles = _sort_text(), _num_tiles(num)
     num_shifts = max(1, -(-largest.bit_length() // 8))
     if num_tiles == 1:
-        words = (keys, 0, spare, places, counts, bases, num, num_tiles, 0, num_shifts)
-        return (RunKernel(text, text.kernels[3], 1, DIGITS, words),), spare, places
+        arguments = (keys, 0, spare, places, counts, bases, num, num_tiles, 0, num_shifts)
+        return (RunKernel(text, text.kernels[3], 1, DIGITS, arguments),), spare, places
     segments = min(_MAX_SEGMENTS, -(-num_tiles // _TILES_PER_SEGMENT))
     calls: list[RunKernel] = []
     given = 0
     for step in range(num_shifts):
-        words = (keys, given, spare, places, counts, bases, num, num_tiles, 8 * step, num_shifts)
+        arrays = (keys, given, spare, places, counts, bases)
+        arguments = (*arrays, num, num_tiles, 8 * step, num_shifts)
         calls += [
-            RunKernel(text, text.kernels[0], num_tiles, DIGITS, words),
-            RunKernel(text, text.kernels[1], 1, segments * DIGITS, words),
-            RunKernel(text, text.kernels[2], num_tiles, DIGITS, words),
+            RunKernel(text, text.kernels[0], num_tiles, DIGITS, arguments),
+            RunKernel(text, text.kernels[1], 1, segments * DIGITS, arguments),
+            RunKernel(text, text.kernels[2], num_tiles, DIGITS, arguments),
         ]
         keys, spare = spare, keys
         given, places, other = places, other, places
@@ -107,10 +108,8 @@ def _sort_text() -> KernelText:
     return KernelText.of("sort", text, names, "a stable sort of keys")
 
 
-# Sums of the rows of dy with equal ids: the ids are sorted, and their runs added up in order.
-#
-# What the gradient of a table and the update of its rows have in common; so both have the same
-# bits. A sum is made in float64 and rounded once.
+# Sums of the rows of dy with equal ids: the gradient of a table and the update of its rows share
+# them, and so have the same bits. A sum is made in float64 and rounded once.
 
 CHUNK = 64
 """As in row_sums.cuh."""
@@ -167,22 +166,22 @@ class RowSums:
             return (check,)
         sort, keys, places = sort_calls(pieces[:-1], self.num, self.rows)
         threads, parts = block_of(self.columns)
-        words: list[Word] = [
+        arguments: list[Word] = [
             *(keys, places, dy.address),
             *places_words(dy.shape[:-1], dy.strides_bytes[:-1]),
             *(dy.strides_bytes[-1], out, picks, pieces[-1]),
             *(self.num, self.rows, self.columns, parts, int(picks != 0)),
         ]
         text, blocks = _row_sums_text(dy.dtype), self._num_chunks * parts
-        sums = [RunKernel(text, name, blocks, threads, tuple(words)) for name in text.kernels]
+        sums = [RunKernel(text, name, blocks, threads, tuple(arguments)) for name in text.kernels]
         return (check, *sort, *sums[: 1 if self._num_chunks == 1 else 2])
 
     def _keys(self, keys: int, ids: DeviceView) -> RunKernel:
         text = text_of_ids()
-        words = (*ids_words(ids), keys, 0, self.rows)
+        arguments = (*ids_words(ids), keys, 0, self.rows)
         status: StatusWord = status_of(_KEYS_STATUS, "id", ids.type, self.rows, self.axes)
         blocks = -(-self.num // BLOCK)
-        return RunKernel(text, text.kernels[1], blocks, BLOCK, words, status=status)
+        return RunKernel(text, text.kernels[1], blocks, BLOCK, arguments, status=status)
 
     @property
     def _num_chunks(self) -> int:
@@ -260,7 +259,7 @@ class CudaEmbedding:
         unit, steps = _units(weight, out)
         units = columns * weight.dtype.itemsize // unit
         team_bits = min(_MAX_TEAM_BITS, max(units - 1, 0).bit_length())
-        words = (
+        arguments = (
             *ids_words(ids),
             *(weight.address, out.address, 0),
             *(rows, weight.strides_bytes[0], steps[0]),
@@ -272,7 +271,7 @@ class CudaEmbedding:
             status_of(_GATHER_STATUS, "id", ids.type, rows, axes_of(attrs)),
         )
         blocks = -(-(num << team_bits) // BLOCK)
-        return (RunKernel(text, text.kernels[0], blocks, BLOCK, words, status=status),)
+        return (RunKernel(text, text.kernels[0], blocks, BLOCK, arguments, status=status),)
 
 
 def _units(weight: DeviceView, out: DeviceView) -> tuple[int, tuple[int, int]]:
@@ -352,17 +351,15 @@ class CudaLastPlace:
         if not num:
             return calls
         text, status = text_of_ids(), status_of(_LAST_STATUS, "id", ids.type, rows, axes_of(attrs))
-        words = (*ids_words(ids), out.address, 0, rows)
+        arguments = (*ids_words(ids), out.address, 0, rows)
         blocks = -(-num // BLOCK)
-        return (*calls, RunKernel(text, text.kernels[2], blocks, BLOCK, words, status=status))
+        return (*calls, RunKernel(text, text.kernels[2], blocks, BLOCK, arguments, status=status))
 
 
-# The kernel "cuda.embedding_update": an update on the rows of a table that a batch picked.
-#
-# The rows of dy are added up by id (`row_sums`); then the program of the dense update runs on the
-# rows that were picked, with the sum of each in place of the gradient. So the bits are those of the
-# gradient of the table and the dense update. Scratch is a sum per id: how many differ, nobody
-# knows.
+# "cuda.embedding_update": the rows of dy are added up by id (`RowSums`); then the program of the
+# dense update runs on the rows that were picked, with the sum of each in place of the gradient. So
+# the bits are those of the gradient of the table and the dense update. Scratch is a sum per id: how
+# many differ, nobody knows.
 
 _PICKS, _NUM_PARTS = words.PARTIALS, words.NUM_COLUMN_CHUNKS
 """Words of the header that say something else here: the row of each entry or -1, and in how many

@@ -5,7 +5,7 @@
     NAME_last       what follows for these rows from their last reductions
     NAME_finish     COLUMN and SCALAR outputs: partial sums over rows are added up in their order
 
-Of the first two ways a text has one: which of them a launch goes, its shape says (`programs`).
+Of the first two ways a text has one: which of them a launch goes, its shape says (`cuda.programs`).
 
 A reduction of a piece is left in scratch as 8 bytes. Every block of the next kernel puts those of
 all pieces together, alike; so there is no kernel for that alone.
@@ -39,14 +39,9 @@ from actors.kernels.program.values import (
     structs,
     sum_type_of,
 )
-from actors.kernels.program.values import (
-    sum_type_of as total_type_of,
-)
 from compiler.contract.program import FusedProgram, Kind
 from compiler.contract.types import DType
 
-# What the kernels of a program share: its structs, what is done per launch and row, and its sums.
-#
 # A team has its sums over rows in single precision for a stretch of rows, in shared memory or in
 # scratch, and adds them to its partial row of doubles in between.
 
@@ -136,7 +131,7 @@ class StageWriter:
             return []
         values, single = self.values, self.single
         places = {
-            v: f"{total_type_of(values.dtype(v))} *d{v} = {values.partial_place(v, 'slot')};"
+            v: f"{sum_type_of(values.dtype(v))} *d{v} = {values.partial_place(v, 'slot')};"
             for v in self.plan.column_sums
         }
         own = [f"sums->c{v} = d{v};" for v in self.plan.column_sums if v not in single]
@@ -231,10 +226,9 @@ class StageWriter:
         ]
 
 
-# What follows all rows: COLUMN outputs, and the sums of the teams that they come from.
-#
-# Eight threads add up the partial rows of one column, each some of them in order, and then what
-# they have, in order: so the result is the same however many blocks there are.
+# COLUMN outputs come from the sums of the teams, behind all rows. Eight threads add up the partial
+# rows of one column, each some of them in order, and then what they have, in order: so the result
+# is the same however many blocks there are.
 
 FINISH_COLUMNS = 32
 FINISH_THREADS = 256
@@ -498,7 +492,7 @@ class _CudaEmitter:
 
     def _combine(self, value: int) -> list[str]:
         dtype, op = self.values.dtype(value), self.values.op(value)
-        own = "uint64_t" if dtype is DType.UINT64 else total_type_of(dtype)
+        own = "uint64_t" if dtype is DType.UINT64 else sum_type_of(dtype)
         sort = {"double": "f64", "int64_t": "i64", "uint64_t": "u64"}[own]
         sort = "i64" if op == "row_sum" and own == "uint64_t" else sort
         part = f"({own})p->{'d' if is_float(dtype) else 'i'}"

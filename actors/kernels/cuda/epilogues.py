@@ -31,7 +31,7 @@ from actors.kernels.cuda.programs import ProgramStep
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.contract.types import DType, TensorType, contiguous_strides
 
-# GELU and its gradient in a fused program, found in the form in which the compiler states them.
+# GELU and its gradient are found in the form in which the compiler states them.
 #
 # gelu(x) = max(x, -30) g(c) with c = clip(x, -30, 30) and g(c) = 1 / (1 + e^-2u), which is
 # (1 + tanh u) / 2 of u = sqrt(2 / pi) (c + 0.044715 c^3): the tanh form, as the library has it. The

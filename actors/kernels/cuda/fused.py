@@ -1,4 +1,9 @@
-"""The kernel "cuda.fused": a program as generated kernels."""
+"""Fused programs as generated kernels: one program, or the updates of many variables at once.
+
+"cuda.joined_updates" exists because updates are many, and small beside what a launch costs. A block
+has some elements of one variable: it looks up in the arguments whose, and goes on as the update of
+that variable alone would, with the same text for the elements, and so the same bits.
+"""
 
 from __future__ import annotations
 
@@ -91,14 +96,8 @@ def _walk(
     return None if walk is None else (walk, matrices)
 
 
-# The kernel "cuda.joined_updates": the updates of many variables by one kernel.
-#
-# Updates are many and small beside what a launch costs. Here a block has some elements of one
-# variable: it looks up in the arguments whose, and goes on as the update of that variable alone
-# would, with the same text for the elements, and so the same bits.
-#
-# All is in the argument block: addresses need no table in the memory of the device, which somebody
-# would have to fill before the first step.
+# All of joined updates is in the argument block: addresses need no table in the memory of the
+# device, which somebody would have to fill before the first step.
 
 _WORDS = 512
 """What every driver takes by value: 4,096 bytes."""

@@ -1,4 +1,8 @@
-"""A kernel of a CUDA device: planned from shapes, described at load as calls on addresses."""
+"""A kernel of a CUDA device: planned from shapes, described at load as calls on addresses.
+
+Planning needs no GPU: all that is known of one (`Gpu`) is the file of numbers beside this file.
+Addresses come as `DeviceView`s. A bad index is reported in a cell, and the host raises its error.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,8 @@ from actors.machine.protocol import Array
 from compiler.contract.errors import InternalError, bad_index
 from compiler.contract.types import DType, TensorType, numpy_dtype
 
-# What is known of a GPU before there is one: a file of numbers, so that plans need no GPU.
-#
-# The files beside this one are all that is known. Rates are of the device as it is sold, or
-# measured where the file says so; the planner compares what they give, and a simulated step is made
-# of them.
+# Rates are of the device as it is sold, or measured where the file says so; the planner compares
+# what they give, and a simulated step is made of them.
 
 _HERE = Path(__file__).parent
 
@@ -109,9 +110,6 @@ def gpu_named(name: str) -> Gpu:
     said = json.loads((_HERE / f"{name}.json").read_text(encoding="utf-8"))
     said["capability"] = tuple(said["capability"])
     return Gpu(**{field.name: said[field.name] for field in fields(Gpu)})
-
-
-# Windows on a device's memory: an address with a type, which nothing on the host looks behind.
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +214,6 @@ class CudaKernel(Protocol):
         ...
 
 
-# Bad indices: a kernel reports a place and a value, and the host says what it always says.
-#
 # No kernel addresses memory by an index that it has not compared with its extent: on a device that
 # would end the process.
 

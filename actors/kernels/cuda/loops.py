@@ -11,9 +11,9 @@ back, and sums over rows need no barrier. A word of the launch, its way, says wh
 
 The terms of a sum over a row are added up by thread and then by team, so bits depend on who has a
 column. Therefore what a program that reduces rows goes is WIDE or RUNS by its shape alone (whole
-batches in every row, `walks`), with the same columns and the same instructions; only how these come
-and go follows from addresses. Others may go NARROW instead: no sum of theirs crosses columns.
-Random bits are for eight columns that share a counter, and never NARROW.
+batches in every row, `cuda.programs`), with the same columns and the same instructions; only how
+these come and go follows from addresses. Others may go NARROW instead: no sum of theirs crosses
+columns. Random bits are for eight columns that share a counter, and never NARROW.
 
 Places within a batch are offsets of 32 bits from its first column: wider ones cost more than most
 programs compute.
@@ -40,11 +40,10 @@ from actors.kernels.program.values import (
 from compiler.contract.program import FusedProgram, Kind
 from compiler.contract.types import DType
 
-# A run of columns of one thread, in words of 32 bits, and how it comes from memory and goes there.
-#
-# Wide accesses move 16 bytes at once (8 or 4, where a run has no more), narrow ones an element
-# each; either way the same words are in registers after that, and the same instructions compute on
-# them. So a launch may choose by its addresses, and no bit depends on it.
+# A run is the columns of one thread, in words of 32 bits. Wide accesses move 16 bytes at once (8 or
+# 4, where a run has no more), narrow ones an element each; either way the same words are in
+# registers after that, and the same instructions compute on them. So a launch may choose by its
+# addresses, and no bit depends on it.
 
 WIDEST = 16
 """Bytes that a thread moves at once, at most."""

@@ -1,4 +1,10 @@
-"""The kernel "cuda.matmul": products by cuBLASLt, in calls that `products` plans."""
+"""Products by cuBLASLt: matrices that lie somehow, as calls on matrices that the library takes.
+
+`gemm_of` finds rows, columns and batch. The library sees columns where we see rows: out = a b is
+computed as out^T = b^T a^T, of the same bytes. It walks one axis of a batch with even steps; the
+others are a loop of calls. What it does not read, and what would need many calls, is copied
+first, where that takes less time; so every layout is taken.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +31,6 @@ from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_de
 from actors.kernels.cuda.movement import copy_calls, copy_ns, seen_as_array
 from compiler.contract.errors import InternalError
 from compiler.contract.types import DType, TensorType, contiguous_strides, numpy_dtype
-
-# A product on matrices that lie somehow, as calls of cuBLASLt on matrices that it takes.
-#
-# `gemm_of` finds rows, columns and batch. The library sees columns where we see rows: out = a b is
-# computed as out^T = b^T a^T, of the same bytes. It walks one axis of a batch with even steps; the
-# others are a loop of calls. What it does not read, and what would need many calls, is copied
-# first, where that takes less time; so every layout is taken.
 
 _TILE = 128
 _LEAST_SPLIT = 512

@@ -1,5 +1,7 @@
 """NVRTC by ctypes: kernel texts to cubins, and what a cubin costs; no GPU and no driver is asked.
 
+`find_library` also finds NVIDIA's other libraries.
+
 A cubin is kept by all that decides its bytes: the text behind its header, the architecture, the
 compiler's version and its options. There is no fast math: denormals stay, division and roots are
 rounded, NaN and infinities are what IEEE says. Products and sums may be contracted to one rounding
@@ -31,11 +33,10 @@ from actors.kernels.common.files import (
 from actors.kernels.cuda.calls import KernelText
 from compiler.contract.errors import CompileError, DeviceError
 
-# Where NVIDIA's libraries lie: in packages of Python, in a toolkit, else where the loader looks.
-#
-# The loader itself finds none of the packages, and a library that looks for another by name looks
-# there, or in the folder of packages of its own environment. One that is loaded is found by its
-# name, wherever it lies: so whoever needs several loads them in order.
+# NVIDIA's libraries lie in packages of Python, in a toolkit, or where the loader looks. The loader
+# itself finds none of the packages, and a library that looks for another by name looks there, or in
+# the folder of packages of its own environment. One that is loaded is found by its name, wherever
+# it lies: so whoever needs several loads them in order.
 
 _OF_PACKAGES = ("cu13/lib", "cudnn/lib")
 _TOOLKITS = ("CUDA_HOME", "CUDA_PATH")

@@ -46,11 +46,10 @@ from compiler.contract.region import Region
 from compiler.contract.spaces import row_stride
 from compiler.contract.types import DType
 
-# How the threads of a GPU go through the space of a program: from its extents and the GPU alone.
-#
-# Three ways: a team of threads per row, as long as the row needs; all threads together, where the
-# elements are one row; a block per piece of the columns, where rows are few and long and are
-# reduced. Sums over rows without reductions of rows go by teams for pieces of the columns too.
+# A walk follows from the extents of a space and the GPU alone. Three ways: a team of threads per
+# row, as long as the row needs; all threads together, where the elements are one row; a block per
+# piece of the columns, where rows are few and long and are reduced. Sums over rows without
+# reductions of rows go by teams for pieces of the columns too.
 
 _NEVER = 1 << 30
 """What a phase needs again is computed again: bytes are dearer here than instructions, and a row
@@ -432,9 +431,6 @@ def _explain(program: FusedProgram, place: int, value: int) -> Exception:
 def moved_bytes(views: tuple[MatrixView, ...]) -> int:
     """Return the bytes of all operands."""
     return sum([math.prod(view.shape) * view.dtype.itemsize for view in views])
-
-
-# A program as a step of a region: on the rows of a chunk, in scratch that steps share.
 
 
 @dataclass(frozen=True, slots=True)

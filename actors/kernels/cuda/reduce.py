@@ -1,4 +1,4 @@
-"""Sums, means and maxima over axes that no fused kernel reduces (`reduce.cuh`).
+"""Reductions that no fused kernel makes (`reduce.cuh`); order and recurrences (`along.cuh`).
 
 Floats are added up in float64. Results that are few and long are cut into segments, which a second
 launch joins: how many follows from shapes and the GPU, so the bits are the same on every card.
@@ -269,10 +269,8 @@ def reduce_kernels(gpu: Gpu) -> tuple[CudaReduce, ...]:
     return tuple([CudaReduce(gpu, op) for op in ("sum", "mean", "max")])
 
 
-# Order of elements and recurrences along the last axis, on a GPU (`along.cuh`).
-#
-# A merge sort without meetings: log2(columns / 32) calls, in which each element looks for its
-# place.
+# Along the last axis: a merge sort of log2(columns / 32) calls, in each of which every element
+# looks for its place by itself, without a barrier.
 
 _BLOCK, _SHORT_RUN, _WARP = 256, 32, 32
 _TYPES = {

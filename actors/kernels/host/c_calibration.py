@@ -44,11 +44,10 @@ from actors.machine.protocol import Array, Clock
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.contract.types import DType, TensorType, contiguous_strides, numpy_dtype
 
-# Launches in C whose times reveal what this machine needs: each with the work that it does.
-#
-# A *probe* is bound anew each time it is measured, on one thread or on all of them, on numbers of
-# its own. Most of them only make sense in pairs: what five exponentials take more than one is four
-# of them, whatever else a launch does.
+# A *probe* is a launch in C, with the work that it does, whose time reveals a rate of this machine.
+# It is bound anew each time it is measured, on one thread or on all of them, on numbers of its own.
+# Most of them only make sense in pairs: what five exponentials take more than one is four of them,
+# whatever else a launch does.
 
 _ALIGNMENT_BYTES = 64
 _SMALL_PRIME = 251

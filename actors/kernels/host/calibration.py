@@ -1,9 +1,9 @@
-"""The rates of this machine, measured with numpy's kernels in about two seconds.
+"""The rates of this machine, measured in about two seconds, and a plan's launches at these rates.
 
 A *probe* is one call of one kernel, chosen so that it depends on one rate that is not known yet:
 what the known rates explain is taken off its time, the rest is that rate. So the probes stand in
 order, the first ones simple, and nothing is fitted to any job. Rates are kept in a file per machine
-and set of libraries; who calls says what a machine is.
+and set of libraries; the caller says what a machine is. `recost` prices every launch of a plan.
 """
 
 from __future__ import annotations
@@ -322,13 +322,12 @@ def _columns(found: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
 
 
-# What every launch of a plan will take at the rates of a machine.
-#
-# A launch's own work comes from its kernel, asked again with the operands of the plan. What the
-# caches hold depends on the launches before it: every granule of an arena remembers how many bytes
-# had been touched when it was touched last, and the difference is its reuse distance. The chain is
-# walked twice, because a step begins with the caches that the step before it left. The helpers of
-# the pool sleep where a chain begins, and wherever it goes on for long on one thread.
+# The price of a launch. Its own work comes from its kernel, asked again with the operands of the
+# plan. What the caches hold depends on the launches before it: every granule of an arena remembers
+# how many bytes had been touched when it was touched last, and the difference is its reuse
+# distance. The chain is walked twice, because a step begins with the caches that the step before it
+# left. The helpers of the pool sleep where a chain begins, and wherever it goes on for long on one
+# thread.
 
 GRANULE_BYTES = 64 << 10
 

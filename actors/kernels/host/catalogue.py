@@ -2,7 +2,8 @@
 
 The order of `HOST_KERNELS` is the order of preference: the first kernel of an op that takes a
 call is used. numpy's come last, for they take every call; a library's go before them. A kernel
-from elsewhere is added with `register` and is preferred to ours.
+from elsewhere is added with `register` and is preferred to ours; `PythonKernel` makes one of a
+Python function. `prepare_plan` builds all C that a plan needs before the plan is loaded.
 """
 
 from __future__ import annotations
@@ -55,8 +56,6 @@ from compiler.contract.plan import Plan, sub_plans
 from compiler.contract.plan_tables import Launch as PlanLaunch
 from compiler.contract.types import DType
 
-# All kernels in C, in the order of preference; they stand before numpy's in the catalogue.
-
 _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("gemm.c",), NATIVE_MATMUL_KERNELS),
     (("gemm.c",), NATIVE_CONVOLUTION_KERNELS),
@@ -71,7 +70,7 @@ _BY_FILES: tuple[tuple[tuple[str, ...], tuple[Kernel, ...]], ...] = (
     (("reduce.c",), NATIVE_REDUCE_KERNELS),
     (("pooling.c",), NATIVE_POOLING_KERNELS),
 )
-"""Kernels, with the C files of this folder that they call."""
+"""Kernels, with the C files of `actors.kernels.native` that they call."""
 
 NATIVE_KERNELS: tuple[Kernel, ...] = tuple([k for _, kernels in _BY_FILES for k in kernels])
 
@@ -264,11 +263,9 @@ def fingerprint() -> str:
     return " ".join(parts)
 
 
-# The C of a plan, built before it is loaded: all generated functions in one start of the compiler.
-#
-# Files of this folder are shared by all plans. What is missing is built side by side. Whoever loads
-# a plan first collects the functions that are made for a call, not written in a file, from its
-# kernels. A kernel binds as well without: its function is built then.
+# The C of a plan: its files, which all plans share, and the functions that its kernels generate, in
+# one start of the compiler. What is missing is built side by side. A kernel also binds without
+# this: its function is built then.
 
 
 @runtime_checkable
@@ -322,15 +319,13 @@ def _operands(plan: Plan, views: tuple[int, ...]) -> Operands:
     return tuple([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in seen])
 
 
-# A kernel that calls a Python function with the arrays of a launch: for ops from outside.
-#
-# The function gets inputs and outputs as they lie in the plan's memory, outputs last, and the op's
-# attributes by keyword. It reads the inputs, which are read-only, and fills the outputs.
-
-
 @dataclass(frozen=True, slots=True)
 class PythonKernel:
-    """Computes `op` by a function. It takes every call but those of bfloat16, which numpy lacks."""
+    """Computes `op` by a function. It takes every call but those of bfloat16, which numpy lacks.
+
+    The function gets inputs and outputs as they lie in the plan's memory, outputs last, and the
+    op's attributes by keyword. It reads the inputs, which are read-only, and fills the outputs.
+    """
 
     op: str
     function: Callable[..., object]

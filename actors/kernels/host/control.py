@@ -1,4 +1,4 @@
-"""The host's loop over a body: the launches of a step, made again and again in one place.
+"""The host's loops over a body, and its choice between two bodies.
 
 A step's launches are bound once, in the frame of the body. Entries of the xs are copied into it
 before a step, and those of the ys out of it after; a carry lies in the launch's own output, where
@@ -336,8 +336,6 @@ def _native_loop(
         explain,
     )
 
-
-# The host looks at a flag, and runs one plan of a body or another.
 
 ASSUMED_STEPS = 16
 """How often a loop of unknown length is assumed to go round; only estimates depend on it."""

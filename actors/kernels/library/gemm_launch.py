@@ -1,6 +1,7 @@
 """The launch of a product through a library: its chunks as tables that C walks (gemm.c).
 
-A `Library` says which products it takes and what scratch they need, and makes the launch.
+A `Library` says which products it takes and what scratch they need, and makes the launch. Two of
+them stand here: numpy's own OpenBLAS, and the small product of gemm.c.
 """
 
 from __future__ import annotations
@@ -164,9 +165,8 @@ def named(library: str, cut: ThreadCut) -> str:
     return library if cut is ThreadCut.TILES else f"{library}.{cut.value}"
 
 
-# Products by numpy's own OpenBLAS, and by the small product of gemm.c.
-#
-# The small one packs nothing and so wins where a call of a library costs as much as the product.
+# The small product packs nothing and so wins where a call of a library costs as much as the
+# product.
 
 SMALL_FLOPS = 2 * 64**3
 """Up to this many per matrix the small product is asked; at any size for few rows or columns."""

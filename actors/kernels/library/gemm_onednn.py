@@ -3,7 +3,8 @@
 A product may be packed: b is first copied, in panels, to the layout that the library likes best, in
 the workspace of the launch, and then read by every chunk. That makes chunks of few rows nearly as
 fast as large ones, and pays with many rows: 3 to 5 % with 2048, nothing with 256. Blocks of 256
-rows are another 3 to 7 % faster where two cores are all there is, and too few chunks for many.
+rows are another 3 to 7 % faster where two cores are all there is, and too few chunks for many. In
+a loop whose b is the same at every step, it is packed once, before the loop (`HeldProduct`).
 """
 
 from __future__ import annotations
@@ -206,8 +207,6 @@ class CallTable:
         return self.scratch[primitive.handle]
 
 
-# Products of a loop whose b is the same at every step: it is packed once, before the loop.
-#
 # A library that gets a plain b copies it, block by block, into the layout that it likes, in every
 # call. With the few rows of a recurrent step that takes a third of the time (20 x 2048 x 512: 454
 # us against 319 on one thread), and b does not change. Each chunk of columns is packed on its own,

@@ -1,7 +1,8 @@
-"""A launch that C can make by itself: a function and its argument block.
+"""A launch that C can make by itself, and neighbouring ones as one call.
 
-A native launch is called like any other. What makes it native are its two addresses: the runner of
-chains puts those of neighbouring launches into one table, and calls them without Python in between.
+A native launch is called like any other. What makes it native are its two addresses, of a function
+and of its argument block: the runner of chains puts those of neighbouring launches into one table,
+and calls them without Python in between. `num_chunks` says where threads share a launch.
 """
 
 from __future__ import annotations
@@ -94,11 +95,9 @@ def _bits(word: Word) -> int:
     return int(word)
 
 
-# Neighbouring native launches as one call: C walks a table of functions and argument blocks.
-#
-# A launch costs nanoseconds then, and the interpreter is free for other threads from the first to
-# the last. The table is made once at load. While it runs, `running` tells from any thread which
-# launch is on; after a failure it tells which one failed.
+# A launch of a table costs nanoseconds, and the interpreter is free for other threads from the
+# first to the last. While it runs, `running` tells from any thread which launch is on; after a
+# failure it tells which one failed.
 
 _RUNNER = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 
@@ -175,10 +174,9 @@ def _as_one(run: list[NativeLaunch]) -> tuple[Launch, ...]:
     return tuple(run) if len(run) < 2 else (JoinedLaunches(tuple(run)),)
 
 
-# Where launches are cut: by shapes alone, never by the number of threads.
-#
-# So the order of every sum is the same on each machine. A chunk is worth 10 to 20 us, below which
-# handing it to another thread costs more than it saves.
+# Launches are cut by shapes alone, never by the number of threads: so the order of every sum is the
+# same on each machine. A chunk is worth 10 to 20 us, below which handing it to another thread costs
+# more than it saves.
 
 CHUNK_BYTES = 512 << 10
 """Bytes that a chunk reads and writes, at least."""

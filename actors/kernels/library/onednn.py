@@ -25,8 +25,6 @@ from actors.machine.errors import forkable_lock
 from compiler.contract.errors import ActorflowError
 from compiler.contract.types import DType
 
-# What is used of the C header of oneDNN, and of the OpenMP that it runs on.
-
 DECLARATIONS = """
 typedef void *H;
 typedef const void *CH;

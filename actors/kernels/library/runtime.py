@@ -1,8 +1,8 @@
-"""The native half of the host: one pool of threads per process, and the symbols of C texts.
+"""The native half of the host: a C compiler, one pool of threads, and the symbols of C texts.
 
-`turn_on` is called by the roof, with what the settings say, before anything is compiled; until
-then, and where there is no C compiler, native kernels take no call and numpy's run. What is loaded
-stays for the life of the process: launches hold addresses of it.
+`turn_on` is called by `actorflow.environment.native`, with what the settings say, before anything
+is compiled; until then, and where there is no C compiler, native kernels take no call and numpy's
+run. What is loaded stays for the life of the process: launches hold addresses of it.
 
 State of the module, and why: a pool of threads belongs to the process, because two would fight for
 its cores (two alternating pools cost a factor of 2 to 3), and a library once loaded cannot be
@@ -32,13 +32,11 @@ from actors.kernels.common.files import DamagedFile, distrust_of_file, read_seal
 from actors.machine.errors import forkable_lock
 from compiler.contract.errors import ActorflowError
 
-# The C compiler of this machine, and the shared libraries that it built, kept by content.
-#
-# A library is found again by the hash of all that decides its bytes: the text, the flags, the
-# compiler's version, and the features of the processor. So a cache that was made on another machine
-# is never run: `-march=native` code for a foreign processor would end the process with SIGILL. A
-# file that is damaged (`sealed`), or that others may write (`trust`), is built anew, and a line
-# says so.
+# A shared library is found again by the hash of all that decides its bytes: the text, the flags,
+# the compiler's version, and the features of the processor. So a cache that was made on another
+# machine is never run: `-march=native` code for a foreign processor would end the process with
+# SIGILL. A file that is damaged (`read_sealed`), or that others may write (`distrust_of_file`), is
+# built anew, and a line says so.
 
 FLAGS = (
     "-O3",
@@ -184,7 +182,7 @@ def find_toolchain(
 
     CC is read as a shell reads it: "gcc -m64" and "ccache gcc" are words. `folder` is made, for
     this user alone, when the first library is kept; whether it may be trusted is the caller's to
-    ask (`trust.distrust_of_folder`). `report` is told of files in it that are not used.
+    ask (`files.distrust_of_folder`). `report` is told of files in it that are not used.
     """
     try:
         named = tuple(shlex.split(environ.get("CC", "")))
@@ -245,6 +243,8 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
 
 
 _HERE = Path(__file__).parents[1] / "native"
+"""Where the C files and headers of ours lie."""
+
 _INCLUDE = re.compile(r'^#include "([a-z_]+\.h)"$', re.MULTILINE)
 
 
@@ -252,7 +252,7 @@ _INCLUDE = re.compile(r'^#include "([a-z_]+\.h)"$', re.MULTILINE)
 class CFunction:
     """A launch in C: the text of `int32_t NAME(void *arguments)`, static functions included.
 
-    The text may use runtime.h and math.h of this folder; every name at file scope begins with
+    The text may use runtime.h, sums.h and af_math.h; every name at file scope begins with
     `name`, so that the functions of a plan can stand in one file. `about` says to a person what it
     computes; it may quote a plan, which may come from anywhere, so it never reaches the compiler.
     """
@@ -369,7 +369,7 @@ def address_of(function: CFunction, suffix: str = "") -> int:
 
 
 def address_in(file: str, symbol: str) -> int:
-    """Return the address of a function in a C file of this folder: ("attention.c", "af_forward").
+    """Return the address of a function in a C file of ours: ("attention.c", "af_forward").
 
     Raises CompilerError when the compiler refuses the file.
     """
@@ -379,7 +379,7 @@ def address_in(file: str, symbol: str) -> int:
 
 
 def load_file(file: str) -> None:
-    """Build and load a C file of this folder, unless that was done.
+    """Build and load a C file of ours, unless that was done.
 
     Raises CompilerError when the compiler refuses it; `is_refused` is true of it from then on.
     """
@@ -417,7 +417,7 @@ def is_broken(function: CFunction) -> bool:
 
 
 def is_refused(file: str) -> bool:
-    """Whether the compiler refused a C file of this folder before."""
+    """Whether the compiler refused a C file of ours before."""
     return file in _state.broken
 
 
@@ -489,12 +489,12 @@ def _text_of(file: str) -> str:
 
 
 def text_of(path: Path) -> str:
-    """Return a C file as one text, with what it includes of the headers of this folder."""
+    """Return a C file as one text, with what it includes of our headers."""
     return _with_includes(path.read_text(encoding="utf-8"))
 
 
 def _with_includes(text: str) -> str:
-    """Put the headers of this folder into a text: what is built depends on one text alone."""
+    """Put our headers into a text: what is built depends on one text alone."""
     seen: set[str] = set()
 
     def included(match: re.Match[str]) -> str:

@@ -1,10 +1,11 @@
-"""Convolutions by oneDNN: cut into slices of channels and runs of images; a chunk is both.
+"""Convolutions by oneDNN, and pooling in C.
 
-A call brings some images to the library's layout, convolves, and brings the result back, in scratch
-of its chunk. Weights are brought there once, before, or by each chunk where there are slices; those
-that a job only reads (`held`) once for all steps, into scratch that stays. The gradient of weights
-is a sum over images: each run adds up its own, the first where the result will be, and the others
-are added to it in order.
+A convolution is cut into slices of channels and runs of images; a chunk is both. A call brings some
+images to the library's layout, convolves, and brings the result back, in scratch of its chunk.
+Weights are brought there once, before, or by each chunk where there are slices; those that a job
+only reads (`held`) once for all steps, into scratch that stays. The gradient of weights is a sum
+over images: each run adds up its own, the first where the result will be, and the others are added
+to it in order.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def _roles(op: str, operands: Arrays) -> Arrays:
 NATIVE_CONVOLUTION_KERNELS = tuple([OnednnConvolution(op) for op in ARGUMENTS])
 
 
-# The largest elements of windows, and the gradient, in C (`pooling.c`).
+# Pooling: the largest elements of windows, and the gradient (`pooling.c`).
 
 _MOST_AXES = 3
 _MOST_LANES = 128

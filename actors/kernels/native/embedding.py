@@ -1,4 +1,4 @@
-"""Rows of a table, and the table's gradient, in C (`embedding.c`).
+"""Rows of a table, the table's gradient, and the update of rows that were picked (`embedding.c`).
 
 A bad id ends the launch before anything but the output is written, with the error of the numpy
 kernels.
@@ -34,7 +34,6 @@ from actors.kernels.common.kernel import (
 )
 from actors.kernels.common.strides import MAX_OUTER, columns_of, walk
 from actors.kernels.library import launch, runtime
-from actors.kernels.library import launch as chunks
 from actors.kernels.library.launch import Explain, NativeLaunch, Word, native_launch
 from actors.kernels.library.runtime import CFunction
 from actors.kernels.native.emit import function_of
@@ -82,7 +81,7 @@ class NativeEmbedding:
         (weight, ids), (out,) = inputs, outputs
         row_bytes = weight.shape[1] * weight.itemsize
         moved = 2 * out.size * out.itemsize + ids.size * ROW_BYTES
-        words: list[Word] = [
+        arguments: list[Word] = [
             *(address(weight), address(out)),
             *ids_words(ids),
             *(weight.shape[0], weight.strides[0], row_bytes),
@@ -92,7 +91,7 @@ class NativeEmbedding:
         ]
         where = runtime.address_in("embedding.c", "af_embedding")
         return native_launch(
-            where, words, (inputs, outputs), explain_ids(ids, weight.shape[0], axes_of(attrs))
+            where, arguments, (inputs, outputs), explain_ids(ids, weight.shape[0], axes_of(attrs))
         )
 
 
@@ -122,7 +121,7 @@ class NativeEmbeddingGrad:
         rows, columns = integer(attrs, "rows"), dy.shape[-1]
         cut = _cut(rows, columns, ids.size, dy.itemsize)
         pieces = kernel.carve(workspace, _scatter_pieces(ids.size, rows))
-        words: list[Word] = [
+        arguments: list[Word] = [
             *(address(dy), address(out)),
             *ids_words(ids),
             *rows_words(dy),
@@ -132,7 +131,7 @@ class NativeEmbeddingGrad:
         ]
         where = runtime.address_in("embedding.c", "af_embedding_grad")
         keep = (inputs, outputs, pieces)
-        return native_launch(where, words, keep, explain_ids(ids, rows, axes_of(attrs)))
+        return native_launch(where, arguments, keep, explain_ids(ids, rows, axes_of(attrs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +154,10 @@ class NativeLastPlace:
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         (ids,), (out,) = inputs, outputs
-        words: list[Word] = [address(out), *ids_words(ids), out.size]
+        arguments: list[Word] = [address(out), *ids_words(ids), out.size]
         explain = explain_ids(ids, out.size, axes_of(attrs))
         where = runtime.address_in("embedding.c", "af_last_place")
-        return native_launch(where, words, (inputs, outputs), explain)
+        return native_launch(where, arguments, (inputs, outputs), explain)
 
 
 def rows_in_c(sort: BytePass, size_bytes: float) -> CWork:
@@ -245,11 +244,10 @@ def explain_ids(ids: Array, num_rows: int, axes: tuple[int, ...] = ()) -> Explai
 NATIVE_EMBEDDING_KERNELS = (NativeEmbedding(), NativeEmbeddingGrad(), NativeLastPlace())
 
 
-# The kernel "c.embedding_update": an update on the rows of a table that a batch picked.
-#
-# C finds equal ids and adds up their rows of dy (`embedding.c`); for each row of the table that
-# occurs it calls the function generated of the dense update, with the sum in place of the gradient.
-# So the bits are those of the dense rule. Scratch is chains of ids, and a row of sums per thread.
+# "c.embedding_update": C finds equal ids and adds up their rows of dy (`embedding.c`); for each row
+# of the table that occurs it calls the function generated of the dense update, with the sum in
+# place of the gradient. So the bits are those of the dense rule. Scratch is chains of ids, and a
+# row of sums per thread.
 
 _MOST_WORDS = 128
 """As MOST_WORDS in embedding.c."""
@@ -308,8 +306,8 @@ class EmbeddingUpdateKernel:
         arrays = (table, sums[:1], *rest, *outputs)
         block, kept = argument_words(made, _space(made, rows, columns), rows, arrays, None)
         moved = (2 + 2 * len(outputs)) * dy.size * dy.itemsize + ids.size * ROW_BYTES
-        per_chunk = chunks.units_per_chunk(ids.size, moved)
-        launch: list[Word] = [
+        per_chunk = launch.units_per_chunk(ids.size, moved)
+        arguments: list[Word] = [
             *(address(dy), address(table)),
             *ids_words(ids),
             *rows_words(dy),
@@ -322,7 +320,7 @@ class EmbeddingUpdateKernel:
         ]
         where = runtime.address_in("embedding.c", "af_embedding_update")
         keep = (inputs, outputs, sums, *chains, block, kept)
-        return native_launch(where, launch, keep, explain_ids(ids, rows))
+        return native_launch(where, arguments, keep, explain_ids(ids, rows))
 
 
 def _is_by_elements(made: Made) -> bool:

@@ -4,10 +4,10 @@
     void NAME_rows(void *arguments, row0, row1, worker)    some of its rows, for a caller of our own
     void NAME_finish(void *arguments)                      what follows behind all rows
 
-Both ways to run come from the same phases (see `loops`). Where there are many rows, a chunk is some
-rows, and walks them phase by phase while they lie in the first-level cache. Where there are few and
-they are long, a chunk is some columns, every phase is a parallel call, and the pieces' reductions
-are put together in order in between.
+Both ways to run come from the same phases (`native.loops`). Where there are many rows, a chunk is
+some rows, and walks them phase by phase while they lie in the first-level cache. Where there are
+few and they are long, a chunk is some columns, every phase is a parallel call, and the pieces'
+reductions are put together in order in between.
 
 A caller of NAME_rows gives all rows of a chunk, in order and one call at a time, with pieces that
 begin at multiples of `num_rows_at_once` in the chunk: then the bits are those of the launch. It

@@ -1,8 +1,8 @@
-"""The kernel "c.fused": a program as one generated function.
+"""A fused program in C: as one generated function ("c.fused"), or behind a product, as one launch.
 
-Its scratch: a row buffer per kept value and thread, a partial row per column sum and piece, and the
-partial reductions of the pieces of a long row. The plan has them for the threads there are when it
-is made; with less, fewer threads take part.
+The scratch of a program: a row buffer per kept value and thread, a partial row per column sum and
+piece, and the partial reductions of the pieces of a long row. The plan has them for the threads
+there are when it is made; with less, fewer threads take part.
 """
 
 from __future__ import annotations
@@ -256,11 +256,10 @@ def explain_index(program: FusedProgram, inputs: Arrays, status: int) -> str:
 FUSED_KERNELS = (FusedKernel(),)
 
 
-# A product and the program that reads it as one launch: a chunk works on its rows while cached.
-#
-# The product is written where an output of the program will be, if it reads each element of the
-# product no later than it stores that output; else into the workspace. The chunks are those of the
-# product, whole rows, and the program's partial sums are one per chunk.
+# A product and the program that reads it: a chunk works on its rows while cached. The product is
+# written where an output of the program will be, if it reads each element of the product no later
+# than it stores that output; else into the workspace. The chunks are those of the product, whole
+# rows, and the program's partial sums are one per chunk.
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ from actors.kernels.common.kernel import (
     Workspace,
 )
 from actors.kernels.common.strides import MAX_OUTER, Axis, columns_of, walk_arrays
-from actors.kernels.library import launch as chunks
-from actors.kernels.library import runtime
+from actors.kernels.library import launch, runtime
 from actors.kernels.library.launch import NativeLaunch, Word, argument_block, native_launch
 from actors.machine.protocol import Array, Arrays, Launch
 
@@ -72,7 +71,7 @@ class MoveKernel:
 
 def _moved_in_c(moved_bytes: float, is_dense: bool) -> CWork:
     sort = BytePass.SIMPLE if is_dense else BytePass.STRIDED
-    return CWork(((sort, 2 * moved_bytes),), pieces=chunks.num_chunks(2 * moved_bytes))
+    return CWork(((sort, 2 * moved_bytes),), pieces=launch.num_chunks(2 * moved_bytes))
 
 
 def _is_movable(operand: Operand) -> bool:
@@ -97,13 +96,13 @@ def moving_launch(phases: Sequence[Sequence[Copy]], operands: Arrays = ()) -> Na
             keep.append(block)
             where = ctypes.addressof(block)
             known += [{block[1]: where + 8, block[0]: where}] * len(parts)
-            header += [len(parts), where, blocks, chunks.units_per_chunk(blocks, size)]
+            header += [len(parts), where, blocks, launch.units_per_chunk(blocks, size)]
     first = [runtime.num_threads(), len(header) // 4]
-    launch = native_launch(runtime.address_in("copy.c", "af_move"), [*first, *header], tuple(keep))
+    moving = native_launch(runtime.address_in("copy.c", "af_move"), [*first, *header], tuple(keep))
     places = [known[0].get(address(x), 0) for x in operands] if len(known) == 1 else []
     if places and all(places) and len(known[0]) == 2:  # not of a copy onto itself
-        launch.places = tuple(places)
-    return launch
+        moving.places = tuple(places)
+    return moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +125,8 @@ def _part(target: Array, source: Array) -> _MovedPart:
     if is_transposed and rows.steps[1] == item:
         block = (_TILE, _TILE)
     else:
-        width = max(1, min(columns.extent, chunks.RUN_BYTES // item))
-        block = (max(1, chunks.RUN_BYTES // (width * item)), width)
+        width = max(1, min(columns.extent, launch.RUN_BYTES // item))
+        block = (max(1, launch.RUN_BYTES // (width * item)), width)
     across = [-(-axis.extent // size) for axis, size in zip((rows, columns), block, strict=True)]
     num_blocks = math.prod([axis.extent for axis in outer]) * math.prod(across)
     words = (

@@ -1,4 +1,4 @@
-"""Sums, means and maxima over middle axes in C (`reduce.c`).
+"""Reductions over middle axes (`reduce.c`); order and recurrences along the last one (`along.c`).
 
 Fused kernels take what is reduced over the last axes or the first ones.
 """
@@ -120,8 +120,6 @@ def _walked(
 
 NATIVE_REDUCE_KERNELS = tuple([NativeReduce(op) for op in ("sum", "mean", "max")])
 
-
-# Order of elements and recurrences along the last axis, in C (`along.c`).
 
 _ALONG_TYPES = ("float32", "float64", "int64")
 """The types of along.c, in its order."""

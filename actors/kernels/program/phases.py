@@ -1,4 +1,4 @@
-"""Which loops over a row a program needs, and which values live between them.
+"""How a program is walked: its loops over a row, the values between them, and pieces for threads.
 
 A row reduction must be complete before what depends on it begins, so a row is walked in *phases*,
 one loop over its columns each. A FULL value of an earlier phase that a later one needs is, in this
@@ -281,11 +281,10 @@ def _levels(program: FusedProgram) -> tuple[int, ...]:
     return tuple(levels)
 
 
-# How a space is cut into pieces for threads: from its extents and its program alone.
-#
-# The pieces decide the order in which sums are added up, so they must not depend on the number of
-# threads. There are more pieces than threads, because a thread of a shared machine may come late,
-# and none is shorter than what a call of the pool costs many times over.
+# Pieces for threads follow from the extents and the program of a space alone: they decide the order
+# in which sums are added up, so they must not depend on the number of threads. There are more
+# pieces than threads, because a thread of a shared machine may come late, and none is shorter than
+# what a call of the pool costs many times over.
 
 PIECE_NS = 20_000
 MAX_PIECES = 32

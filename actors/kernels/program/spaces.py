@@ -1,4 +1,9 @@
-"""Where a program's operands lie in its space: their rows, and the step from one to the next."""
+"""Where the operands of a program, and the arrays of a region, lie in the space that is walked.
+
+The operands of a program have a step from row to row (`LoopSpace`). A region has the operands of
+its steps and the held values of a chunk of rows (`RegionArrays`). The program of a launch is
+checked and scheduled once (`made_of`).
+"""
 
 from __future__ import annotations
 
@@ -128,9 +133,6 @@ def in_place_pairs(
     )
 
 
-# The program of a launch, and what follows from it, worked out once.
-
-
 @dataclass(frozen=True, slots=True)
 class Made:
     """A program, and how it is walked."""
@@ -156,11 +158,9 @@ def _made(program: FusedProgram) -> Made:
     return Made(program, schedule(program))
 
 
-# The arrays of a region: what its steps read and make of the rows of a chunk.
-#
-# Wide values take as few buffers as can be: one takes the buffer of a value that nobody reads any
-# more; an output of a program also that of an operand which the program reads no later than it
-# stores the output.
+# The arrays of a region: wide values take as few buffers as can be: one takes the buffer of a value
+# that nobody reads any more; an output of a program also that of an operand which the program reads
+# no later than it stores the output.
 #
 # A plan asks what a region needs before there are bytes. It looks at arrays then that have extents
 # and strides and nothing behind them (`unread`): what is asked for and what is bound are one text.

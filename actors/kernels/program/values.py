@@ -1,8 +1,10 @@
-"""How the text of a program names its values, and where their elements are.
+"""What the texts of a program in C and in CUDA share: arguments, expressions, names, and stages.
 
-v3 is value 3; of a FULL or ROW value in a loop over several rows, v3_1 is that of the second row.
-x3 is where an input lies, y3 where output 3 does, k3 a row buffer, c3 column sums, u3 random bits,
-t3 a reduction under way, m3 a stretch of the terms of a sum.
+An argument block is a vector of 64-bit words, and the constants here number them. An instruction is
+an expression over names. `Values` gives the names and the places of elements in memory: v3 is value
+3; of a FULL or ROW value in a loop over several rows, v3_1 is that of the second row. x3 is where
+an input lies, y3 where output 3 does, k3 a row buffer, c3 column sums, u3 random bits, t3 a
+reduction under way, m3 a stretch of the terms of a sum.
 """
 
 from __future__ import annotations
@@ -14,11 +16,9 @@ from actors.kernels.program.phases import Schedule, op_of, operands_of
 from compiler.contract.program import FusedProgram, Instruction, Kind
 from compiler.contract.types import DType
 
-# The argument block of a generated function: which word says what.
-#
-# A header, then four words per operand of the launch (inputs, then outputs), two per row buffer and
-# two per column sum. Sizes, strides and addresses are here and not in the text, so that one
-# function serves every shape.
+# The argument block: a header, then four words per operand of the launch (inputs, then outputs),
+# two per row buffer and two per column sum. Sizes, strides and addresses are here and not in the
+# text, so that one function serves every shape.
 
 ROWS = 0
 COLUMNS = 1
@@ -74,10 +74,8 @@ def way(program: FusedProgram, num_sums: int) -> int:
     return stretches(program, num_sums) + 1
 
 
-# Instructions of a program as expressions of C, over operands that are names.
-#
-# Floats are computed in their own type, bfloat16 and float16 in float. Signed integers wrap around,
-# as numpy's do: arithmetic goes through the unsigned type.
+# Instructions as expressions of C. Floats are computed in their own type, bfloat16 and float16 in
+# float. Signed integers wrap around, as numpy's do: arithmetic goes through the unsigned type.
 
 _HALVES = {DType.BFLOAT16: "bf16", DType.FLOAT16: "f16"}
 _FLOATS = (DType.FLOAT32, DType.FLOAT64, *_HALVES)
@@ -440,10 +438,9 @@ def indented(lines: list[str], depth: int = 1) -> list[str]:
     return [line if line.startswith("#") else "    " * depth + line for line in lines]
 
 
-# What a program's text does once per launch, per row and per column, for every target.
-#
-# The lines are bodies of functions over `a` (the argument block), `s` (SCALAR values) and `row`
-# (ROW values); who writes a function says how it is called.
+# What is done once per launch, per row and per column. The lines are bodies of functions over `a`
+# (the argument block), `s` (SCALAR values) and `row` (ROW values); the target's emitter puts a
+# function around them.
 
 
 def outputs_of(values: Values, kind: Kind) -> list[tuple[int, int]]:

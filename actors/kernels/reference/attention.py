@@ -1,7 +1,7 @@
 """Attention, block by block: a score lives as long as its block (see `attention_blocks`).
 
-Exponentials are first taken without subtracting the row's maximum (see `softmax`), which has a
-second merit here: sums and products of the chunks add up as they are, where an online softmax
+Exponentials are first taken without subtracting the row's maximum: so sums and products of the
+chunks add up as they are, where an online softmax
 (Milakov & Gimelshein, 2018; Dao et al., 2022) scales what it has whenever the maximum grows. A
 strip with a sum outside of safe bounds, or with NaN, goes over its chunks twice more: once for the
 maxima, once with the maxima subtracted. Where a causal strip then still has numbers that are not

@@ -1,8 +1,9 @@
-"""Casts from and to bfloat16, which numpy holds as the uint16 of its bits.
+"""16-bit floats in numpy: casts of bfloat16, and kernels that compute in float32 instead.
 
-Up is a shift. Down rounds to the nearest, ties to even, in integers: half of what falls away is
-added to the bits, less one where the result would else be odd; the carry runs up into the exponent,
-past the largest number to infinity, as it should. A NaN keeps its sign and gets its quiet bit.
+numpy holds bfloat16 as the uint16 of its bits. Up is a shift. Down rounds to the nearest, ties to
+even, in integers: half of what falls away is added to the bits, less one where the result would
+else be odd; the carry runs up into the exponent, past the largest number to infinity, as it should.
+A NaN keeps its sign and gets its quiet bit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from actors.kernels.common import cost
-from actors.kernels.common import kernel as scratch
 from actors.kernels.common.kernel import (
     Attrs,
     BytePass,
@@ -26,8 +26,11 @@ from actors.kernels.common.kernel import (
     Piece,
     Work,
     Workspace,
+    carve,
     in_sequence,
     over_blocks,
+    size_bytes,
+    window,
 )
 from actors.kernels.common.strides import block_elements, cut
 from actors.machine.protocol import Array, Arrays, Launch
@@ -70,8 +73,8 @@ def narrowing(x: Array, out: Array, flats: Arrays) -> list[Launch]:
     flat, flat_mask = flats
     calls: list[Launch] = []
     for block, low in cut((x, out), out.ndim, BLOCK):
-        t, bits = scratch.window(flat, low.shape), block.view(_BITS)
-        mask = scratch.window(flat_mask, low.shape)
+        t, bits = window(flat, low.shape), block.view(_BITS)
+        mask = window(flat_mask, low.shape)
         calls += [
             partial(np.right_shift, bits, _SIXTEEN, out=t),
             partial(np.bitwise_and, t, _ONE, out=t),
@@ -104,11 +107,10 @@ def narrowing_work(elements: int) -> Work:
     return over_blocks(elements, _BITS.itemsize, {BytePass.SIMPLE: 6, BytePass.PLAIN: 2})
 
 
-# Kernels of 16-bit floats by way of float32: what runs where no kernel reads them itself.
-#
-# Operands of bfloat16 and float16 are cast into scratch, a kernel of the op computes there, and
-# results are rounded where they are wanted so. Each number is rounded once, as by a kernel that
-# computes in float32 inside; only the scratch, four bytes an element, tells the two apart.
+# Kernels by way of float32 run where no kernel reads 16-bit floats itself. Operands of bfloat16 and
+# float16 are cast into scratch, a kernel of the op computes there, and results are rounded where
+# they are wanted so. Each number is rounded once, as by a kernel that computes in float32 inside;
+# only the scratch, four bytes an element, tells the two apart.
 
 _FLOAT32, _BFLOAT16 = numpy_dtype(DType.FLOAT32), numpy_dtype(DType.BFLOAT16)
 _HALVES = tuple([numpy_dtype(half) for half in HALVES])
@@ -142,7 +144,7 @@ class WidenedKernel:
             return None
         casts = _casts(inputs, outputs)
         return KernelNeeds(
-            scratch.size_bytes(_pieces(inputs, outputs)) + needs.workspace_bytes,
+            size_bytes(_pieces(inputs, outputs)) + needs.workspace_bytes,
             duration_ns=needs.duration_ns + cost.duration_ns(operands, casts, cost.REFERENCE),
             work=None if needs.work is None else needs.work.then(casts),
         )
@@ -150,7 +152,7 @@ class WidenedKernel:
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the casts up, the kernel's launch, and the casts down."""
         pieces = _pieces(_operands(inputs), _operands(outputs))
-        copies = iter(scratch.carve(workspace, pieces))
+        copies = iter(carve(workspace, pieces))
         calls: list[Launch] = []
         wide_inputs: list[Array] = []
         for x in inputs:
@@ -163,7 +165,7 @@ class WidenedKernel:
             else:
                 wide_inputs.append(x)
         wide_outputs = [next(copies) if _is_low(x) else x for x in outputs]
-        size, rest = scratch.size_bytes(pieces), None
+        size, rest = size_bytes(pieces), None
         if workspace is not None and workspace.size > size:
             rest = workspace[size:]
         calls.append(self.inner.bind(attrs, tuple(wide_inputs), tuple(wide_outputs), rest))

@@ -1,6 +1,6 @@
-"""Convolution and its gradients through BLAS, chunk by chunk.
+"""Convolution and its gradients through BLAS, chunk by chunk, and pooling, tap by tap.
 
-See `actors.kernels.common.convolution_steps`.
+The steps and windows are those of `actors.kernels.common.convolution_steps`.
 """
 
 from __future__ import annotations
@@ -129,12 +129,9 @@ def work_of(steps: list[tuple[Step, int]]) -> Work:
 CONVOLUTION_KERNELS = tuple([ConvolutionKernel(op) for op in OPS])
 
 
-# The largest element of each window, its gradient and its likes, one tap after the other.
-
-
 @dataclass(frozen=True, slots=True)
 class PoolingKernel:
-    """One of `POOLING_OPS`."""
+    """One of `POOLING_OPS`: a few calls of numpy for each tap, an element of the window."""
 
     op: str
 

@@ -1,12 +1,12 @@
 """The kernel "numpy.fused": a program followed instruction by instruction.
 
 It takes the calls that generated code does not: where there is no C compiler, or where the compiler
-refused a text. The walk is the generated code's (`codegen.phases`), over blocks that stay in cache.
-Every value of a block has a register (see `registers`), or lies in the output that it is. A row
+refused a text. The walk is the generated code's (`program.phases`), over blocks that stay in cache.
+Every value of a block has a register (`walk.Registers`), or lies in the output that it is. A row
 that is no longer than a block is computed at once, each value a single time.
 
 bfloat16 is computed in float32, and so are the operands that a program calls bfloat16: casting them
-is left to whoever calls (`upcast`).
+is left to whoever calls (`bfloat16.upcast`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sums, means and maxima over axes that no fused kernel reduces."""
+"""Sums, means and maxima that no fused kernel makes, and order and recurrences along an axis."""
 
 from __future__ import annotations
 
@@ -138,9 +138,6 @@ def _reduction(x: Operand, out: Operand) -> Work:
 
 
 REDUCE_KERNELS = tuple([NumpyReduce(op) for op in ("sum", "mean", "max")])
-
-
-# Order of elements and recurrences along the last axis, by numpy.
 
 
 @dataclass(frozen=True, slots=True)

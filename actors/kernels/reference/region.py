@@ -130,7 +130,7 @@ def _lies_by_rows(out: Operand, rows: int) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _widened_region(region: Region) -> Region:
-    """Return a region that computes in float32 where it says less: so `upcast` calls it."""
+    """Return a region that computes in float32 where it says less, as in `bfloat16.upcast`."""
     found: Region = _widened(region)
     return found
 

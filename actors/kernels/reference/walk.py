@@ -1,4 +1,8 @@
-"""How numpy walks the space of a fused program: blocks that stay in cache, and who is where."""
+"""How numpy walks the space of a fused program: blocks that stay in cache, values in registers.
+
+`Walk` has the extents of a block and where each value is held. `step_calls` and `reduction_calls`
+turn one instruction into calls of numpy that write into given arrays.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ from actors.machine.protocol import Array, Arrays, Launch
 from compiler.contract.program import UFUNCS, FusedProgram, Instruction, Kind, erf, erfc
 from compiler.contract.types import DType, numpy_dtype
 
-# Where the FULL values of a program are while a block is computed: as few arrays as will do.
+# Registers hold the FULL values of a block in as few arrays as will do.
 #
 # A *register* is scratch of one block. A value has one from the instruction that makes it to the
 # last that reads it, and may take over that of an operand which ends there: numpy reads an element
@@ -154,8 +158,6 @@ class Registers:
             self.counts[dtype] += 1
         return dtype, ready.pop()
 
-
-# The instructions of a fused program as calls of numpy that write into given arrays.
 
 _REDUCTIONS: dict[str, np.ufunc] = {
     "row_sum": np.add,

@@ -40,8 +40,6 @@ from actors.testing.emulated.memory import INVALID_VALUE, OUT_OF_MEMORY, Capture
 from actors.testing.simulated import LateSchedule, OperationKind, SimulatedEvent, SimulatedStream
 from compiler.contract.placement import Device, DeviceKind, Memory
 
-# Ways to do the same on a GPU that is acted: all of them run, and a fixed rule picks one.
-
 
 def tried(
     driver: CudaDriver, key: str, trial: Callable[[], AbstractContextManager[TriedWays]]

@@ -1,13 +1,13 @@
-"""Products of the library on the host: numpy computes what a record of a call says.
+"""Calls of cuBLASLt and cuDNN on the host: numpy computes what a record of a call says.
 
-Where cuBLASLt is installed the record is what its own descriptors say, read back: they can be made
-without a GPU.
+Where the library is installed the record is what its own descriptors or graphs say, read back: they
+can be made without a GPU. Operands are checked before a call, and guards after it.
 
-Epilogues are cuBLASLt's. A bias has an entry for each row of d, in d's element type where it says
-no other, and lies dense; aux is a matrix like d with a stride of its own. BIAS adds the bias, GELU
-is the tanh form of what was added, GELU_AUX and GELU_AUX_BIAS also store what goes into it. DGELU
-multiplies by the slope of GELU at aux, and DGELU_BGRAD puts the sums of d's rows into the bias.
-BGRAD_A and BGRAD_B put there the sums of op(a) and op(b) over the inner extent.
+Epilogues of products are cuBLASLt's. A bias has an entry for each row of d, in d's element type
+where it says no other, and lies dense; aux is a matrix like d with a stride of its own. BIAS adds
+the bias, GELU is the tanh form of what was added, GELU_AUX and GELU_AUX_BIAS also store what goes
+into it. DGELU multiplies by the slope of GELU at aux, and DGELU_BGRAD puts the sums of d's rows
+into the bias. BGRAD_A and BGRAD_B put there the sums of op(a) and op(b) over the inner extent.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ from actors.kernels.cuda.nvrtc import find_library
 from actors.machine.protocol import Array
 from actors.testing.emulated.memory import INVALID_VALUE, EmulatedMemory
 from compiler.contract.types import DType, numpy_dtype
-
-# What is checked around a call of a library on the host: its operands before, guards after.
 
 MISALIGNED_ADDRESS = 716
 _WORKSPACE_ALIGNMENT = 256
@@ -262,10 +260,8 @@ def _gelu_slope(x: Floats) -> Floats:
     return slope
 
 
-# Fused attention of cuDNN on the host, in float32.
-#
-# What the library does with NaN in a key that no query sees is not known here; in a product of
-# numpy's, 0 * NaN is NaN.
+# Fused attention is computed in float32. What the library does with NaN in a key that no query sees
+# is not known here; in a product of numpy's, 0 * NaN is NaN.
 
 
 def computed_attention(sdpa: SdpaCall, given: dict[str, Floats]) -> tuple[Floats, ...]:
@@ -298,7 +294,7 @@ def _scores(sdpa: SdpaCall, given: dict[str, Floats]) -> Floats:
     return scores
 
 
-# Convolutions of cuDNN on the host, in float32: one product for each element of the kernel.
+# Convolutions are computed in float32: one product for each element of the kernel.
 
 
 def computed_convolution(call: ConvCall, given: dict[str, Floats]) -> tuple[Floats, ...]:
@@ -350,11 +346,6 @@ def _taps(call: ConvCall) -> Iterator[tuple[Any, Any]]:
         ]
         yield (..., *tap), (..., *seen)
 
-
-# Calls of cuDNN on the host: numpy computes what a record of a call says.
-#
-# Where cuDNN's frontend is installed the record is what its own graph says, read back: that can be
-# made without a GPU.
 
 _ALIGNMENT = 16
 

@@ -1,7 +1,8 @@
-"""Memory as a CUDA driver gives it, on the host: real addresses, known bounds, guards around.
+"""Memory and captures as a CUDA driver has them, on the host.
 
-A block begins as 0xFF, which is NaN for floating point, so that what is read before it is written
-shows; so does what is read after it was freed, as long as nobody else has got those bytes.
+Addresses are real, bounds are known, and guards lie around each block. A block begins as 0xFF,
+which is NaN for floating point, so that what is read before it is written shows; so does what is
+read after it was freed, as long as nobody else has got those bytes.
 """
 
 from __future__ import annotations
@@ -118,12 +119,10 @@ class EmulatedMemory:
             raise CudaError(message, code=ILLEGAL_ADDRESS, call="launch")
 
 
-# What CUDA lets a thread do while it captures a stream, and the graph that comes of it.
-#
-# Streams join a capture by waiting for an event that was recorded in it, and must be waited for in
-# turn before it ends. Whatever is put on them is kept, in that order, which is one of those that
-# the graph allows. A call that is not allowed fails and breaks the capture: all that comes after
-# fails.
+# What CUDA allows during a capture: streams join a capture by waiting for an event that was
+# recorded in it, and must be waited for in turn before it ends. Whatever is put on them is kept, in
+# that order, which is one of those that the graph allows. A call that is not allowed fails and
+# breaks the capture: all that comes after fails.
 #
 # Source: CUDA Programming Guide, "CUDA Graphs", stream capture; the codes are cudaError_t's.
 
