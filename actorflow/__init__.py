@@ -4,8 +4,18 @@
     from actorflow import nn
 
 A function decorated with `@af.job` is traced once, compiled into a static plan of actors, and run
-from preallocated memory. See README.md, and docs/tour.md for the way of one tensor through the
-house.
+from preallocated memory.
+
+af.job, af.Job              the decorator, and what it returns: fit, stream, step, compile
+af.nn, af.optim, af.data    layers; optimizers and schedules; sources of batches
+af.relu, af.where, ...      functions on tensors, with torch's names (`actorflow.functional`)
+af.Mesh, af.split, af.stage, af.device  how tensors and ops lie on ranks and devices
+af.op, af.numpy_op, af.kernel, af.graph_pass  ops, kernels and passes of your own
+
+Below this file, and importing only to the right: cli, jobs, run, distributed, compile and trace,
+options, nn and optim, functional, tensor; environment, data and checkpoint import none of these.
+Begin reading at `jobs/job.py`, which traces, compiles and runs; see README.md, and docs/tour.md,
+which follows one tensor through the engine.
 """
 
 from actorflow.top_level import check_house, keep_library_module
@@ -15,7 +25,7 @@ keep_library_module()
 
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
-from actorflow import data, nn, optim  # noqa: E402  # the house is checked before its rooms are entered
+from actorflow import data, nn, optim  # noqa: E402  # after check_house: see top_level.py
 from actorflow.checkpoint.errors import CheckpointError  # noqa: E402
 from actorflow.compile.own_ops import numpy_op, op  # noqa: E402
 from actorflow.data import DataError, DataSource  # noqa: E402

@@ -1,4 +1,8 @@
-"""Make sure that the wings are ours before anything is imported: their names are generic."""
+"""Two checks that run before any other import of actorflow.
+
+The top-level packages memory, compiler and actors have common names, which a file of the user may
+have too; and a script that has the name of a module of Python's library hides that module.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,19 @@
-"""Checkpoints that survive a kill: shards, manifest, commit."""
+"""Checkpoints that survive a kill and a power cut: shards, manifest, commit.
+
+A run directory holds one folder per checkpoint: shards in the safetensors format, and a manifest
+with the hash of each tensor and the state of the run. A folder gets its final name only after all
+of it is durable. A reader takes the newest checkpoint whose every byte is right.
+
+manager.py     the commit protocol, and `CheckpointManager`, the one writer of a run directory
+reader.py      `CheckpointReader`: list, verify and load, without a lock
+manifest.py    manifest.json: encoder, strict parser, and what a job expects of a checkpoint
+shard.py       tensor files: planned, written and read in chunks, hashed on the way
+fs.py          `Fs`, all calls to the disk; names in a run directory; `WriterLock`
+errors.py      `CheckpointError` and its family; `Every`, when a checkpoint is due
+
+May import compiler.contract and memory. Must not import another room of actorflow: checkpoints know
+arrays by name, and neither models nor jobs. Nothing but `Fs` touches the disk, so that tests can
+cut the power at every call.
+
+Begin reading at manager.py, whose first comment states the protocol line by line.
+"""

@@ -1,7 +1,8 @@
-"""The errors of checkpoints, and which of them an `OSError` becomes.
+"""The errors of checkpoints, which of them an `OSError` becomes, and when a checkpoint is due.
 
-One family, so that a caller can treat a failed save in one `except`; the members differ in what
-mends them: free some space, stop the other writer, restore a file, choose another directory.
+The errors are one family, so that a caller can treat a failed save in one `except`; the members
+differ in what mends them: free some space, stop the other writer, restore a file, choose another
+directory.
 """
 
 from __future__ import annotations
@@ -132,8 +133,6 @@ def os_text(error: OSError) -> str:
     return f"{name} ({text}){where}"
 
 
-# When a checkpoint is due: every so many steps or seconds. Pure; the clock is the caller's.
-
 _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*\Z")
 _HOW = 'give a number of steps (500) or a time ("30s", "10min", "1h")'
@@ -141,7 +140,7 @@ _HOW = 'give a number of steps (500) or a time ("30s", "10min", "1h")'
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A period in steps or in seconds of the clock; exactly one of the two is set.
+    """A period in steps or in seconds of the caller's clock; exactly one of the two is set.
 
     In steps, a checkpoint is due at the first snapshot that reaches or passes a multiple of the
     period. A run that starts at a multiple has its snapshots just there; one that was stopped

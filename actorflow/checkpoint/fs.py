@@ -1,8 +1,9 @@
-"""The one door to the disk: every file access of the checkpoint code is a call of an `Fs`.
+"""The disk as checkpoints use it: `Fs`, the names in a run directory, and the lock of its writer.
 
-So the same code runs on the real disk, on one that loses power at any moment (`testing.LogFs`) and
-on one whose k-th call fails (`testing.FaultFs`). The door is wide for that reason: what does not go
-through it cannot be checked. Descriptors are plain ints, which keeps all calls at one object.
+Each file access of the checkpoint code is a call of an `Fs`. So the same code runs on the real
+disk, on one that loses power at any moment and on one whose k-th call fails, as the tests have
+them. `Fs` has many methods for that reason: what does not go through it cannot be checked.
+Descriptors are plain ints, which keeps all calls at one object.
 
 What the durability of POSIX asks for: `fsync(fd)` makes the bytes of a file durable, but not its
 name; `fsync_dir` makes the names inside one directory durable, but not what they lead to. On Linux
@@ -308,10 +309,7 @@ def trash_name(step: int, attempt: str) -> str:
     return f".trash-{step_name(step)}-{attempt}"
 
 
-# `WriterLock`: the right to write a run directory, and whether it is still this run's.
-#
-# The lock is a `flock` on the file `.lock` in the directory; the system drops it when the process
-# dies. A flock belongs to the file and not to its path: once somebody moves the directory away,
+# A flock belongs to the file `.lock` and not to its path: once somebody moves the directory away,
 # removes it or removes the lock, another run can lock what now lies at the path, and both would
 # write. So a writer compares what it holds with what the path leads to before it writes.
 

@@ -1,4 +1,4 @@
-"""`CheckpointManager`: what a run asks of its checkpoints. The protocol is in `commit.py`."""
+"""Writing checkpoints: the commit protocol, and `CheckpointManager`, what a run asks of them."""
 
 from __future__ import annotations
 
@@ -50,10 +50,8 @@ from actorflow.checkpoint.shard import (
     write_shard,
 )
 
-# The commit protocol: how a checkpoint comes to be, and how it goes.
-#
-# Each line is there because a crash without it loses or spoils a checkpoint (the tests take the
-# lines away one by one, and find the crash):
+# The commit protocol. Each line is there because a crash without it loses or spoils a checkpoint
+# (the tests take the lines away one by one, and find the crash):
 #
 #     once     mkdir run directory; fsync its parent; lock; fsync it; remove leftovers
 #     save     check the free space

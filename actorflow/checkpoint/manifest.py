@@ -2,7 +2,8 @@
 
 The file is one line of JSON, a newline, and the xxh3_128 of the line. The hash finds damage; it
 does not prove an author. So the parser trusts nothing: every field has a type and a range, every
-file name is checked before it is opened, unknown and repeated keys are refused.
+file name is checked before it is opened, unknown and repeated keys are refused. `Expected` holds a
+manifest against the variables of the job that is to go on from it.
 """
 
 from __future__ import annotations
@@ -262,11 +263,8 @@ class _Fields:
         return str(self._take(key, str, isinstance(value, str) and _HASH.match(value) is not None))
 
 
-# What a reader expects of a checkpoint: the variables of the job that is to go on from it.
-#
-# The hashes of a checkpoint find damage. They cannot say that somebody who computed them again
-# meant what this job needs, so its manifest is held against the job before a byte of a tensor is
-# reserved.
+# Hashes cannot say that somebody who computed them again meant what this job needs, so a manifest
+# is held against the job before a byte of a tensor is reserved.
 
 _SHOWN = 5
 

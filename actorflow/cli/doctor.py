@@ -1,7 +1,7 @@
 """`actorflow doctor`: is this machine, and this shell, fit to train on?
 
-`host.py` looks; this file judges what was seen. The judgement is a pure function, so that every
-machine can be tested on one. A finding that wants something done says what.
+`actorflow.environment.host` looks; `findings` judges what was seen. The judgement is a pure
+function, so that every machine can be tested on one. A finding that wants something done says what.
 """
 
 from __future__ import annotations

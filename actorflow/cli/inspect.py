@@ -1,9 +1,7 @@
-"""`actorflow pack`: place buffers from a CSV file, and say how good the placement is.
+"""Commands that print tables: `actorflow pack | ckpt | ops | passes`.
 
-The file has a header with the columns `id,lower,upper,size` in any order: a buffer is live in the
-steps [lower, upper) and needs `size` bytes. Columns of other names are refused, for a planner that
-ignores them (an alignment of one buffer, a gap in its life, a fixed offset) is silently wrong. The
-placement is checked by `memory.verify`, which shares nothing with the planner, before it is shown.
+`pack` places the buffers of a CSV file, `ckpt` lists or verifies the checkpoints of a run, `ops`
+prints the table op x knowledge with its gaps, `passes` every rewrite of the compiler in order.
 """
 
 from __future__ import annotations
@@ -34,6 +32,11 @@ from compiler.ops.language.definition import definition
 from memory.offsets import OffsetPlan, plan_offsets
 from memory.report import format_bytes
 from memory.verify import OverlapError, check_no_overlap
+
+# `actorflow pack`. A buffer is live in the steps [lower, upper) and needs `size` bytes. Columns of
+# other names are refused, for a planner that ignores them (an alignment of one buffer, a gap in its
+# life, a fixed offset) is silently wrong. The placement is checked by `memory.verify`, which shares
+# nothing with the planner, before it is shown.
 
 _COLUMNS = ("id", "lower", "upper", "size")
 _LIMIT = 1 << 61
@@ -228,7 +231,7 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
-# `actorflow ckpt ls | verify`: the checkpoints of a run, or one of them.
+# `actorflow ckpt ls | verify`.
 
 _WHERE = "directory of a run, or of one checkpoint in it (RUN/step-0000000500)"
 
@@ -300,7 +303,7 @@ def _verify(options: argparse.Namespace) -> int:
     return 1 if damaged else 0
 
 
-# `actorflow ops [FILE.py ...]`: the table op x knowledge, its gaps, and where an op is defined.
+# `actorflow ops [FILE.py ...]`.
 
 _DERIVING = "compiler.ops.language."
 """Facts about an op whose functions stand there follow from its program."""
@@ -361,18 +364,15 @@ def _kernels(op: Op) -> str:
 
 
 def _file(op: Op) -> str:
-    """Return where the op is defined: within the house if it is ours, else the whole path."""
+    """Return where the op is defined: within the repository if it is ours, else the whole path."""
     path = Path(infer_type.where(op)) if infer_type.has(op) else None
     if path is None:
         return "-"
     return str(path.relative_to(_HOUSE) if path.is_relative_to(_HOUSE / "compiler") else path)
 
 
-# `actorflow passes`: every rewrite of the compiler in order, those of plugins among them.
-
-
 def run_passes(options: argparse.Namespace) -> int:
-    """Print the table of passes and return the exit code."""
+    """Print the table of passes, those of plugins among them, and return the exit code."""
     from compiler.pipeline.pipeline import PASSES
     from compiler.pipeline.rewrites import registered, with_added
 

@@ -1,4 +1,11 @@
-"""`actorflow launch -n P SCRIPT.py [ARGS...]`: run a script as P ranks of one job."""
+"""`actorflow launch -n P SCRIPT.py [ARGS...]`; and a user's script run in this process.
+
+An error that actorflow raises on purpose says what is wrong, where, and how to mend it. So its
+message is all that is shown, with the line of the script that led to it, and after the traceback
+of what the user's own code raised where that is the cause. Every other exception is the script's
+own: it is handed to `sys.excepthook` as under `python`, without frames of ours, but for a bug of
+ours. With the log level DEBUG every error is, with all frames that the script led to.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +60,7 @@ def run(options: argparse.Namespace) -> int:
     return launch(asked, os.environ)
 
 
-# Running a user's script, and what is shown of an error that ends it.
-#
-# An error that actorflow raises on purpose says what is wrong, where, and how to mend it. So its
-# message is all that is shown, with the line of the script that led to it, and after the traceback
-# of what the user's own code raised where that is the cause. Every other exception is the script's
-# own: it is handed to `sys.excepthook` as under `python`, without frames of ours, but for a bug of
-# ours. With the log level DEBUG every error is, with all frames that the script led to.
+# A user's script, and what is shown of an error that ends it.
 
 _RUN_PATH = runpy.run_path.__code__
 

@@ -1,7 +1,7 @@
-"""The memory of a plan as a picture: which bytes, from when to when, for whom.
+"""`actorflow plan --memory`: the memory of a plan as a picture: which bytes, when, for whom.
 
-`layout` turns a plan into boxes of offset x launches; `html` puts them on a page of its own, which
-`page.html` frames and `page.js` draws, and `png` in a picture.
+`map_memory` turns an arena into boxes of offset x launches. `render_html` puts them on a page,
+which page.html frames and page.js draws; `write_png` draws them with Pillow (extra `cli`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
 
-# A plan's arena as boxes: offset x time, each with a kind, a name and the line that made it.
-#
-# Time is launches, those of all chains one after the other in the order of the plan, as in
-# `Register.interval`. So chains that run at the same time stand side by side, and the curve of live
-# bytes is that of this order.
+# The boxes. Time is launches, those of all chains one after the other in the order of the plan, as
+# in `Register.interval`. So chains that run at the same time stand side by side, and the curve of
+# live bytes is that of this order.
 
 
 class BoxKind(Enum):
@@ -170,11 +168,9 @@ def _temporary(
     return BoxKind.RECOMPUTED if phase is Phase.RECOMPUTE else BoxKind[phase.name]
 
 
-# The memory map as one HTML file that needs nothing beside it: no network, no fonts, no server.
-#
-# The numbers go into the page as JSON, names once each; the page's own script draws them. A name of
-# the user's cannot become markup: in the JSON every `<` is an escape, and the script sets text
-# only.
+# The page needs nothing beside it: no network, no fonts, no server. The numbers go into it as JSON,
+# names once each. A name of the user's cannot become markup: in the JSON every `<` is an escape,
+# and the script sets text only.
 
 _KINDS = tuple(BoxKind)
 _PHASES = tuple(PHASE_COLOURS)
@@ -242,9 +238,7 @@ def _row(box: Box, name: int) -> list[int]:
     return [kind, box.offset_bytes, box.size_bytes, box.begin, box.end, name, writer]
 
 
-# The memory map as a PNG, for a report or a review; Pillow draws it (extra `cli`).
-#
-# The same boxes and colours as the page, with the largest holders of the peak listed beside.
+# The PNG: boxes and colours of the page, with the largest holders of the peak listed beside.
 
 _SIZE = (2000, 1250)
 _MAP = (110, 140, 1440, 850)
@@ -471,9 +465,6 @@ def _ink_on(colour: str) -> str:
     """Return dark ink on a light colour and white on a dark one, by the weights of ITU-R BT.601."""
     red, green, blue = _channels(colour)
     return _INK if 0.299 * red + 0.587 * green + 0.114 * blue > 150 else "white"
-
-
-# `actorflow plan --memory`: the memory map of a plan into a .html or .png file.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

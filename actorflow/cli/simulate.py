@@ -1,7 +1,7 @@
 """`actorflow simulate`: what a plan will do, here or on many devices, before anything is run.
 
-Firings are priced with what was measured of this machine (`actorflow.cli.simulate`), kept in the
-cache folder; with `--no-calibrate` with the plan's own estimates, which are the same everywhere. A
+Firings are priced with what was measured of this machine (`calibration`), kept in the cache
+folder; with `--no-calibrate` with the plan's own estimates, which are the same everywhere. A
 plan for a GPU has the estimates of the GPU's description, and needs no GPU.
 The report is one value, printed as text or as JSON.
 """
@@ -55,11 +55,8 @@ if TYPE_CHECKING:
     from actorflow.compile.compiling import Compilation
 
 
-# Options of `actorflow simulate`: what joins the ranks, and how their speeds differ.
-
-
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options to a parser."""
+    """Add the options for what joins the ranks, and for how their speeds differ."""
     add = parser.add_argument
     add("--devices", type=int, metavar="N", help="ranks (default: as many as the plan is for)")
     add("--link", type=float, default=12.5, metavar="GB/s",
@@ -136,12 +133,11 @@ def check_network(options: argparse.Namespace) -> None:
         )
 
 
-# What a run costs on this machine beside its launches: measured on a small job of our own.
-#
-# The job is trained for a second with a listener and a trace, like a user's. Its chain keeps all
-# cores busy and sweeps the caches, as that of a user does: then a turn takes three times as long as
-# beside a small one, and so does a batch. Of each sort of moment the median of a run counts, and of
-# some runs the least: what others do on the machine only adds.
+# What a run costs on this machine beside its launches is measured on a small job, which is trained
+# for a second with a listener and a trace, like a user's. Its chain keeps all cores busy and sweeps
+# the caches, as that of a user does: then a turn takes three times as long as beside a small one,
+# and so does a batch. Of each sort of moment the median of a run counts, and of some runs the
+# least: what others do on the machine only adds.
 
 _RUNS, _STEPS = 3, 70
 _BATCH, _WIDTH, _HIDDEN = 128, 256, 1024
@@ -239,8 +235,6 @@ def _decoded(found: Mapping[str, Any]) -> RunCosts:
     return costs
 
 
-# What this machine takes for the firings of a plan: it is measured once, and kept.
-#
 # A calibration has a few hundred numbers and knows no job. It is kept in the cache folder by
 # processor, cores, threads and libraries; nothing that a plan is made from depends on it.
 

@@ -1,4 +1,8 @@
-"""A plan for a graph: from the cache on disk, or compiled, proven and kept there."""
+"""A plan for a graph: from the cache on disk, or compiled, proven and kept there.
+
+`Compilation` holds all that decides a plan: `cache_key` is a hash of it. A plan for a GPU is
+refused where the GPU is known to have too little memory.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +43,6 @@ from memory.report import exact_bytes
 if TYPE_CHECKING:
     from actorflow.options.job_options import JobOptions
     from compiler.pipeline.pipeline import LocalGraphs
-
-
-# Whether a plan fits the memory of its devices, where that is known before there are any.
 
 
 def fits(plan: Plan, hardware: Hardware) -> bool:
@@ -92,15 +93,12 @@ def _mend(make: Callable[[int], object], there: int) -> str:
     )
 
 
-# The plan cache on disk: a compiled plan is loaded again while its key is the same.
-#
-# One file per key, under a seal of its name and content (`actors.kernels.common.files`), so that a
-# reader never sees half a plan, nor that of another key. The key covers the traced graph with its
-# user lines, the compile options, the kernels' fingerprint and what native ones are chosen by, the
-# sources of the compiler itself, the files from elsewhere that added a column of an op, a kernel or
-# a pass, and what programs and gradients from elsewhere emit, so that neither a changed compiler
-# nor a changed gradient serves an old plan. What a pass or a kernel imports in its turn is not
-# covered. A damaged file is reported and compiled anew.
+# The plan cache on disk. One file per key, under a seal of its name and content
+# (`actors.kernels.common.files`), so that a reader never sees half a plan, nor that of another key.
+# The key covers the traced graph with its user lines, the compile options, the kernels' fingerprint
+# and what native ones are chosen by, the sources of the compiler itself, the files from elsewhere
+# that added a column of an op, a kernel or a pass, and what programs and gradients from elsewhere
+# emit. What a pass or a kernel imports in its turn is not covered.
 
 _HOUSE = Path(__file__).resolve().parents[2]
 
@@ -331,7 +329,7 @@ def keep_plan(asked: Compilation, plan: Plan) -> None:
 @collector_paused()
 def compiled_plan(asked: Compilation, local: LocalGraphs | None = None) -> Plan:
     """Compile a plan, prove it and keep it on disk; `local` as `compile_graph` has it."""
-    # A quarter of the house, which a run from the cache never loads.
+    # Late: a quarter of all our code, which a run from the cache never loads.
     from actorflow.compile.targets import asks_for_choice, with_streams_that_pay
     from actors.race.race import check_races
     from compiler.pipeline.pipeline import compile_graph

@@ -1,4 +1,4 @@
-"""Passes and kernels of one's own, beside `af.op`: what a script or an installed package adds.
+"""Passes and kernels from outside, beside `af.op`: what a script or an installed package adds.
 
     @af.graph_pass(after="simplify")
     def without_abs(graph):
@@ -111,13 +111,12 @@ def kernel(cls: K) -> K:
     return cls
 
 
-# Installed packages that add ops, kernels or passes: those with an entry point of our group.
+# Plugins: installed packages with an entry point of our group.
 #
 #     [project.entry-points."actorflow.plugins"]
 #     mine = "my_package.actorflow_plugin"
 #
-# The module is imported once, before anything is traced or a plan is read, and named in the log;
-# what it registers (`af.op`, `af.kernel`, `af.graph_pass`) is as good as ours.
+# What such a module registers (`af.op`, `af.kernel`, `af.graph_pass`) is as good as ours.
 
 GROUP = "actorflow.plugins"
 

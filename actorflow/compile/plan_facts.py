@@ -1,4 +1,4 @@
-"""What a plan says of its ends: batches, outputs, snapshots, variables, credits to go on with."""
+"""What a plan says of itself to a run: batches, outputs, snapshots, variables, credits."""
 
 from __future__ import annotations
 

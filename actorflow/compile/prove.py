@@ -1,9 +1,9 @@
 """Prove a plan before it runs here: the one way through, for compiled plans and for those of files.
 
 A plan is trusted in nothing. The compiler's proof (`compiler.verify.verify`) and the order of
-accesses (`actors.race.race`) are plan against itself; here the plan is held against this house
-besides: what its ops and kernels say of every launch, the ports that a run binds, and the memory of
-the machine.
+accesses (`actors.race.race`) hold a plan against itself; here it is also held against this
+installation: what our ops and kernels say of every launch, the ports that a run binds, and the
+memory of the machine.
 
 What does not fit is the plan's fault, whatever part finds it, and a bug of ours only where the plan
 was compiled in this process: the message says to compile the job again.
@@ -45,11 +45,9 @@ from compiler.ops.primitives.sources import MOST_AT_FIRST, NUMBERS, PACKED, ROLE
 from compiler.verify.verify import verify_plan
 from memory.report import format_bytes
 
-# The parts of a plan that a run binds by name: its ports, their fields, and variables with a role.
-#
-# The roof gives a plan a data source, a metrics sink, perhaps a writer of checkpoints and an
-# evaluation (`actorflow.run.training_run`), and reads its counters. Here is what it takes for
-# granted of them.
+# What a run takes for granted of the parts of a plan that it binds by name: ports, their fields,
+# and variables with a role. `actorflow.run.training_run` gives a plan a data source, a metrics
+# sink, perhaps a writer of checkpoints and an evaluation, and reads its counters.
 
 _COUNTER = TensorType(DType.INT64, ())
 _KINDS = {
@@ -318,7 +316,7 @@ def prove(plan: Plan) -> None:
 
     Raises:
         CompileError: The plan deadlocks or its rates do not balance.
-        PlanFormatError: It contradicts itself, or what the ops and kernels of this house say.
+        PlanFormatError: It contradicts itself, or what our ops and kernels say.
         OutOfMemory: Its arenas are larger than the machine's memory.
     """
     global _newest

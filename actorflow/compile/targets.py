@@ -1,6 +1,8 @@
 """The bridge from planning to kernels: `compiler.graph.target.Target` answered by `actors.kernels`.
 
-`hardware_for` is how the roof says what a plan is made for.
+`hardware_for` returns what a plan is made for: one target per device. A CUDA target knows all from
+the description of a GPU, and needs none. How many compute streams pay on the host is decided here
+too, on virtual time.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from actors.kernels.common.kernel import Operand, Operands
 from actors.kernels.cuda import catalogue as cuda_catalogue
 from actors.kernels.cuda.fused import most_joined
 from actors.kernels.cuda.kernel import gpu_named
-from actors.kernels.host import catalogue
 from actors.kernels.host import catalogue as host_catalogue
 from actors.kernels.host.calibration import firing_prices
 from actors.kernels.library import runtime
@@ -39,8 +40,6 @@ from compiler.graph.target import (
     WideValues,
 )
 
-# A call that the compiler plans, as kernels see its operands.
-
 
 def operands_of_call(call: KernelCall) -> tuple[Operands, Operands]:
     """Return inputs and outputs of a call as `query` takes them."""
@@ -49,9 +48,6 @@ def operands_of_call(call: KernelCall) -> tuple[Operands, Operands]:
 
 def _operand(operand: CallOperand) -> Operand:
     return Operand(operand.type, operand.layout.offset_bytes, operand.layout.strides_bytes)
-
-
-# What the compiler is told of a CUDA device: all of it from the description of a GPU.
 
 
 class CudaTarget:
@@ -157,12 +153,12 @@ class HostTarget:
     @property
     def fingerprint(self) -> str:
         """Kernel libraries and versions."""
-        return catalogue.fingerprint()
+        return host_catalogue.fingerprint()
 
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose the first kernel that takes the call. Raises LookupError when there is none."""
         family = runs_as.get(Op(call.op))
-        name, needs = catalogue.choose(call.op, call.attrs, *operands_of_call(call), family)
+        name, needs = host_catalogue.choose(call.op, call.attrs, *operands_of_call(call), family)
         made = (needs.workspace_bytes, needs.in_place, needs.duration_ns, needs.keeps)
         return KernelInfo(name, *made)
 
@@ -247,8 +243,8 @@ def is_taken_elsewhere(call: KernelCall, device: int) -> bool:
     Such kernels work on the host's memory: a GPU computes the op by ours, which a line says once.
     """
     given = (call.attrs, *operands_of_call(call))
-    kernels = catalogue.registered(call.op)
-    taking = [k.name for k in kernels if catalogue.query_registered(k, *given) is not None]
+    kernels = host_catalogue.registered(call.op)
+    taking = [k.name for k in kernels if host_catalogue.query_registered(k, *given) is not None]
     devices = _PLANNED.get()
     if taking and device < len(devices) and devices[device].kind is DeviceKind.CUDA:
         _say_unused(taking[0], call.op)

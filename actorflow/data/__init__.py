@@ -1,10 +1,14 @@
-"""Where batches come from: sources that seek, so that a resumed run sees the same bytes.
+"""Sources of batches: each is a position in a sequence, so that a resumed run sees the same bytes.
 
-source.py       the DataSource protocol, DataError, check_batch, the hash of some content
-order.py        which item is seen when: a shuffled epoch without a permutation array
-tokens.py       Tokens: windows of one long token sequence
-arrays.py       ArraySource: rows of arrays in memory or memory-mapped
-iterable.py     from_iterable: any iterator of dicts
+A source tells the types of a batch (`spec`), gives batches, tells its position (`state`) and goes
+back to one (`restore`). Shuffled sources compute the item at a position, so seeking is O(1).
+
+source.py    the `DataSource` protocol, `DataError`, checks of a batch, `from_iterable`
+arrays.py    `EpochOrder`, a shuffled epoch without a permutation array; `ArraySource` over arrays
+tokens.py    `Tokens`: windows of one long token sequence
+
+May import compiler.contract, and nothing else of actorflow: data knows neither jobs nor devices.
+Begin reading at source.py: the protocol is all that a run asks of a source.
 """
 
 from actorflow.data.arrays import ArraySource

@@ -1,4 +1,4 @@
-"""Batches of rows from arrays of equal length."""
+"""Batches of rows from arrays of equal length, and the shuffled order that the rows come in."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from actorflow.data.source import (
 )
 from compiler.contract.types import TensorType
 
-# Which item is seen at which position of an endless sequence of shuffled epochs, without an array.
-#
 # The order of an epoch is a keyed bijection of [0, length): position -> item. So a source seeks in
 # O(1), stores no permutation (8 bytes for each item would be 37 MB for a corpus of 300 million
 # tokens in windows of 64), and a resumed run continues with the very item that would have come.

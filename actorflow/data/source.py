@@ -1,9 +1,9 @@
-"""What a data source must answer, and the checks that every batch passes.
+"""What a data source must answer, the checks that every batch passes, and any iterator as a source.
 
 A source is a position in a sequence of batches. `state()` is the position after the last batch that
 was returned; the runner keeps the state of every batch in flight and saves the one that belongs to
 the last *committed* step, so a prefetcher that is k batches ahead never makes a resumed run skip k
-batches.
+batches. A source that is made of an iterator has no positions: `from_iterable` resumes by counting.
 """
 
 from __future__ import annotations
@@ -309,8 +309,6 @@ def content_hash(array: npt.NDArray[Any]) -> str:
         hasher.update(chunk.reshape(-1).view(np.uint8).data)
     return str(hasher.hexdigest())
 
-
-# Any iterator of dicts as a data source; resumed by counting.
 
 MakeIterator = Callable[[], Iterator[Mapping[str, npt.NDArray[Any]]]]
 

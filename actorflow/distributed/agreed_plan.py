@@ -43,11 +43,9 @@ if TYPE_CHECKING:
     from compiler.pipeline.pipeline import LocalGraphs
 
 
-# What ranks of one job have not in common, told in the words of its user.
-#
-# Ranks compare a digest of all that has to be equal, and that is all of it where it is. Where it is
-# not they bring more, all of bounded size: first what the user has said, as texts, and a few bytes
-# for every node that was traced; then the one node that is the first to differ.
+# Ranks compare a digest of all that has to be equal. Where digests differ they send more, all of
+# bounded size: first what the user has said, as texts, and a few bytes for every node that was
+# traced; then the one node that is the first to differ.
 
 _MEND = "run the same script with the same options on all ranks"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -59,8 +59,6 @@ from actorflow.distributed.messages import (
     WouldEnd,
 )
 
-# The first failure of a job, and the words for what ranks do wrong.
-
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:

@@ -28,8 +28,6 @@ from actorflow.distributed.messages import RankKeys, hand_over
 from actorflow.environment.settings import logger
 from compiler.contract.errors import ActorflowError
 
-# Which cores of the machine each rank has.
-
 
 def shares(cores: Sequence[int], num_ranks: int) -> list[tuple[int, ...]] | None:
     """Divide cores among ranks: neighbours to one rank, and the first ranks get one more.
@@ -57,8 +55,6 @@ def on_cores(cores: Sequence[int] | None) -> Iterator[None]:
     finally:
         os.sched_setaffinity(0, before)
 
-
-# What a rank printed last: kept, and shown only where that rank is the first to fail.
 
 MOST_BYTES = 64 << 10
 MOST_LINES = 60
@@ -109,8 +105,6 @@ class OutputTail:
         """Close the pipe."""
         os.close(self.fd)
 
-
-# Starting the process of a rank: what it inherits, and what it finds in its environment.
 
 _MAIN = "actorflow.cli.launched"
 

@@ -53,8 +53,6 @@ from actorflow.tensor.tracer import is_users, users_line
 from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 
-# A rank's end of the wire: a thread that owns the socket, and hears and says what others want.
-#
 # A socket of zmq belongs to one thread. So whoever has something to say puts it into a queue and
 # rings: `say` takes no lock and may be called by any thread and by signal handlers.
 
@@ -170,7 +168,7 @@ def _prepare(socket: zmq.Socket[bytes], keys: RankKeys) -> None:
     socket.sndhwm = socket.rcvhwm = 0
 
 
-# Where the threads of this process are that run code of the user, for a rank that hangs.
+# For a rank that hangs.
 
 _MOST_FRAMES = 8
 """Of a thread: the innermost ones say why it does not go on."""

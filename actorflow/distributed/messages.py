@@ -1,4 +1,4 @@
-"""What ranks and their coordinator say to each other.
+"""What ranks and their coordinator say to each other: messages, keys, and frames on the wire.
 
 Every message is a statement that stays true ("has come to step 12", not "one more"), so that one
 that comes twice, or after a newer one, changes nothing. Ranks, runs and meetings are numbered; runs
@@ -238,9 +238,7 @@ ToRank = (
 """What the coordinator says."""
 
 
-# Who may talk to the coordinator: a pair of keys for each rank, and how a rank gets its own.
-#
-# CURVE alone lets in every key, so the coordinator has a list
+# Keys. CURVE alone lets in every key, so the coordinator has a list
 # (`actorflow.distributed.coordinator`). The secret of a rank goes to its process through memory
 # without a name, which is gone when both have closed it: an argument of a command can be read by
 # everybody on the machine, a variable is inherited by whatever the rank starts.
@@ -290,10 +288,9 @@ def take_over(fd: int) -> RankKeys:
         raise InternalError(f"descriptor {fd} holds no keys of a rank: {error!r}") from None
 
 
-# How messages travel: an array of msgpack, and a frame of its own for everything of bytes.
-#
-# Nothing that comes is trusted: a message is decoded by the types of its fields, and whatever does
-# not fit them is refused in words. There is no pickle on this wire.
+# The wire: an array of msgpack, and a frame of its own for everything of bytes. Nothing that comes
+# is trusted: a message is decoded by the types of its fields, and whatever does not fit them is
+# refused in words. There is no pickle on this wire.
 
 VERSION = 1
 MOST_MESSAGE_BYTES = 256 << 20

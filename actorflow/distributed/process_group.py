@@ -1,4 +1,8 @@
-"""One process among the ranks that run a job together: what they have to agree on before a step."""
+"""One process among the ranks that run a job together.
+
+`Among` is this process, alone or one of several. Before a run all ranks compare plan, data, steps
+and first values; in a run `Together` says what this rank does, and hears what all have decided.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,6 @@ if TYPE_CHECKING:
     from actorflow.distributed.member import RankMember
     from actorflow.distributed.shared_run import RunCallbacks, SharedRun
 
-
-# What two ranks' data differ in, in a few words: neither hashes nor all that is the same.
 
 _HASH = re.compile("[0-9a-f]{12,}")
 _MOST_CHARACTERS = 40
@@ -277,8 +279,6 @@ def _check_equal(what: str, values: list[Any], mend: str) -> None:
             )
 
 
-# A run that other ranks are on, too: what it tells them, and what all of them have decided.
-#
 # Steps begin where all ranks may begin them, and the run ends after one and the same step on each:
 # a stop that one asks for is granted to all, at the edge of what has been granted so far. A rank
 # that fails ends the others at once, and they raise what it raised (`actorflow.distributed`).

@@ -164,8 +164,6 @@ class SharedRun:
             self._say(HasData(self.number, self._fed))
 
 
-# Whether all ranks are given the same batches: a digest of them, told along with each step.
-#
 # Each rank takes its rows of a batch that it was given whole, and drops the others. So data that is
 # sharded by rank, as other systems want it, would train on half of it without a word. Nothing that
 # a source says of itself shows that; what it gives does.

@@ -1,10 +1,13 @@
-"""Whole variables for a checkpoint, joined on the first rank from the parts of all, as they train.
+"""Whole variables of the parts that ranks have: by messages, or for a checkpoint through pipes.
 
-Each rank that has something to tell has a pipe to the first. Its thread of the checkpoint writes
-its parts of a snapshot into that, in an order that all ranks know, and the first rank's thread
-reads them where they belong: no message is larger than the pipe, nothing goes through the
-coordinator, and a rank that dies is an end of file. Another process of the same user opens a pipe
-as /proc/PID/fd/FD, as it does shared memory (`actors/collectives/segments.py`).
+`gather_whole` gives the whole to all ranks, between steps and at the end of a run. `Joining` gives
+it to the first rank, for a checkpoint, while all train.
+
+For a checkpoint each rank that has something to tell has a pipe to the first. Its thread of the
+checkpoint writes its parts of a snapshot into that, in an order that all ranks know, and the first
+rank's thread reads them where they belong: no message is larger than the pipe, nothing goes through
+the coordinator, and a rank that dies is an end of file. Another process of the same user opens a
+pipe as /proc/PID/fd/FD, as it does shared memory (`actors/collectives/segments.py`).
 
 The first rank holds one copy of the whole of what any rank has not, and of what is in parts.
 """
@@ -33,13 +36,10 @@ from compiler.contract.plan import Plan
 from compiler.contract.sbp import own_part
 from compiler.contract.types import PartOf, numpy_dtype
 
-# Whole variables of the parts that ranks have: told by one holder of each part, joined by all.
-#
-# What travels goes through the ranks' `gather`, in messages of bounded size: for the end of a run
-# and for looks between steps, not for training. Who tells what follows from one table that all
-# ranks have, so nobody asks: of every distinct part the first rank that has it, and nobody of what
-# all have whole. A variable that only some ranks have, as those of a pipeline's stages, comes to
-# all.
+# What travels goes through the ranks' `gather`, in messages of bounded size. Who tells what follows
+# from one table that all ranks have, so nobody asks: of every distinct part the first rank that has
+# it, and nobody of what all have whole. A variable that only some ranks have, as those of a
+# pipeline's stages, comes to all.
 
 Array = np.ndarray[Any, Any]
 

@@ -1,7 +1,9 @@
-"""What can be seen of the machine and its Python, without changing either.
+"""The machine and its Python: what is installed, which GPU a plan is made for, how many threads.
 
-Nothing is imported to see whether it is there, no folder is made to see whether it could be, and
-what this system does not tell is None.
+`examine` looks without changing anything: nothing is imported to see whether it is there, no folder
+is made to see whether it could be, and what this system does not tell is None. A plan needs the
+description of a GPU (`actors.kernels.cuda.kernel`) and no GPU: `gpu_for` takes the one that is
+named, else the one that is here.
 """
 
 from __future__ import annotations
@@ -221,10 +223,6 @@ def _cache_is_writable(environ: Mapping[str, str]) -> bool:
     return cache is None or is_writable(cache)
 
 
-# Which GPU a job on CUDA is planned for: one that is named, or the one that is here.
-#
-# A plan needs a description of the GPU (`actors.kernels.cuda.kernel`), and no GPU.
-
 EMULATED = "h200"
 """What the host acts as under ACTORFLOW_CUDA=emulated, where nothing else is named."""
 
@@ -347,11 +345,8 @@ def dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-# How many threads kernels may use here: what the choice of streams depends on.
-
-
 def num_threads() -> int:
-    """Return the threads that kernels may use: part of what a choice depends on."""
+    """Return the threads that kernels may use here; the choice of streams depends on them."""
     if runtime.is_on():
         return runtime.num_threads()
     return Settings.from_env(os.environ).threads or usable_cores()

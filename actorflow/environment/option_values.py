@@ -1,4 +1,7 @@
-"""Functions whose keywords are the fields of a value object, which states them once.
+"""Values of options as users write them: checked fields, patterns over paths, sizes in bytes.
+
+`takes` gives a function the fields of a value object as keywords. Signature (at run time and for
+type checkers), defaults, help text and checks come from the class, which states them once:
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class FitOptions:
@@ -10,7 +13,10 @@
 
     runner.fit(steps=100)
 
-Signature (at run time and for type checkers), defaults, help text and checks come from the class.
+A pattern, such as "head.*" or "!*.bias", is a glob over paths of parameters: `*` stands for any
+letters, dots too, `?` for one, `[ab]` for one of some. One that begins with "!" takes out what it
+matches. Of several that match a path the last decides, and a list that begins with "!" begins with
+every path.
 """
 
 from __future__ import annotations
@@ -134,12 +140,6 @@ def describe(call: Callable[..., Any], asked: Signature, options: type) -> Calla
     return call
 
 
-# Parameters by patterns over their paths: `["head.*", "!*.bias"]`.
-#
-# A pattern is a glob: `*` stands for any letters, dots too, `?` for one, `[ab]` for one of some.
-# One that begins with "!" takes out what it matches. Of several that match a path the last decides,
-# and a list that begins with "!" begins with every path.
-
 Patterns = str | Sequence[str]
 
 
@@ -177,8 +177,6 @@ def _near(glob: str, paths: Sequence[str]) -> str:
     near = get_close_matches(glob, paths, cutoff=0.4) or paths[:3]
     return f"there is {', '.join(map(repr, near))}" if near else "the model has none"
 
-
-# Sizes as users write them: 600_000_000, "600MiB", "2 GB".
 
 _UNITS = {
     "": 1,

@@ -1,7 +1,7 @@
-"""The environment variables that actorflow reads: one table, one reading, one frozen value.
+"""What the process is told: the environment variables, the logger, the pause of the collector.
 
-Nothing else in the four floors looks at `ACTORFLOW_*`. Whoever starts a run calls
-`Settings.from_env(os.environ)` once and passes the value down.
+`ENVIRONMENT` is the one table of the `ACTORFLOW_*` variables. Whoever starts a run calls
+`Settings.from_env(os.environ)` once and passes the frozen value down.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PREFIX = "ACTORFLOW_"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _EMULATED_GPUS = 8
-MOST_SECONDS = 1e8
-"""Of a time that is set: three years, which count in nanoseconds is below 2**63."""
 """As many as there are in one machine, as a rule."""
+MOST_SECONDS = 1e8
+"""Of a time that is set: three years, whose count in nanoseconds is below 2**63."""
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -289,9 +289,6 @@ def _seconds(environ: Mapping[str, str], name: str, default: str, zero: str) -> 
     )
 
 
-# The library's own log: one logger, quiet below warnings unless ACTORFLOW_LOG says otherwise.
-
-
 class _Unfailing(logging.Logger):
     """A logger whose handlers, which are others', may fail; that never ends a run."""
 
@@ -339,15 +336,13 @@ def configure(level: str) -> None:
         logger.addHandler(handler)
 
 
-# Pause the cyclic garbage collector while many objects are made that all stay.
-#
-# A compilation makes some hundred small objects per node and no garbage in circles. The collector
-# looks at all that lives again and again: a fifth of the time at 10,000 nodes, a third at 100,000.
-
-
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the collector of this process; it is left as it was found.
+    """Pause the cyclic garbage collector of this process; it is left as it was found.
+
+    A compilation makes some hundred small objects per node and no garbage in circles. The
+    collector looks at all that lives again and again: a fifth of the time at 10,000 nodes, a third
+    at 100,000.
 
     Also a decorator, but not where the user's own function runs: it adds a frame to the stack.
     """

@@ -1,21 +1,27 @@
-"""Functions on tensors. Names, arguments and semantics are torch's, else numpy's.
+"""Functions on tensors. Names, arguments and semantics are torch's, else numpy's or jax.lax's.
 
-- `shape`: cutting, joining and moving elements; `arranging`: repeated, turned, in windows;
-  `creating`: of numbers that the job knows; `reduce`: over axes.
-- `elementwise`: arithmetic and analysis of each element; `activation`: nonlinearities.
-- `comparison`: what elements are, and logic; `rounding`: whole numbers and bounds.
-- `indexing`: elements by tensors of integers, taken, put and added; `row_numbers`: which those are.
-- `dense`, `tables`, `attending`, `normalisation`: what layers compute; `loss`,
-  `classification`, `ctc`: what is minimised.
-- `by_channel`: normalisation over batch and places.
-- `products`: of vectors, matrices, and by Einstein's convention.
-- `control`: functions that run functions, step by step; `trees`: what those take and return.
-- `convolution`, `pooling`: over the windows of images; `patches`: these as columns; `resize`.
-- `sorting`: order and the largest; `cumulative`: sums and products up to each element.
-- `random`: numbers that follow from the seed and the step; `counters`: what the engine counts.
-- `names`, `methods`: what arguments are called, and which functions tensors have as methods.
+Each file says in its `__all__` what it hands on; `actorflow` hands on all of these names. Functions
+that torch's tensors have as methods are methods of tensors, too. What users call checks its
+arguments against its annotations (`checked`); the functions of the files call one another without.
 
-Each file says in its `__all__` what it hands on.
+elementwise.py    arithmetic and analysis of each element, comparisons, logic, rounding, bounds
+shape.py          cut, joined and moved axes: split, concat, permute, view, squeeze, stack
+indexing.py       elements by tensors of integers: taken, put and added
+reduce.py         over axes: sums, extremes, cumulative sums, order, search
+arranging.py      repeated, turned, diagonals, windows; numbers that the job knows; padding
+products.py       matmul, einsum and products of vectors, down to matrix products
+activation.py     nonlinearities and softmax
+normalisation.py  over the last axes, over groups, over batch and places
+dense.py          linear, bilinear, embedding, embedding_bag
+convolution.py    convolutions and transposes over 1 to 3 axes; windows as columns
+pooling.py        maxima and means of windows; images made larger or smaller
+random.py         dropout and random numbers, each a function of seed, step, op and element
+control.py        scan, map, cond, while_loop: functions that run functions
+loss.py           losses of regression, of classes and of probabilities
+sequence.py       attention, rotary positions, connectionist temporal classification
+
+May import actorflow.tensor, compiler.contract, compiler.graph and compiler.ops.{families, language,
+primitives}. Begin reading at elementwise.py: most functions check what they take and apply one op.
 """
 
 from __future__ import annotations
@@ -75,11 +81,12 @@ __all__ += random.__all__
 __all__ += reduce.__all__
 __all__ += sequence.__all__
 __all__ += shape.__all__
-for _name in __all__:  # within the house functions call one another without a door
+for _name in __all__:  # so that functions of the files call one another unchecked
     globals()[_name] = checked(globals()[_name])
 
 
-# The functions that tensors have as methods, too: those that torch's have.
+# The table METHODS of `Tensor` is filled here, as `tensor` may not import functions. A function is
+# a method where torch's tensors have it.
 
 _NO_METHODS = ("bucketize", "searchsorted")
 _NAMES = (

@@ -7,8 +7,7 @@ from actorflow.tensor.literals import checked_number, with_numpy_names
 from actorflow.tensor.tensor import Tensor, apply, as_tensor, checked_axis
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
-from compiler.ops.families import activation, arithmetic
-from compiler.ops.families import normalisation as softmax_ops
+from compiler.ops.families import activation, arithmetic, normalisation
 
 __all__ = [
     "celu",
@@ -219,8 +218,8 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     x = as_tensor(x)
     axis, last = checked_axis(x, dim) if x.ndim else 0, x.ndim - 1
     if axis == last:
-        return apply(softmax_ops.LOG_SOFTMAX, x)
-    return apply(softmax_ops.LOG_SOFTMAX, x.swapaxes(axis, last)).swapaxes(axis, last)
+        return apply(normalisation.LOG_SOFTMAX, x)
+    return apply(normalisation.LOG_SOFTMAX, x.swapaxes(axis, last)).swapaxes(axis, last)
 
 
 @with_numpy_names
@@ -236,5 +235,5 @@ def softmax(x: Tensor, dim: int = -1, *, scale: float = 1.0, causal: bool = Fals
     if axis != last and causal:
         raise CompileError(f"{find_source()}: a causal softmax goes over the last axis, got {dim}")
     moved = x if axis == last else x.swapaxes(axis, last)
-    made = apply(softmax_ops.SOFTMAX, moved, scale=factor, causal=bool(causal))
+    made = apply(normalisation.SOFTMAX, moved, scale=factor, causal=bool(causal))
     return made if axis == last else made.swapaxes(axis, last)

@@ -1,4 +1,4 @@
-"""Elements repeated, turned around, taken from diagonals and in windows."""
+"""Elements repeated, turned, taken from diagonals and in windows; constants, triangles, pads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from actorflow.tensor.tensor import Operand, Tensor, apply, as_tensor, checked_a
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
-from compiler.ops.families import embedding as rows_ops
+from compiler.ops.families import embedding
 from compiler.ops.primitives import slicing
 
 __all__ = [
@@ -214,8 +214,6 @@ def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     return movedim(windows, axis + 1, -1)
 
 
-# Tensors of numbers that the job knows, triangles, and pads.
-
 MOST_CONSTANTS = 1 << 28
 """Numbers that a plan may hold for one `arange` or `linspace`."""
 
@@ -357,7 +355,7 @@ def one_hot(x: Index, num_classes: int) -> Tensor:
         )
     ids = as_tensor(index_value(x, "the classes of one_hot"))
     numbers = arange(classes)
-    known = apply(rows_ops.EMBEDDING, numbers.reshape(classes, 1), ids)  # which refuses bad ones
+    known = apply(embedding.EMBEDDING, numbers.reshape(classes, 1), ids)  # which refuses bad ones
     return (known == numbers).to("int64")
 
 

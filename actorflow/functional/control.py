@@ -2,6 +2,9 @@
 
 Names, arguments and semantics are those of jax.lax. The function is traced once, so that a plan is
 as long for a thousand steps as for ten. Tensors stand in tuples, lists and dicts of any depth.
+
+The function is traced by an `InnerTrace` within the trace of the job. What it reads from outside,
+tensors, parameters and entries of the batch, becomes an operand of the body, the same at each step.
 """
 
 from __future__ import annotations
@@ -37,8 +40,6 @@ __all__ = [
     "while_loop",
 ]
 
-
-# Tensors in tuples, lists and dicts of any depth, as functions take and return them.
 
 Tree = Any
 """A tensor, None, or a tuple, list or dict of trees."""
@@ -121,12 +122,6 @@ def shown(tree: Tree) -> str:
     if isinstance(tree, (tuple, list)):
         return "(" + ", ".join([shown(item) for item in tree]) + ")"
     return "a tensor"
-
-
-# Tracing the function inside a node: a trace within the trace of the job.
-#
-# What the function reads from outside, tensors, parameters and entries of the batch, becomes an
-# operand of the body, the same at every step.
 
 
 class InnerTrace(Trace):

@@ -1,4 +1,7 @@
-"""Convolutions and their transposes over 1 to 3 axes. Tensors are [N, C, *spatial], as in torch."""
+"""Convolutions and their transposes over 1 to 3 axes, and the windows of images as columns.
+
+Tensors are [N, C, *spatial], as in torch; a tensor without the axis N is one sample.
+"""
 
 from __future__ import annotations
 
@@ -206,9 +209,6 @@ def _finished(y: Tensor, bias: Tensor | None, x: Tensor, rank: int) -> Tensor:
             )
         y = y + bias.reshape(y.shape[1], *[1] * rank)
     return unbatched(y, x, rank)
-
-
-# Windows of images as columns, and back: what torch.nn.functional calls unfold and fold.
 
 
 class _ColumnWindows:

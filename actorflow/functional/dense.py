@@ -1,4 +1,4 @@
-"""What layers with a weight compute: products."""
+"""What layers with a table of weights compute: products, and rows of the table by integers."""
 
 from __future__ import annotations
 
@@ -71,8 +71,6 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     made = einsum("...i,oij,...j->...o", x, weight, y)
     return made if bias is None else made + bias
 
-
-# Rows of a table by integers, one by one or put together in bags.
 
 _LOWEST = float("-inf")
 

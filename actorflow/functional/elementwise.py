@@ -1,4 +1,7 @@
-"""Functions of each element alone, of one operand or of several that broadcast."""
+"""Functions of each element alone, of one operand or of several that broadcast.
+
+In this order: arithmetic and analysis; comparisons and logic; rounding, remainders and bounds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
 from compiler.ops.families import arithmetic
-from compiler.ops.families import arithmetic as functions
 from compiler.ops.language.expressions import Expression
 
 __all__ = [
@@ -92,32 +94,32 @@ def abs(x: Tensor) -> Tensor:  # noqa: A001  # torch's name
 
 def acos(x: Tensor) -> Tensor:
     """Return the arc whose cosine is x, from 0 to pi; NaN outside of [-1, 1]."""
-    return apply(functions.ACOS, x)
+    return apply(arithmetic.ACOS, x)
 
 
 def acosh(x: Tensor) -> Tensor:
     """Return the number whose hyperbolic cosine is x, from 0 on; NaN below 1."""
-    return apply(functions.ACOSH, x)
+    return apply(arithmetic.ACOSH, x)
 
 
 def asin(x: Tensor) -> Tensor:
     """Return the arc whose sine is x, from -pi/2 to pi/2; NaN outside of [-1, 1]."""
-    return apply(functions.ASIN, x)
+    return apply(arithmetic.ASIN, x)
 
 
 def asinh(x: Tensor) -> Tensor:
     """Return the number whose hyperbolic sine is x."""
-    return apply(functions.ASINH, x)
+    return apply(arithmetic.ASINH, x)
 
 
 def atan(x: Tensor) -> Tensor:
     """Return the arc whose tangent is x, from -pi/2 to pi/2."""
-    return apply(functions.ATAN, x)
+    return apply(arithmetic.ATAN, x)
 
 
 def atanh(x: Tensor) -> Tensor:
     """Return the number whose hyperbolic tangent is x; NaN outside of [-1, 1]."""
-    return apply(functions.ATANH, x)
+    return apply(arithmetic.ATANH, x)
 
 
 def cos(x: Tensor) -> Tensor:
@@ -127,17 +129,17 @@ def cos(x: Tensor) -> Tensor:
 
 def cosh(x: Tensor) -> Tensor:
     """Return the hyperbolic cosine."""
-    return apply(functions.COSH, x)
+    return apply(arithmetic.COSH, x)
 
 
 def erf(x: Tensor) -> Tensor:
     """Return the error function."""
-    return apply(functions.ERF, x)
+    return apply(arithmetic.ERF, x)
 
 
 def erfc(x: Tensor) -> Tensor:
     """Return 1 - erf(x), small ones to the last digit."""
-    return apply(functions.ERFC, x)
+    return apply(arithmetic.ERFC, x)
 
 
 def exp(x: Tensor) -> Tensor:
@@ -147,12 +149,12 @@ def exp(x: Tensor) -> Tensor:
 
 def exp2(x: Tensor) -> Tensor:
     """Return 2 to the power of x."""
-    return apply(functions.EXP2, x)
+    return apply(arithmetic.EXP2, x)
 
 
 def expm1(x: Tensor) -> Tensor:
     """Return e^x - 1, to the last digit near 0."""
-    return apply(functions.EXPM1, x)
+    return apply(arithmetic.EXPM1, x)
 
 
 def log(x: Tensor) -> Tensor:
@@ -162,17 +164,17 @@ def log(x: Tensor) -> Tensor:
 
 def log10(x: Tensor) -> Tensor:
     """Return the logarithm to base 10."""
-    return apply(functions.LOG10, x)
+    return apply(arithmetic.LOG10, x)
 
 
 def log1p(x: Tensor) -> Tensor:
     """Return log(1 + x), to the last digit near 0."""
-    return apply(functions.LOG1P, x)
+    return apply(arithmetic.LOG1P, x)
 
 
 def log2(x: Tensor) -> Tensor:
     """Return the logarithm to base 2."""
-    return apply(functions.LOG2, x)
+    return apply(arithmetic.LOG2, x)
 
 
 def neg(x: Tensor) -> Tensor:
@@ -197,7 +199,7 @@ def sin(x: Tensor) -> Tensor:
 
 def sinh(x: Tensor) -> Tensor:
     """Return the hyperbolic sine."""
-    return apply(functions.SINH, x)
+    return apply(arithmetic.SINH, x)
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -212,27 +214,27 @@ def square(x: Tensor) -> Tensor:
 
 def tan(x: Tensor) -> Tensor:
     """Return the tangent of x in radians."""
-    return apply(functions.TAN, x)
+    return apply(arithmetic.TAN, x)
 
 
 def atan2(a: Operand, b: Operand) -> Tensor:
     """Return the angle of the point (b, a) from -pi to pi."""
-    return apply(functions.ATAN2, a, b)
+    return apply(arithmetic.ATAN2, a, b)
 
 
 def hypot(a: Operand, b: Operand) -> Tensor:
     """Return sqrt(a^2 + b^2), of which nothing overflows in between."""
-    return apply(functions.HYPOT, a, b)
+    return apply(arithmetic.HYPOT, a, b)
 
 
 def logaddexp(a: Operand, b: Operand) -> Tensor:
     """Return log(e^a + e^b), of which nothing overflows in between."""
-    return apply(functions.LOGADDEXP, a, b)
+    return apply(arithmetic.LOGADDEXP, a, b)
 
 
 def lerp(start: Operand, end: Operand, weight: Operand) -> Tensor:
     """Return start + weight * (end - start)."""
-    return apply(functions.LERP, start, end, weight)
+    return apply(arithmetic.LERP, start, end, weight)
 
 
 def pow(x: Operand, exponent: Operand) -> Tensor:  # noqa: A001  # torch's name
@@ -273,9 +275,6 @@ def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
     is_program = isinstance(condition, Expression)
     chosen = condition if is_program else as_tensor(condition, DType.BOOL)
     return apply(arithmetic.WHERE, chosen, a, b)
-
-
-# Comparisons, logic, and what numbers are: bools of each element.
 
 
 def eq(a: Operand, b: Operand) -> Tensor:
@@ -370,8 +369,6 @@ def isfinite(x: Tensor) -> Tensor:
     x = as_tensor(x)
     return lt(builtins.abs(x), math.inf) if x.dtype.is_float else eq(x, x)
 
-
-# Rounding, quotients and remainders of whole numbers, and bounds.
 
 MOST_DECIMALS = 300
 """A power of ten of more is no float64."""

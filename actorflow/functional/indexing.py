@@ -22,7 +22,7 @@ from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
 from compiler.graph.registry import OpTypeError, broadcast_shape
-from compiler.ops.families import embedding as rows_ops
+from compiler.ops.families import embedding
 from compiler.ops.primitives import slicing
 
 __all__ = [
@@ -41,8 +41,6 @@ __all__ = [
     "take_along_dim",
 ]
 
-
-# Rows of a table by indices of several axes, which a user gave or the place of an element has.
 
 Index = Any
 """A tensor of integers, an array or a list of them."""
@@ -76,7 +74,7 @@ class RowNumbers:
                 flat = flat * extent + (_inside(index, extent) if axis in users else index)
                 continue
             flat = apply(
-                rows_ops.FLAT_INDEX,
+                embedding.FLAT_INDEX,
                 as_tensor(flat),
                 as_tensor(index).to("int64"),
                 extent=extent,
@@ -94,7 +92,7 @@ class RowNumbers:
 
     def of(self, table: Tensor) -> Tensor:
         """Return the rows of a table [count, D]: shape + [D]."""
-        return apply(rows_ops.EMBEDDING, table, self.ids, **self.attrs)
+        return apply(embedding.EMBEDDING, table, self.ids, **self.attrs)
 
     def added(self, rows: Tensor) -> Tensor:
         """Return a table [count, D] of the sums of rows (shape + [D]) with equal numbers.
@@ -103,7 +101,7 @@ class RowNumbers:
         time that no sum of all rows needs more than a double has.
         """
         if rows.dtype.is_float or not rows.dtype.is_integer:
-            return apply(rows_ops.EMBEDDING_GRAD, rows, self.ids, rows=self.count, **self.attrs)
+            return apply(embedding.EMBEDDING_GRAD, rows, self.ids, rows=self.count, **self.attrs)
         bits = _EXACT_BITS - math.prod(self.shape).bit_length()
         total: Tensor | None = None
         for low in range(0, 8 * rows.dtype.itemsize, bits):
@@ -118,12 +116,12 @@ class RowNumbers:
 
         Of several for one place the last counts.
         """
-        last = apply(rows_ops.LAST_PLACE, self.ids, rows=self.count, **self.attrs)
+        last = apply(embedding.LAST_PLACE, self.ids, rows=self.count, **self.attrs)
         if isinstance(rows, Tensor) and rows.ndim:
             if 0 in self.shape:
                 return table
             flat = rows.reshape(math.prod(self.shape), table.shape[1])
-            rows = apply(rows_ops.EMBEDDING, flat, maximum(last, 0))
+            rows = apply(embedding.EMBEDDING, flat, maximum(last, 0))
         return where((last >= 0).reshape(self.count, 1), rows, table)
 
 

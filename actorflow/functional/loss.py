@@ -1,4 +1,4 @@
-"""Losses of regression and of distances; those of classes are in `classification`.
+"""Losses of regression and of distances, of classes and of probabilities.
 
 They are computed for each element, or row, and brought together by `reduction`: "mean" and "sum"
 make a scalar, "none" leaves them.
@@ -237,9 +237,6 @@ def _not_negative(number: float, what: str) -> float:
     if not found >= 0.0:
         raise CompileError(f"{find_source()}: {what} must be 0 or more, got {found}")
     return found
-
-
-# Losses of classes and of probabilities.
 
 
 def cross_entropy(

@@ -1,4 +1,8 @@
-"""Normalisation."""
+"""Normalisation to mean 0 and variance 1, to a root mean square, or to a norm.
+
+`layer_norm`, `rms_norm` and `group_norm` take statistics of each sample; `batch_norm` and
+`instance_norm` those of each channel, the second axis, perhaps kept from step to step.
+"""
 
 from __future__ import annotations
 
@@ -184,9 +188,6 @@ def _channels(own: Operand, channels: int) -> Tensor:
 def _scaled_and_shifted(y: Tensor, weight: Operand | None, bias: Operand | None) -> Tensor:
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
-
-
-# Normalisation of each channel, the second axis, over all others.
 
 
 def batch_norm(

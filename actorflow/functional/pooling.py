@@ -1,4 +1,7 @@
-"""Maxima and means of windows over 1 to 3 axes. Tensors are [N, C, *spatial], as in torch."""
+"""Windows of images brought to one number each, and images made larger or smaller.
+
+Tensors are [N, C, *spatial], as in torch, with 1 to 3 spatial axes.
+"""
 
 from __future__ import annotations
 
@@ -258,8 +261,6 @@ def _high(
         high.append(last * step + span - extent - p)
     return tuple(high)
 
-
-# Images made larger or smaller, and channels turned into places.
 
 _RANKS = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}
 """Modes that are of some number of axes; others are of 1 to 3."""

@@ -1,6 +1,8 @@
 """Random numbers, each a pure function of the seed, the step, the op and the element.
 
 So they are the same after a resume and under recomputation, and there is nothing of them to save.
+The counters and the seed that they follow from are variables of the trace: `step_of`, `batches_of`,
+`seed_of`.
 """
 
 from __future__ import annotations
@@ -41,9 +43,6 @@ __all__ = [
     "randperm",
     "uniform",
 ]
-
-
-# What the engine counts: finished steps and batches, and the seed of the run.
 
 
 def step_of(trace: Trace) -> Tensor:

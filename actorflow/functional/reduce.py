@@ -1,4 +1,8 @@
-"""Reductions over axes."""
+"""Functions that bring the elements along axes together, or in order.
+
+In this order: reductions; sums, products and extremes of all elements up to each one; sorting, the
+largest, and places among sorted numbers.
+"""
 
 from __future__ import annotations
 
@@ -291,9 +295,6 @@ def _is_empty(dim: Dims) -> bool:
     return isinstance(dim, Sequence) and not dim
 
 
-# Sums, products and extremes of all elements up to each one along an axis.
-
-
 def _along_last(x: Tensor, dim: int, function: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply what works along the last axis along `dim`; a number is a row of one."""
     if not x.ndim:
@@ -394,9 +395,6 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
         return log(total) + most
 
     return _recurring(as_tensor(x), dim, summed)
-
-
-# Order: sorted elements, the largest and those in the middle, and places among sorted numbers.
 
 
 @with_numpy_names

@@ -1,4 +1,4 @@
-"""Attention, and rotary positions."""
+"""Functions on sequences: attention, rotary positions, connectionist temporal classification."""
 
 from __future__ import annotations
 
@@ -192,8 +192,6 @@ def rotary(
     return concat(parts, dim=-1).reshape(x.shape)
 
 
-# Connectionist temporal classification (Graves et al., 2006).
-
 Lengths = Tensor | np.ndarray | Sequence[int] | int
 
 _NEVER = -1e30
@@ -211,8 +209,9 @@ def ctc_loss(
 ) -> Tensor:
     """Return how unlikely the targets are, by all their alignments with the inputs.
 
-    A scan over the inputs, in logarithms. A target that no alignment can give (it is longer than
-    its input, repeats counted twice) costs infinity and has no gradient.
+    Connectionist temporal classification (Graves et al., 2006). A scan over the inputs, in
+    logarithms. A target that no alignment can give (it is longer than its input, repeats counted
+    twice) costs infinity and has no gradient.
 
     Args:
         log_probs: [T, N, C], or [T, C] of one sequence: `log_softmax` of logits.

@@ -1,1 +1,11 @@
-"""The decorator: trace, compile, run; what a call asks of its plan."""
+"""The decorator `af.job`: a function is traced, compiled and run.
+
+job.py              `job`, and `Job`: `fit`, `stream`, `step`, `compile`; the way from call to run
+compile_request.py  what a job asks of its plan; an evaluation's graph; a script asked for its plan
+
+May import actorflow.{checkpoint, compile, data, distributed, environment, nn, optim, options, run,
+tensor, trace}; compiler.{contract, graph, ops.primitives}. Must not import cli. run, distributed
+and what compiles are imported when a job is first used: to declare one loads none of them.
+
+Begin reading at job.py: `Job.fit` names each stage in order.
+"""

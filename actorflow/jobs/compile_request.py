@@ -1,4 +1,8 @@
-"""Asking a script for its plan: its first `fit` ends it, with the plan that it would run."""
+"""What a job asks of its plan: compile options, the graph of its evaluation, or the plan alone.
+
+A plan alone is asked for by `capturing_plan`: the first `fit` of a script then ends it, with the
+plan that it would run.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +72,6 @@ def asked_rows(spec: dict[str, TensorType]) -> dict[str, TensorType]:
         else type_
         for name, type_ in spec.items()
     }
-
-
-# What a job asks of its plan, in the compiler's words.
 
 
 def compile_options(

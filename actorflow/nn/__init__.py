@@ -1,21 +1,22 @@
 """Layers and models. `Module` and `Parameter` are the base; names and shapes follow torch's.
 
-- `init`: how parameters begin.
-- `parameter`: a tensor that the optimizer changes, and its initialisers' specs.
-- `batch_norm`: BatchNorm1d, BatchNorm2d, BatchNorm3d; `instance_norm`: the same of samples.
-- `buffer`: state that is no parameter.
-- `module`: a tree of parameters and buffers, named by path.
-- `layers`: Linear, Bilinear, Embedding, EmbeddingBag, dropouts.
-- `normalisation`: LayerNorm, RMSNorm, GroupNorm and others.
-- `resize`: Upsample, PixelShuffle, Unfold and others.
-- `containers`: Sequential, ModuleList, ModuleDict; `losses`: functions with their options held.
-- `convolution`: Conv1d to 3d, their transposes; `pooling`: pools.
-- `activations`: ReLU, GELU and the other functions without a weight, and PReLU.
-- `function_layer`: a function as a layer, which activations, losses and pools are.
-- `recurrent`: RNN, LSTM, GRU and their cells.
-- `attention`: MultiheadAttention.
-- `transformer`: Attention, MLP, SwiGLU, TransformerBlock, and torch's encoder and decoder.
-- `shares`: how ranks share heads and hidden columns of a block.
+A module is a tree of modules, parameters and buffers, found in its attributes and named by path. A
+parameter is a tensor of the traced graph; its values lie in a cell, which a training run leases.
+
+module.py           `Module`: the tree, its paths, state and load
+parameter.py        `Parameter`, which the optimizer changes, and `Buffer`, which the job may change
+init.py             af.nn.init: how parameters begin
+lease.py            who has the values: the parameter, or one training run at a time
+function_layers.py  `FunctionLayer`: activations, losses, pools and resizing as layers
+layers.py           Linear, Embedding, dropouts, Sequential and other containers, convolutions
+norm_layers.py      BatchNorm, InstanceNorm, LayerNorm, RMSNorm, GroupNorm
+recurrent.py        RNN, LSTM, GRU and their cells
+attention.py        MultiheadAttention, and how ranks share the heads of a block
+transformer.py      Attention, MLP, SwiGLU, blocks, and torch's encoder and decoder
+
+May import actorflow.functional, actorflow.tensor, actors.machine (errors alone), compiler.contract,
+compiler.graph and compiler.ops.primitives. Must not import a run: lease.py states what it asks of
+one. Begin reading at module.py.
 """
 
 from actorflow.nn import init as init

@@ -1,4 +1,9 @@
-"""Attention of several heads, with torch's names and masks."""
+"""Attention of several heads, with torch's names and masks, and how ranks share a block of layers.
+
+`shares` cuts a block whose inner width ranks share: heads of attention, hidden columns of an MLP.
+The first layer is cut by what it makes, and the last one by what it reads, so that between the two
+no rank needs what others have, and their terms meet in one sum (Shoeybi et al., Megatron-LM, 2019).
+"""
 
 from __future__ import annotations
 
@@ -17,12 +22,6 @@ from actorflow.tensor.tracer import current_trace, find_source
 from compiler.contract.errors import CompileError
 from compiler.contract.sbp import BROADCAST, Sbp, Split
 from compiler.contract.types import DType
-
-# A block of layers whose inner width ranks share: heads of attention, hidden columns of an MLP.
-#
-# The first layer of the block is cut by what it makes, and the last one by what it reads, so that
-# between the two no rank needs what others have, and their terms meet in one sum (Shoeybi et al.,
-# Megatron-LM, 2019).
 
 
 def shares(sbp: Words | None, layer: str, what: str) -> tuple[Words | None, Words | None]:

@@ -1,4 +1,7 @@
-"""Activations as modules: functions of `functional.activation` that keep their arguments."""
+"""Functions of `functional` as layers that keep their options: activations, losses, pools.
+
+A new layer of this kind is one line: its function, and how many operands a call has.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,6 @@ from actorflow.tensor.literals import checked_number, checked_size
 from actorflow.tensor.tensor import Tensor
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
-
-# A function of `functional` as a layer: activations, losses and pools are no more than that.
 
 
 class FunctionLayer(Module):
@@ -170,9 +171,6 @@ class PReLU(Module):
         return functional.prelu(x, self.weight)
 
 
-# Losses as layers: a function of `functional` with its options held.
-
-
 class CrossEntropyLoss(FunctionLayer, function=functional.cross_entropy, operands=2):
     """`functional.cross_entropy` with its options."""
 
@@ -243,9 +241,6 @@ class CTCLoss(FunctionLayer, function=functional.ctc_loss, operands=4):
     """`functional.ctc_loss` with its options."""
 
 
-# Pools as layers: functions of `functional.pooling` with their windows held.
-
-
 class _MaxPool(FunctionLayer):
     """The largest element of each window. The order of arguments is torch's, for layers."""
 
@@ -307,9 +302,6 @@ class AdaptiveMaxPool2d(FunctionLayer, function=functional.adaptive_max_pool2d):
 
 class AdaptiveMaxPool3d(FunctionLayer, function=functional.adaptive_max_pool3d):
     """See `functional.adaptive_max_pool3d`."""
-
-
-# Layers that make images larger or smaller, or columns of their windows.
 
 
 class Upsample(FunctionLayer, function=functional.interpolate):

@@ -1,4 +1,7 @@
-"""The layers every model is made of. Parameter names, shapes and initialisers follow torch's."""
+"""The layers every model is made of: linear, embeddings, dropouts, containers, convolutions.
+
+Names, shapes and initialisers of parameters follow torch's.
+"""
 
 from __future__ import annotations
 
@@ -195,9 +198,6 @@ def checked_extent(layer: str, name: str, extent: int, most: int = MOST_ELEMENTS
     return size
 
 
-# Modules that hold modules.
-
-
 class ModuleList(Module):
     """A list of modules; their paths are their numbers, `blocks.0`, as in a plain list."""
 
@@ -317,9 +317,6 @@ class Unflatten(Module):
     def __call__(self, x: Tensor) -> Tensor:
         """Return the same elements under another shape."""
         return functional.unflatten(x, self.dim, self.unflattened_size)
-
-
-# Convolutions as layers. Names, parameters and initialisers follow torch's.
 
 
 class _Convolution(Module):

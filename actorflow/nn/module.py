@@ -1,4 +1,8 @@
-"""A module: a tree of parameters and sub-modules found in its attributes, named by path."""
+"""A module: a tree of parameters and sub-modules found in its attributes, named by path.
+
+What jobs know about a module is kept in it, by identity (`ByIdentity`, `Memo`): for a model may be
+a dataclass, which is not hashable.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,6 @@ from actorflow.nn.parameter import Buffer, Parameter, Stored
 from actorflow.tensor.tensor import OF_MODULES, checked, missing
 from actorflow.tensor.tracer import current_trace, find_source
 from compiler.contract.errors import CompileError
-
-# Facts about objects that are neither hashable nor ours, kept only as long as the objects live.
 
 V = TypeVar("V")
 

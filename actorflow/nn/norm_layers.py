@@ -1,4 +1,4 @@
-"""Batch normalisation over one, two or three axes beside those of batch and channels."""
+"""Layers that normalise, with statistics that are kept or without."""
 
 from __future__ import annotations
 
@@ -113,9 +113,6 @@ class BatchNorm3d(BatchNormBase):
     ranks = (5,)
 
 
-# Normalisation of each channel of each sample, perhaps with statistics that are kept.
-
-
 class InstanceNorm1d(BatchNormBase):
     """Normalise each channel of each sample of x [N, C, L].
 
@@ -163,9 +160,6 @@ class InstanceNorm3d(InstanceNorm1d):
     """The same for x [N, C, D, H, W]."""
 
     ranks = (5,)
-
-
-# Layers that normalise, without statistics that are kept.
 
 
 class LayerNorm(Module):

@@ -1,4 +1,8 @@
-"""What a model keeps: tensors whose data is its own. A parameter is changed by the optimizer."""
+"""What a model keeps: tensors whose data is its own.
+
+A `Parameter` is changed by the optimizer. A `Buffer` is changed by no optimizer, but the job itself
+may assign to it.
+"""
 
 from __future__ import annotations
 
@@ -183,8 +187,6 @@ def lay_out(layer: str, sbp: LayerWords | None, **parameters: Parameter | None) 
         for name, words in layouts_of(sbp, ranks, layer).items():
             own[name].sbp = words
 
-
-# A buffer: a tensor of the model's own that no optimizer changes, but the job itself may.
 
 _GIVEN: InitSpec = (("kind", "given"),)
 """The spec of values that the user gave: a plan that runs without the model is given them, too."""

@@ -3,6 +3,14 @@
 An optimizer is a recipe: while a training job is traced it declares its state as variables and says
 which update op changes each parameter. A schedule is a pure function of the step, traced into the
 graph like anything else, so there is nothing of it to checkpoint.
+
+recipes.py     what optimizers have in common; `group` and `on`, for parameters chosen by path
+optimizers.py  SGD, Adam, AdamW and others, each a dataclass of its settings; EMA of weights
+schedules.py   constant, cosine, warmup and others: the learning rate from the step
+
+May import actorflow.{environment, functional, tensor}, compiler.contract, compiler.graph and
+compiler.ops.{families, language}. Begin reading at recipes.py: a new optimizer is a subclass of
+`RecipeOptimizer` with its settings and one method.
 """
 
 from actorflow.optim.optimizers import EMA as EMA

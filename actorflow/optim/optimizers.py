@@ -1,4 +1,7 @@
-"""Optimizers that look at a whole parameter: its norm, its rows and columns, its direction."""
+"""The optimizers, each a dataclass of its settings with the recipe of one update; EMA of weights.
+
+A class says which paper, or which optimizer of torch, it follows.
+"""
 
 from __future__ import annotations
 
@@ -147,9 +150,6 @@ class Muon(RecipeOptimizer):
         return UpdateRecipe(MUON_UPDATE, states("momentum"), attrs)
 
 
-# Adam, and Adam with decoupled weight decay.
-
-
 @dataclass(frozen=True)
 class Adam(RecipeOptimizer):
     """Adam (Kingma & Ba, 2015); with `amsgrad` after Reddi et al., 2018.
@@ -192,9 +192,6 @@ def _recipe(own: Adam | AdamW, op: Op, *, is_decoupled: bool) -> UpdateRecipe:
         return UpdateRecipe(op, states("adam_m", "adam_v"))
     attrs = {"decoupled": is_decoupled}
     return UpdateRecipe(AMSGRAD_UPDATE, states("adam_m", "adam_v", "adam_most"), attrs)
-
-
-# Optimizers whose step follows the size of past gradients, or their sign alone.
 
 
 @dataclass(frozen=True)
@@ -254,18 +251,6 @@ class Lion(RecipeOptimizer):
         return UpdateRecipe(LION_UPDATE, states("lion_m"))
 
 
-# Exponential moving averages of weights: what a model is often evaluated with, and kept.
-#
-#     @af.job(optimizer=af.optim.AdamW(1e-3), ema=0.999)
-#
-# Each trained parameter has an average beside it, the variable `ema/<parameter>`: planned, saved
-# and moved as the optimizer's state is. After its update the step writes
-#
-#     average += (1 - decay) * (parameter - average)
-#
-# as torch's `AveragedModel` with `get_ema_multi_avg_fn(decay)` does; the first step copies. A step
-# that is skipped leaves averages, and their count, as they are.
-
 Array = np.ndarray[Any, Any]
 
 AVERAGE = "ema/"
@@ -279,7 +264,17 @@ _ZEROS = (("kind", "zeros"),)
 
 @dataclass(frozen=True, slots=True)
 class EMA:
-    """Averages of the weights that a job trains.
+    """Exponential moving averages of the weights that a job trains.
+
+        @af.job(optimizer=af.optim.AdamW(1e-3), ema=0.999)
+
+    Each trained parameter has an average beside it, the variable `ema/<parameter>`: planned, saved
+    and moved as the optimizer's state is. After its update the step writes
+
+        average += (1 - decay) * (parameter - average)
+
+    as torch's `AveragedModel` with `get_ema_multi_avg_fn(decay)` does; the first step copies. A
+    step that is skipped leaves averages, and their count, as they are.
 
     Args:
         decay: what an average keeps of itself in a step, in [0, 1).
@@ -332,9 +327,6 @@ def _approach(trace: Trace, average: ValueId, now: Tensor, share: Tensor) -> Non
 def averages_in(variables: Mapping[str, Array]) -> dict[str, Array]:
     """Return the averages among the variables of a run, by the paths of their parameters."""
     return {n.removeprefix(AVERAGE): a for n, a in variables.items() if n.startswith(AVERAGE)}
-
-
-# Stochastic gradient descent.
 
 
 @dataclass(frozen=True)

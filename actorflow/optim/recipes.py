@@ -2,7 +2,8 @@
 
 An optimizer is a frozen dataclass whose fields are its settings. Its method `recipe` says how one
 parameter is updated; `RecipeOptimizer` does the rest for all of them alike: groups, learning rates,
-variables for the state, and the attributes of the op, which have the names of the settings.
+variables for the state, and the attributes of the op, which have the names of the settings. `on`
+gives a job several optimizers, each for some parameters and one loss.
 """
 
 from __future__ import annotations
@@ -24,21 +25,6 @@ from compiler.contract.types import DType, TensorType
 from compiler.graph.graph import SourceLocation, UpdateRule
 from compiler.graph.registry import Op
 from compiler.ops.language.define import StagedUpdate, Update, stages, update
-
-# Parameter groups: what an optimizer does otherwise for parameters chosen by their paths.
-#
-#     af.optim.AdamW(
-#         1e-3,
-#         groups=[
-#             af.optim.group("*.bias", "*norm*", weight_decay=0.0),
-#             af.optim.group("head.*", lr_scale=10.0),
-#             af.optim.group("embedding.*", frozen=True),
-#         ],
-#     )
-#
-# Of several groups that match a path the first decides; a parameter that none matches is treated as
-# if there were none. A group adds no launches of its own on devices that join updates: parameters
-# that are treated alike are joined, whatever groups they are in.
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +50,18 @@ def group(
     **options: object,
 ) -> Group:
     """Return a group of the parameters whose paths match one of some patterns.
+
+        af.optim.AdamW(
+            1e-3,
+            groups=[
+                af.optim.group("*.bias", "*norm*", weight_decay=0.0),
+                af.optim.group("head.*", lr_scale=10.0),
+                af.optim.group("embedding.*", frozen=True),
+            ],
+        )
+
+    Of several groups that match a path the first decides. A group adds no launches of its own on
+    devices that join updates: parameters that are treated alike are joined, whatever their group.
 
     Args:
         patterns: globs over paths, such as "blocks.*.bias": `*` stands for any letters, dots too.
@@ -169,7 +167,7 @@ class RecipeOptimizer:
         lr: the learning rate, a number or a schedule.
         maximize: climb instead of descending.
         decay_only: "matrices" for no weight decay of biases and scales.
-        groups: what is otherwise for some parameters; see `actorflow.optim.recipes`.
+        groups: what is otherwise for some parameters; see `af.optim.group`.
     """
 
     lr: float | Schedule = 1e-3
@@ -323,24 +321,6 @@ _CHECKS: dict[str, Callable[[Any, str], object]] = {
 """What a setting of a name may be, whatever optimizer it is of."""
 
 
-# Several optimizers in one job, each for some parameters and one loss.
-#
-#     @af.job(
-#         optimizer=[
-#             af.optim.on("generator.*", af.optim.Adam(2e-4), loss="g_loss"),
-#             af.optim.on("discriminator.*", af.optim.Adam(2e-4), loss="d_loss"),
-#         ]
-#     )
-#     def train(model, batch):
-#         ...
-#         return {"g_loss": g_loss, "d_loss": d_loss}
-#
-# A parameter gets the gradient of its own part's loss and of no other; what no part names is read
-# as if frozen. All gradients are of the values before the step, and all updates happen at its end:
-# simultaneous descent, where a loop in torch that steps one optimizer after the other has the
-# second see what the first has changed.
-
-
 @dataclass(frozen=True, slots=True)
 class OptimizerPart:
     """See `on`, which makes one."""
@@ -353,6 +333,21 @@ class OptimizerPart:
 
 def on(patterns: Patterns, optimizer: Optimizer, *, loss: str = "loss") -> OptimizerPart:
     """Return a part of a job's optimizer: which parameters it trains, how, and on what loss.
+
+        @af.job(
+            optimizer=[
+                af.optim.on("generator.*", af.optim.Adam(2e-4), loss="g_loss"),
+                af.optim.on("discriminator.*", af.optim.Adam(2e-4), loss="d_loss"),
+            ]
+        )
+        def train(model, batch):
+            ...
+            return {"g_loss": g_loss, "d_loss": d_loss}
+
+    A parameter gets the gradient of its own part's loss and of no other; what no part names is read
+    as if frozen. All gradients are of the values before the step, and all updates happen at its
+    end: simultaneous descent, where a loop in torch that steps one optimizer after the other has
+    the second see what the first has changed.
 
     Args:
         patterns: globs over paths, such as "generator.*" or ["head.*", "!*.bias"].

@@ -19,8 +19,6 @@ from actorflow.tensor.tracer import find_source, source_of
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType, TensorType
 
-# A learning rate: a number, or a function of the finished steps.
-
 Schedule = Callable[[Tensor], Tensor | float]
 """Learning rate from the number of finished steps, in tensor operations.
 

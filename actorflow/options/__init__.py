@@ -1,1 +1,15 @@
-"""What `@af.job` and `fit` take, checked at one door; Evaluation and StopTraining as values."""
+"""What `@af.job` and `fit` take, as value objects that check themselves where the user made them.
+
+The functions that users call take the fields of these classes as keywords (`takes`, in
+environment/option_values.py), so signature, help text and checks are stated once. Each error has
+the user's line, what was expected, what came, and how to mend it.
+
+job_options.py  `JobOptions`, and `LossScale` for jobs in float16
+fit_options.py  `FitOptions`, `Evaluation`, `StopTraining`; checks of models, sources and functions
+
+May import actorflow.{checkpoint, data, environment, nn, optim, tensor}, compiler.contract,
+compiler.graph and compiler.ops.families. Must not import trace, compile or run, which read these
+values: what an evaluation asks of its job is the protocol `EvaluatingJob`.
+
+Begin reading at job_options.py: fit_options.py reads the options of a job.
+"""

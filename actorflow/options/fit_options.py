@@ -1,4 +1,8 @@
-"""What `fit` takes: stated once, checked where the user calls it."""
+"""What a run takes: options of `fit`, the evaluation between steps, and how a listener stops it.
+
+Models, sources, functions and directories are checked here before anything is traced or opened.
+Each error has the user's line, what was expected, what came, and how to mend it.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,6 @@ from compiler.contract.errors import CompileError
 from compiler.contract.placement import Mesh
 from compiler.contract.types import TensorType
 from compiler.graph.graph import Graph
-
-# What a user hands to a job, checked before anything is traced or opened.
-#
-# Each error has the user's line, what was expected, what came, and how to mend it.
 
 ENDLESS = 1 << 40
 """Steps of a stream without an end: at a microsecond each, two weeks."""
@@ -206,15 +206,6 @@ def _typed(spec: object, what: str) -> Mapping[str, TensorType]:
     return spec
 
 
-# Evaluation between steps: another job on the same model, after every so many steps.
-#
-#     valid = af.Evaluation(evaluate, valid_data, every=500, batches=20)
-#     train.fit(model, data, steps=5000, evaluation=valid)
-#
-# It is part of the training plan: its actors read the variables in place, between two updates, at
-# rates that the plan knows; no copy of the model is made. Every evaluation sees the same batches,
-# the first ones of its source.
-
 Results = Mapping[str, float]
 """Mean of every scalar output over the batches of one evaluation."""
 
@@ -239,6 +230,12 @@ class EvaluatingJob(Protocol):
 @dataclass(frozen=True)
 class Evaluation:
     """Run `job` on `batches` batches of `data` after every `every` steps of a training.
+
+        valid = af.Evaluation(evaluate, valid_data, every=500, batches=20)
+        train.fit(model, data, steps=5000, evaluation=valid)
+
+    It is part of the training plan: its actors read the variables in place, between two updates; no
+    copy of the model is made. Every evaluation sees the same batches, the first ones of its source.
 
     `job` is one with train=False that returns at least one scalar. `on_result` is called as (step,
     means) on the evaluation's own thread. Steps count over resumes. With `ema` it reads the

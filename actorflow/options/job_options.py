@@ -1,4 +1,8 @@
-"""What `@af.job` takes: stated once, checked where the user wrote it."""
+"""What `@af.job` takes: stated once, checked where the user wrote it; and the scale of a loss.
+
+The loss of a job in float16 is multiplied by a scale, so that small gradients do not become 0:
+`scaled` adds it to the graph.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +33,6 @@ from compiler.contract.types import DType, TensorType
 from compiler.graph.graph import Output, SourceLocation, Write
 from compiler.graph.target import GOOD_STEPS, LOSS_SCALE
 from compiler.ops.families.updates import RESCALE
-
-# What the loss of a job in float16 is multiplied by, so that small gradients do not become 0.
 
 _LARGEST = 2.0**126
 """A scale of float32, whose inverse is a normal number, too."""
@@ -101,7 +103,7 @@ def scaled(
             "backoff_factor": float(scaling.backoff_factor),
             "growth_interval": scaling.growth_interval,
         }
-        # Whether the step is skipped stands for the 0 once it is known (`passes.loss_scale`).
+        # `compiler.passes.autodiff` replaces this 0 by whether the step is skipped.
         unknown = as_tensor(0, DType.INT64)._value_in(trace)
         with trace.scope("optimizer"):
             news = trace.emit(RESCALE, [scale, good, unknown], Attrs(attrs))

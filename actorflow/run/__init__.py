@@ -1,1 +1,31 @@
-"""A plan opened and driven over data: ports, devices, stop, save, report."""
+"""A plan opened on this machine and driven over data, from its first step to the last checkpoint.
+
+A `Runner` opens a plan and proves it. Each of its calls makes one `Run`: the arena, the devices,
+the actor loop, and a port for each end of the plan on the host. `fit` also restores the newest
+checkpoint, reports and saves. A signal, a callback or a broken step ends a run by one `Stopper`: no
+further step begins, and those under way are finished.
+
+runner.py          `Runner`: `fit`, `stream`, `step`, and its variables between runs
+training_run.py    `Run`: arena, loop and ports, from start to close; the trace of a run as a file
+fitting.py         one call of `fit`: what it opens, in order, and its `FitResult`
+stepping.py        a run that is fed batch by batch, for `step`
+run_options.py     `RunOptions`; a run's evaluation and its checkpoints, as its options ask for them
+ports.py           data, metrics and checkpoint ports; the positions of a source
+devices.py         the devices of a plan opened; `make_ready`, whether a plan may run here
+open_gpus.py       CUDA devices, real or emulated; imported for plans on GPUs alone
+open_model.py      a model's values lent to a runner, for a run or for single steps
+live_variables.py  the variables of an open run, read and written between steps
+broken_steps.py    steps whose loss or gradients are not finite: raise, warn or skip
+stopping.py        `Stopper` and signals: how a run ends before its last step
+saving.py          what a checkpoint of a run holds; the start of a run from the newest one
+report.py          the progress line and the metrics file
+status.py          status.json for `actorflow top`; `Listener`, which hears of every step
+
+May import actorflow.{checkpoint, compile, data, distributed, environment, nn, optim, options,
+tensor, trace}; actors.{device, device.cuda, kernels.common, kernels.cuda, kernels.host,
+kernels.library, loop, machine, testing, testing.emulated}; compiler.{contract, graph,
+ops.primitives, pipeline, verify}; memory. Must not import jobs or cli: a runner needs no model
+code.
+
+Begin reading at training_run.py: a `Run` is what all ways to train come to. Then runner.py.
+"""

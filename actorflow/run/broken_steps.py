@@ -67,7 +67,7 @@ class BrokenSteps:
     """Looks at the outputs of every step of a run, in order, on one thread.
 
     Args:
-        policy: one of `POLICIES`.
+        policy: one of `fit_options.POLICIES`.
         lines: the user's line of each loss, by its name.
         warn: receives what is to be said.
         skipped: steps that were skipped before this run; None for a plan that skips none.

@@ -1,4 +1,8 @@
-"""The devices of this process that a plan runs on, opened for one run."""
+"""The devices of this process that a plan runs on, opened for one run.
+
+`make_ready` says before whether the plan may run here (its ranks, kernels and proof), and builds
+its kernels.
+"""
 
 from __future__ import annotations
 
@@ -91,8 +95,6 @@ def share_cores(plan: Plan, settings: Settings, warn: Callable[[str], object]) -
     elif not openblas.use_threads(settings.threads) and settings.threads is not None:
         warn("ACTORFLOW_THREADS has no effect: numpy's BLAS is not one whose threads can be set")
 
-
-# Whether a plan may run here: its ranks, its kernels, its proof; and their building.
 
 _VERSION = re.compile(r"\b(?:host|cuda)-\d+")
 """What of a fingerprint says which kernels there are; the rest is with what they were built."""

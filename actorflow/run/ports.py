@@ -25,8 +25,6 @@ from actors.machine.protocol import Launch, Token
 from compiler.contract.errors import InternalError
 from compiler.contract.types import TensorType
 
-# A source's thread in the user's code: whether its answer still counts.
-
 
 class Fetching:
     """The fetches of a source, each of which ends once.
@@ -80,8 +78,6 @@ class Fetching:
         return True
 
 
-# Where a data source stood after the batches whose step may yet be saved, and after no others.
-#
 # A checkpoint of step n saves the position after n's last batch, long after the source has moved
 # on. Saved are the steps at which the plan takes a snapshot, and the last step of the run; so what
 # is kept is bounded by the slots of the plan, and by the snapshots between two that are written.

@@ -22,11 +22,9 @@ from typing import Any
 
 from actorflow.environment.settings import logger, once
 
-# Where progress text goes. It is never the reason for which a run ends, or waits.
-#
-# A stream may be full, closed, replaced or not there, its reader may be gone or asleep, its
-# encoding may lack a letter. The first of these troubles is said in the log; the text is lost, and
-# the run goes on.
+# Progress text is never the reason for which a run ends, or waits. A stream may be full, closed,
+# replaced or not there, its reader may be gone or asleep, its encoding may lack a letter. The first
+# of these troubles is said in the log; the text is lost, and the run goes on.
 
 _PIECE = 400
 """Letters written at once: at 10 bytes each they fit the 4,096 that a ready pipe takes whole."""
@@ -116,12 +114,10 @@ def _plain_file(stream: Any) -> int | None:
     return raw.fileno() if type(raw) is io.FileIO else None
 
 
-# The metrics file: lines of JSON, only ever appended to.
-#
-# One line is one write, so a killed run leaves at most one line without its end; the next run ends
-# that line before it appends, and changes nothing that was written. A resumed run may write steps
-# again that a killed run had written after its last checkpoint: of lines with the same step the
-# last one counts.
+# The metrics file is only ever appended to. One line is one write, so a killed run leaves at most
+# one line without its end; the next run ends that line before it appends. A resumed run may write
+# steps again that a killed run had written after its last checkpoint: of lines with the same step
+# the last one counts.
 
 _KEPT_ROWS = 10_000
 """Rows that wait for a disk that does not take them; at one in half a second, more than an hour."""

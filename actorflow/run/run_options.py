@@ -1,4 +1,8 @@
-"""What a run begins with, where it ends, and who hears of it."""
+"""The options of a run, and what follows from them: its evaluation, its checkpoints, broken steps.
+
+`RunOptions` says what a run begins with, where it ends, and who hears of it. The ports of an
+evaluation and `Keeping`, which decides what snapshots become checkpoints, are made of it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ class RunOptions:
         total_steps: step at which the run ends, or None for as many as are admitted.
         every: the period of checkpoints, the same on all ranks; None where the run writes none.
         saver: writes them, on the first rank alone.
-        on_nan: what to do when the loss is not finite, one of `broken_steps.POLICIES`.
+        on_nan: what to do when the loss is not finite, one of `fit_options.POLICIES`.
         evaluation: what the plan's evaluation reads, and who listens to it.
         among: this rank among those that run the job; `values` are its parts.
         is_stepped: whether nothing runs between two steps, of which each is admitted.
@@ -191,9 +195,6 @@ def broken_steps_of(plan: Plan, options: RunOptions) -> BrokenSteps | None:
     )
 
 
-# The ports of a run through which an evaluation gets its batches and tells its results.
-
-
 def evaluation_ports(
     plan: Plan, options: RunOptions, ask: Callable[[str], object]
 ) -> tuple[EvaluationDataPort, MetricsPort] | None:
@@ -235,13 +236,12 @@ def evaluation_ports(
     return data, MetricsPort(tell, 0, batches_per_step=batches, is_evaluation=True)
 
 
-# Which snapshots of a run become checkpoints, and how they do: the same ones on all its ranks.
-#
-# A period in steps is counted, so all ranks come to the same. A period of time is that of the first
-# rank's clock: it asks for a checkpoint, and the coordinator names a step that no rank has begun,
-# on all of them (`actorflow.distributed.agreement`); the first snapshot from there on is the one.
-# Then every rank tells what it has, and the first writes the whole: at once where that has all of
-# it, else when the parts have come (`joining.py`). Meanwhile training goes on.
+# The same snapshots become checkpoints on all ranks. A period in steps is counted, so all ranks
+# come to the same. A period of time is that of the first rank's clock: it asks for a checkpoint,
+# and the coordinator names a step that no rank has begun, on all of them
+# (`actorflow.distributed.agreement`); the first snapshot from there on is the one. Then every rank
+# tells what it has, and the first writes the whole: at once where that has all of it, else when the
+# parts have come (`Joining`). Meanwhile training goes on.
 
 
 class Keeping:

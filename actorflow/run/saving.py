@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from actorflow.options.fit_options import FitOptions
 
 
-# The variables that a checkpoint of a job holds: those of all ranks together, as whole tensors.
-
-
 @dataclass(frozen=True, slots=True)
 class JobState:
     """What is saved of a job, by name.

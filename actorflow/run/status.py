@@ -1,8 +1,9 @@
-"""The status of a run as a small file, for people who watch it from another terminal.
+"""The status of a run as a small file, for people who watch it from another terminal; its listener.
 
 A run with a directory keeps `status.json` there: where it is, how fast, who is busy and what the
 actors wait for. It is written about once a second and replaced as a whole, so a reader never sees
-half of it. `actorflow top` shows it.
+half of it. `actorflow top` shows it. `Listener` hears of every step, and hands it on to the status,
+to the reporter and to the user.
 """
 
 from __future__ import annotations
@@ -293,9 +294,6 @@ def _record(kind: Any, values: Mapping[str, Any]) -> Any:
         is_none = values[name] is None and type_.endswith("| None")
         read[name] = None if is_none else _READ[type_](values[name])
     return kind(**read)
-
-
-# Who hears of every step of a run: the progress line, the files of the run, the user.
 
 
 class Listener:

@@ -194,8 +194,6 @@ def _stopping_text(reason: str, waited_for: str) -> str:
     return text + (f"; {reason} again quits at once" if reason in ("SIGINT", "SIGTERM") else "")
 
 
-# SIGINT, SIGTERM and SIGHUP while a run is on: once ends it cleanly, again leaves.
-
 _ENDING = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 """In the order in which they are given back: a ^C may raise as soon as SIGINT is."""
 

@@ -51,11 +51,9 @@ from compiler.contract.types import numpy_dtype
 from compiler.graph.target import SKIPPED
 from compiler.ops.primitives.sources import SCRATCH
 
-# The trace of a run, where ACTORFLOW_TRACE asks for one: every firing and every launch.
-
 
 class TraceFile:
-    """What is noted for a trace while a run goes on, and the file that it becomes.
+    """The trace of a run, where ACTORFLOW_TRACE asks for one: every firing and every launch.
 
     Each of several ranks has one, with its number in the name: trace.json, trace.rank1.json.
 

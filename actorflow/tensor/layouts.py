@@ -1,4 +1,4 @@
-"""How tensors lie on the ranks of a job, as the user says it: `af.Mesh`, and `sbp=`.
+"""Where the tensors and ops of a job lie: `af.Mesh` and `sbp=`, `af.device`, `af.stage`.
 
     @af.job(mesh=af.Mesh(data=2, model=2), optimizer=af.optim.AdamW(1e-3))
 
@@ -9,6 +9,9 @@ A layout gives axes of the mesh a word each: `af.split(axis)`, a part of an axis
 each rank; `af.broadcast`, all of it on each; `af.partial`, terms that are summed. "S(0)", "B" and
 "P" are the same as texts. Of axes that it does not name the compiler decides. A job without a mesh,
 or on a mesh of one rank, takes no notice of layouts: its graph is the one without them.
+
+The regions `af.device` and `af.stage` put the ops that are called in them on a device of the job,
+or on a stage of a pipeline. `compiler.sbp.stages` puts all other ops on stages.
 """
 
 from __future__ import annotations
@@ -226,13 +229,11 @@ def _split_of(word: Split, type_: TensorType, what: str, where: SourceLocation) 
     return Split(word.axis % type_.rank)
 
 
-# Where the ops of a job run: `with af.device("sim:1"):`, and `x.to("sim:1")`.
-#
-# A region places the ops that are called in it, whatever they read. Outside of every region an op
-# runs where its operands lie, as in torch; on the job's first device, if they lie nowhere yet. What
-# only stands for numbers lies nowhere until something reads it: batches, parameters, constants, and
-# views of them. So a parameter lies where it is first used, with its optimizer state. A copy by
-# `to` says where its result lies.
+# A region of `af.device` places the ops that are called in it, whatever they read. Outside of every
+# region an op runs where its operands lie, as in torch; on the job's first device, if they lie
+# nowhere yet. What only stands for numbers lies nowhere until something reads it: batches,
+# parameters, constants, and views of them. So a parameter lies where it is first used, with its
+# optimizer state. A copy by `to` says where its result lies.
 #
 # A job of several devices that names none of them, in no region and no `to`, is left UNPLACED:
 # the compiler then places it by cost.
@@ -374,12 +375,6 @@ def _by_readers(nodes: Sequence[Node], chosen: list[int]) -> None:
 
 def _first(values: Iterable[ValueId], reader: dict[ValueId, int]) -> int:
     return next((reader[v] for v in values if v in reader), 0)
-
-
-# Where a job is cut for a pipeline: `with af.stage(1):`.
-#
-# A region puts the ops that are called in it on a stage; see `compiler.sbp.stages` for all
-# others.
 
 
 class StageRegion:

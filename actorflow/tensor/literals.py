@@ -1,4 +1,8 @@
-"""What a user writes as a number or a dtype: checked, and named with his line where it is wrong."""
+"""What a user writes as a number, a size or a dtype: checked, with the user's line in the error.
+
+Also the two names of an argument that torch and numpy call differently (`with_numpy_names`), and
+the dtype that operands of several dtypes meet in (`promote`, `result_type`).
+"""
 
 from __future__ import annotations
 
@@ -104,8 +108,6 @@ def checked_number(number: object, what: str) -> float:
         raise CompileError(f"{find_source()}: {what} is too large for a float") from None
 
 
-# What arguments are called: as torch calls them, and as numpy does where torch takes that, too.
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -157,9 +159,7 @@ def of_ranks(
     return of_rank(1), of_rank(2), of_rank(3)
 
 
-# Which dtype operands of several meet in: torch's rules, in one place.
-#
-# Operands of one dtype keep it. Of several:
+# The dtype that operands meet in, by torch's rules. Operands of one dtype keep it. Of several:
 #
 # - Categories are ordered bool < integer < float. The widest of the highest category wins; float16
 #   with bfloat16 is float32, and an unsigned integer with a signed one the next wider signed one.

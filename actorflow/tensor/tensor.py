@@ -5,6 +5,9 @@ operands of several dtypes are cast to the one they meet in (`actorflow.tensor.l
 numbers take the dtype of the other operand, which must hold them, or that of a higher category.
 Sizes and axes are integers, of Python or of numpy. Whatever would need data (`if tensor:`,
 `float(tensor)`, `np.asarray(tensor)`) is a CompileError with the user's line.
+
+Methods that are functions of `actorflow.functional` are looked up in the table `METHODS`. `checked`
+holds the arguments of public functions and layers against their annotations.
 """
 
 from __future__ import annotations
@@ -430,10 +433,8 @@ def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:
     return given
 
 
-# The door of public functions and layers: what is annotated as a tensor comes in as one.
-#
-# The annotations of a function say what it takes. Here they are held against what comes, once for
-# all functions, so that the functions themselves may take for granted what they say.
+# Arguments are held against annotations in one place, so that public functions and layers may take
+# for granted what their annotations say: what is annotated as a tensor is one.
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -4,6 +4,10 @@ A `Trace` is the context in which symbolic tensors live. It knows the model's pa
 batch's types and whether the job trains; it gives every node the user's own line and the module
 path. When the function returns, the trace is closed, and a tensor that escaped from it says so when
 it is used.
+
+The user's line is the innermost frame of the stack that is neither ours nor Python's
+(`find_source`). `code_facts` identifies a function's code by content, so that a graph is traced
+again only where the code has changed.
 """
 
 from __future__ import annotations
@@ -32,9 +36,8 @@ from compiler.graph.graph import UNPLACED, UNSTAGED, GraphBuilder, SourceLocatio
 from compiler.graph.registry import Op
 from compiler.ops.primitives.sources import INPUT, VARIABLE
 
-# A function's code by content: a digest, and the names that it looks up while it runs.
-#
-# Never by `id`, which the next object may get, and never by line: code that only moved is the same.
+# Code is identified by content: never by `id`, which the next object may get, and never by line, as
+# code that only moved is the same.
 
 _HOUSE = Path(__file__).resolve().parents[2]
 WINGS = ("actorflow", "actors", "compiler", "memory")
@@ -270,8 +273,7 @@ class Trace:
     def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
         """Append a node at the user's current line. Raises CompileError naming that line.
 
-        It is on the device and the stage of the innermost regions; see `actorflow.tensor.layouts`
-        and `actorflow.tensor.layouts`.
+        It is on the device and the stage of the innermost regions (`actorflow.tensor.layouts`).
         """
         device, stage = self.regions[-1], self.stages[-1]
         with self.builder.at(self._scope, find_source(), device=device, stage=stage):

@@ -1,7 +1,12 @@
-"""Reading functions: their code, and all they can reach: closed-over variables, globals, modules.
+"""The walk over all that tracing a job may read: `read_job`.
 
-A function that Python, an installed package or this one brings counts by its name; what it closes
-over is read all the same: a decorator holds the user's function there, a schedule its numbers.
+It begins at the model, the job's function and its optimizer, and goes to attributes and slots,
+items, classes with their methods and attributes, functions with their code, defaults, closed-over
+variables and globals, and attributes of modules. Code of the user counts by content; what Python,
+installed packages and this one bring counts by name. What such a function closes over is read all
+the same: a decorator holds the user's function there, a schedule its numbers. What has no content
+to compare (a generator, an open file) is listed where the user's code names it, and random
+generators are listed for whoever wants to know whether they were used.
 """
 
 from __future__ import annotations
@@ -186,7 +191,7 @@ def read_module(reading: Reading, module: types.ModuleType, attributes: frozense
 _PUT_ELSEWHERE = (*ATOMS, types.FunctionType)
 
 
-# Reading objects and classes: attributes, slots, methods, of the class and of its bases.
+# Objects and classes.
 
 _NOT_READ = frozenset(
     (
@@ -317,7 +322,7 @@ def slots_of(kind: type) -> list[str]:
     return names
 
 
-# Reading plain data: arrays, containers, and what tells its content only as a whole.
+# Plain data.
 
 _ATOMS = frozenset(ATOMS)
 _MOST_ROWS = 100
@@ -429,14 +434,7 @@ def _inside(what: str, item: object, key: object) -> str:
     return f"{what}[{key!r}]" if type(key) in ATOMS else f"{what}[{type(key).__qualname__}]"
 
 
-# The walk over all that tracing a job may read, from each object to what it can reach.
-#
-# It begins at the model, the job's function and its optimizer, and goes to attributes and slots,
-# items, classes with their methods and attributes, functions with their code, defaults, closed-over
-# variables and globals, and attributes of modules. Code of the user counts by content; what Python,
-# installed packages and this one bring counts by name. What has no content to compare (a generator,
-# an open file) is listed where the user's code names it, and random generators are listed for
-# whoever wants to know whether they were used.
+# The walk: which reader an object has.
 
 RANDOM = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 

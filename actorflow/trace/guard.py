@@ -1,9 +1,10 @@
-"""The cheap question before each step: is everything that the trace read still the same object?
+"""What one walk over the objects of a trace has read: rows of text, and the objects as a guard.
 
-A guard holds what was read, so that no id is used twice, and compares by identity, in loops of C
-alone: for settings, children, class attributes, globals, cells and code alike. Whatever differs is
-looked at again in full; a guard may say no without need, and never yes without truth. Equality
-would not do: 1, 1.0 and True are equal, and so are two lists of which the old one is watched.
+The guard answers a cheap question before each step: is everything still the same object? It holds
+what was read, so that no id is used twice, and compares by identity, in loops of C alone: for
+settings, children, class attributes, globals, cells and code alike. Whatever differs is looked at
+again in full; a guard may say no without need, and never yes without truth. Equality would not do:
+1, 1.0 and True are equal, and so are two lists of which the old one is watched.
 
 What the containers hold comes from the garbage collector's own walk, `gc.get_referents`: one call
 for all of them, at a sixth of the time of iterating over each (70 values: 0.45 instead of 2.5 us).
@@ -165,11 +166,8 @@ _MISSING = object()
 """In place of a name or slot that has no value."""
 
 
-# What a walk over the things that a trace may read has found so far.
-#
 # Rows (what, value) of plain text decide whether two traces read the same; a `Guard` holds the
-# objects behind them. A walk is one `Reading`; how each kind of object is walked over is said in
-# `data`, `classes` and `functions`, and `walk` puts them together.
+# objects behind them. How each kind of object is walked over is in dependency_scan.py.
 
 Row = tuple[str, str]
 

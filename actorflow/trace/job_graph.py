@@ -1,4 +1,8 @@
-"""From a job's function to its logical graph: one trace for a model and the types of a batch."""
+"""From a job's function to its logical graph: one trace for a model and the types of a batch.
+
+The trace records the function's ops, and for a job with an optimizer the gradients of its losses
+and the updates of its variables. `grad` gives gradients to the function itself, as tensors.
+"""
 
 from __future__ import annotations
 
@@ -207,8 +211,6 @@ def _line(tensor: Tensor) -> str:
         return "job"
     return str(trace.builder.producer_of(tensor._value_in(trace)).source)
 
-
-# Gradients as tensors of the job.
 
 Wanted = Any
 """A tensor, a list or tuple of tensors, a mapping of tensors, or a module: its parameters."""

@@ -40,8 +40,6 @@ from compiler.graph.graph import Graph
 from compiler.ops.primitives.body import hash_graph
 from compiler.ops.primitives.sources import OF_MODEL
 
-# Which of the user's functions a trace has called: what a walk over names could not follow shows.
-#
 # A walk finds a function by the names in the code. One that is fetched by a text, `globals()[name]`
 # or `getattr(module, name)`, or that comes out of an object which is not looked into, is found by
 # watching the trace itself.
@@ -94,8 +92,6 @@ def not_read(called: Called, read: list[CodeType]) -> list[str]:
     return sorted(missed)
 
 
-# What an open plan was made for: the graph's identity, and the parameters that it trains.
-#
 # The identity decides the graph: whatever a trace read, with parameters by their path, type and
 # sharing. So a second model of the same class has an equal graph, and the plan of the first. An
 # open plan moreover belongs to certain parameter objects; another object in the place of one
