@@ -157,13 +157,19 @@ def make(kind: str, units: int):
 
 def count_nodes(kind: str, units: int) -> int:
     """Return the nodes of the graph that is lowered."""
+    from actorflow.compile.targets import hardware_for
+    from compiler.contract.placement import HOST
     from compiler.graph.target import CompileOptions
     from compiler.pipeline.pipeline import PASSES
 
     job, model, types = make(kind, units)
-    graph, options = job.graph(model, types), CompileOptions("train")
+    graph, options, hardware = (
+        job.graph(model, types),
+        CompileOptions("train"),
+        hardware_for((HOST,)),
+    )
     for step in [step for step in PASSES if step.is_wanted(options)]:
-        graph = step.run(graph)
+        graph = step.apply(graph, hardware, options)
     return len(graph.nodes)
 
 
@@ -236,7 +242,9 @@ def by_pass(kind: str, units: int) -> dict[str, float]:
     options, hardware = CompileOptions("train"), hardware_for((HOST,))
     timed("key", lambda: cache_key(graph, options, hardware))
     for step in [step for step in PASSES if step.is_wanted(options)]:
-        graph = timed(step.name, lambda step=step, graph=graph: step.run(graph))
+        graph = timed(
+            step.name, lambda step=step, graph=graph: step.apply(graph, hardware, options)
+        )
     plan = timed("lower", lambda: lower(graph, hardware, options, ""))
     timed("verify", lambda: verify_plan(plan))
     timed("races", lambda: check_races(plan))

@@ -1,7 +1,7 @@
 """Two checkouts, the same work, in turns in one call: what a change costs and what it gains.
 
     python benchmarks/paired.py --before DIR [ROW ...] [--rounds 5] [--repeats 3]
-        [--parts rows,plain,start,compile] [--markdown FILE]
+        [--parts rows,plain,start,compile,import] [--one-choice] [--markdown FILE]
 
 - `rows`: ms of a step of the rows of `actorflow bench` (gpt, or gpt:bf16), bytes of the arena,
   launches, and how far the losses of the first ten steps lie apart.
@@ -9,6 +9,11 @@
 - `start`: the demo, from the start of its process to the end of its first step; with nothing in the
   cache, and with all.
 - `compile`: a training graph of about 10,000 nodes, from the model to the plan.
+- `import`: s of `import actorflow` in a process whose modules are compiled already, and how many
+  modules of ours it loads.
+
+Which library multiplies is measured on each side alone. With `--one-choice` the second side takes
+what the first has measured, so that a row compares code, and not two draws of noisy measurements.
 
 Every side has processes of its own; PYTHONPATH says which checkout they import, so that layouts may
 differ: both run the rows of this one by public names alone. Sides take turns, first this then that
@@ -21,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -54,6 +60,14 @@ demo.train.fit(demo.CharLM(), data, steps=1, progress=False,
                on_step=lambda step, metrics: seen.append(time.clock_gettime(time.CLOCK_BOOTTIME)))
 print(seen[0])
 """
+IMPORTED = """
+import sys, time
+began = time.perf_counter()
+import actorflow
+seconds = time.perf_counter() - began
+ours = ("actorflow", "actors", "compiler", "memory")
+print(seconds, len([name for name in sys.modules if name.partition(".")[0] in ours]))
+"""
 UNITS = (
     "import sys; import bench_compile as b; print(b.units_for(sys.argv[1], int(sys.argv[2]))[0])"
 )
@@ -70,7 +84,10 @@ class Side:
 
     def environment(self, cache: Path | None = None) -> dict[str, str]:
         """Return the variables of its processes; the machine's own words to BLAS are taken out."""
-        dropped = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        dropped = (
+            "OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
+            "PYTHONDONTWRITEBYTECODE",
+        )  # fmt: skip
         kept = {n: v for n, v in os.environ.items() if n not in dropped}
         return (
             kept
@@ -91,6 +108,7 @@ class Side:
         done = subprocess.run(
             [sys.executable, *command],
             capture_output=True, text=True, check=False, env=self.environment(cache),
+            cwd=self.root,  # which `python -c` imports from, before all of PYTHONPATH
         )  # fmt: skip
         if done.returncode:
             sys.exit(f"{self.name}: {' '.join(command[:3])} failed:\n{done.stderr}")
@@ -121,6 +139,7 @@ def main() -> None:
     add("--repeats", type=int, default=3, help="processes of each side for start and compile")
     add("--parts", default="rows,plain,start,compile")
     add("--nodes", type=int, default=NUM_NODES)
+    add("--one-choice", action="store_true", help="the second takes what the first has measured")
     add("--markdown", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +162,9 @@ def report(sides: list[Side], args: argparse.Namespace) -> Iterator[str]:
     parts = args.parts.split(",")
     yield f"load {os.getloadavg()[0]:.2f}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
     if "rows" in parts:
-        yield from rows_table("The rows", sides, chosen(args.rows), args.rounds)
+        yield from rows_table(
+            "The rows", sides, chosen(args.rows), args.rounds, is_one_choice=args.one_choice
+        )
     if "plain" in parts:
         plain = [Side(s.name, s.root, s.place, {"ACTORFLOW_NATIVE": "0"}) for s in sides]
         yield from rows_table("Without a compiler", plain, [(DEMO, "fp32")], args.rounds)
@@ -151,6 +172,8 @@ def report(sides: list[Side], args: argparse.Namespace) -> Iterator[str]:
         yield from start_table(sides, args.repeats)
     if "compile" in parts:
         yield from compile_table(sides, args.repeats, args.nodes)
+    if "import" in parts:
+        yield from import_table(sides, args.repeats)
 
 
 def chosen(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -166,7 +189,12 @@ def chosen(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def rows_table(
-    title: str, sides: list[Side], rows: list[tuple[str, str]], rounds: int
+    title: str,
+    sides: list[Side],
+    rows: list[tuple[str, str]],
+    rounds: int,
+    *,
+    is_one_choice: bool = False,
 ) -> Iterator[str]:
     yield from (f"\n### {title}\n",)
     yield (
@@ -175,7 +203,20 @@ def rows_table(
     )
     yield "|---" + "|---:" * 10 + "|"
     for row, precision in rows:
+        if is_one_choice:
+            hand_over_choices(sides, row, precision)
         yield race(sides, row, precision, rounds)
+
+
+def hand_over_choices(sides: list[Side], row: str, precision: str) -> None:
+    """Let the first side measure what a row needs, and give the second side what it found."""
+    with sides[0].start(row, precision) as child:
+        child.ask("first")
+    folders = [side.place / "cache" for side in sides]
+    for file in [f for f in folders[0].rglob("*") if f.name.startswith("tuning-")]:
+        copy = folders[1] / file.relative_to(folders[0])
+        copy.parent.mkdir(mode=0o700, exist_ok=True)
+        shutil.copy2(file, copy)
 
 
 def race(sides: list[Side], row: str, precision: str, rounds: int) -> str:
@@ -232,7 +273,7 @@ def first_step_s(side: Side, cache: Path | None) -> float:
 
 
 def compile_table(sides: list[Side], repeats: int, num_nodes: int) -> Iterator[str]:
-    units = int(sides[0].output("-c", UNITS, KIND, str(num_nodes)))
+    units = int(sides[1].output("-c", UNITS, KIND, str(num_nodes)))  # one number for both
     scripts = [str(side.root / "benchmarks" / "bench_compile.py") for side in sides]
 
     def compiled_s(side: Side, script: str) -> float:
@@ -248,6 +289,19 @@ def compile_table(sides: list[Side], repeats: int, num_nodes: int) -> Iterator[s
     yield "| s before | after | ratio | of rounds |"
     yield "|---:|---:|---:|---:|"
     yield f"| {pair.cells(2)} |"
+
+
+def import_table(sides: list[Side], repeats: int) -> Iterator[str]:
+    def imported(side: Side) -> tuple[float, int]:
+        seconds, modules = side.output("-c", IMPORTED).split()
+        return float(seconds), int(modules)
+
+    modules = [imported(side)[1] for side in sides]  # compiles Python's files too
+    pair = in_turns(repeats, [lambda s=s: imported(s)[0] for s in sides])
+    yield "\n### `import actorflow`\n"
+    yield "| s before | after | ratio | of rounds | modules of ours before | after |"
+    yield "|" + "---:|" * 6
+    yield f"| {pair.cells(3)} | {modules[0]} | {modules[1]} |"
 
 
 if __name__ == "__main__":
