@@ -136,11 +136,17 @@ _PLAIN: dict[str, Callable[..., Any]] = {
 }
 """Methods that torch's tensors have, and that are no functions here: tensors never change."""
 
-METHODS |= {name: globals()[name] for name in _NAMES}
-METHODS["__getitem__"] = indexing.subscript
-METHODS["__rmatmul__"] = lambda x, other: products.matmul(other, x)
-METHODS["__rpow__"] = lambda x, other: elementwise.pow(other, x)
-METHODS["trace"] = arranging.trace  # not af.trace, which is a package
-METHODS["unfold"] = arranging.unfold  # not af.unfold, which makes columns of images, as torch's
-METHODS |= _PLAIN
-METHODS |= {name: partial(_cast, dtype) for name, dtype in _DTYPES.items()}
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "__getitem__": indexing.subscript,
+    "__rmatmul__": lambda x, other: products.matmul(other, x),
+    "__rpow__": lambda x, other: elementwise.pow(other, x),
+}
+
+_OTHERS: dict[str, Callable[..., Any]] = {
+    "trace": arranging.trace,  # not af.trace, which is a package
+    "unfold": arranging.unfold,  # not af.unfold, which makes columns of images, as torch's
+}
+
+METHODS.update({name: globals()[name] for name in _NAMES})
+METHODS.update(_OPERATORS | _OTHERS | _PLAIN)
+METHODS.update({name: partial(_cast, dtype) for name, dtype in _DTYPES.items()})
