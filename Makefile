@@ -8,43 +8,31 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Which part of the nightly tests, K/N.
+PART ?= 1/1
+
 # Tests run side by side, a process for each core; JOBS=0 runs them in one.
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-# Whatever compiles or runs a job comes out otherwise with native kernels than with numpy's.
-OF_JOBS := tests/system tests/actorflow tests/benchmarks/compare tests/benchmarks/rows
-
-# What whole jobs do, on a device that is late; in `make devices` as late as many seeds make it.
+# What whole jobs do on a device that is late, in `make devices` as late as many seeds make it.
 ON_DEVICES := tests/system/state $(patsubst %,tests/system/test_%.py,\
 	smoke accumulate evaluation resume runner streams skipped_steps offload recompute user_ops)
 SEEDS := $(shell seq 0 49)
 
-# The same on a GPU that the host emulates, which is slow: without streams of long jobs, and kills
-# that wait for thousands of steps.
-ON_CUDA := $(patsubst %,tests/system/test_%.py,\
-	smoke accumulate evaluation resume runner skipped_steps offload) \
-	--deselect tests/system/test_resume.py::test_kills_at_any_moment_change_nothing
-
 # What jobs computed there, of one state of the code.
 RECORDS = build/late-gpus/$(shell git describe --always --dirty)
 
-# The oldest numpy that pyproject.toml allows, and what can tell it from a new one.
+# Environments of tests/suite.py: the oldest numpy that pyproject.toml allows; torch, 1.2 GB; and the
+# packages of the extras [cuda] and [cudnn], 2 GB.
 OLD_VENV := .venv-oldest
 OLD_STAMP := $(OLD_VENV)/.installed
 OLD_NUMPY := 1.26.*
-OF_NUMPY := tests/actors/kernels tests/compiler/ops tests/actorflow/data \
-	tests/compiler/contract/test_bfloat16.py \
-	$(patsubst %,tests/system/test_%.py,smoke oracle precision runner)
-
-# Torch, which tests/oracle compares with; 1.2 GB.
 ORACLE_VENV := .venv-oracle
 ORACLE_STAMP := $(ORACLE_VENV)/.installed
-
-# What the packages of the extras [cuda] and [cudnn] can prove without a GPU; 2 GB, in a folder of their own.
 CUDA_VENV := .venv-cuda
 CUDA_STAMP := $(CUDA_VENV)/.installed
-ABOUT_CUDA := tests/actors tests/benchmarks/gpu/test_usage_gpt2.py tests/system/test_texts_of_a_gpu.py
+SUITE := $(BIN)/python tests/suite.py
 
 # The versions of NVRTC whose registers are kept in tests/data/gpt2_kernels.json.
 NVRTCS := 13.0 13.5
@@ -67,8 +55,8 @@ unexport OPENBLAS_L2_SIZE
 
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test devices late-gpus oldest cuda oracle oracle-store check lint types contracts model soak bench \
-	bench-env clean
+.PHONY: help demo test nightly durations devices late-gpus oldest cuda golden oracle oracle-store \
+	check lint types contracts model soak bench bench-env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,11 +64,14 @@ help: ## this list
 demo: $(RUN_STAMP) ## train the character model; options in ARGS="--steps 100"
 	@$(BIN)/python examples/char_gpt.py $(ARGS)
 
-test: lint types contracts ## everything: lint, types, import contracts, all tests; those of jobs also natively, on sim and on cuda, emulated
-	$(PYTEST) --durations 15 $(ARGS)
-	$(PYTEST) --durations 15 --native $(OF_JOBS) $(ARGS)
-	$(PYTEST) --device sim $(ON_DEVICES) $(ARGS)
-	$(PYTEST) --device cuda $(ON_CUDA) $(ARGS)
+test: lint types contracts ## lint, types, import contracts, and each distinct test once, on the path that users run
+	$(SUITE) merge --jobs $(JOBS) -- $(ARGS)
+
+nightly: $(DEV_STAMP) ## all tests in all configurations; PART=3/8 for the third of eight parts; 3.5 GB of environments
+	$(SUITE) nightly --jobs $(JOBS) --part $(PART) -- $(ARGS)
+
+durations: ## put what the last runs measured into tests/durations.json
+	$(SUITE) keep
 
 devices: $(DEV_STAMP) ## jobs scattered over two simulated devices, and on one, late as each of 50 seeds; SEEDS="0 1"
 	$(PYTEST) -q --device sim:0,sim:1 tests/system $(ARGS)
@@ -95,11 +86,11 @@ late-gpus: $(DEV_STAMP) ## every job of tests/system on an emulated GPU, late as
 			touch $(RECORDS)/cuda-$$seed/whole; }; done
 	$(BIN)/python tests/recorder/same_bits.py $(RECORDS)
 
-oldest: $(OLD_STAMP) ## what depends on numpy, with the oldest that is supported
-	$(OLD_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal $(OF_NUMPY) $(ARGS)
+oldest: $(DEV_STAMP) ## what depends on numpy, with the oldest that is supported
+	$(SUITE) nightly --jobs $(JOBS) --only oldest-numpy -- $(ARGS)
 
-cuda: $(CUDA_STAMP) ## what CUDA's own compiler and libraries say of kernels, products and attention; needs no GPU
-	$(CUDA_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal -m cuda $(ABOUT_CUDA) $(ARGS)
+cuda: $(DEV_STAMP) ## what CUDA's own compiler and libraries say of kernels, products and attention; needs no GPU
+	$(SUITE) nightly --jobs $(JOBS) --only cuda-packages -- $(ARGS)
 
 golden: $(CUDA_STAMP) ## registers and spills of GPT-2's kernels anew, by each NVRTC whose numbers are kept
 	set -e; for version in $(NVRTCS); do \
@@ -107,16 +98,14 @@ golden: $(CUDA_STAMP) ## registers and spills of GPT-2's kernels anew, by each N
 			--target $(CUDA_VENV)/nvrtc-$$version "nvidia-cuda-nvrtc==$$version.*"; \
 		PYTHONPATH=$(CUDA_VENV)/nvrtc-$$version $(CUDA_VENV)/bin/python benchmarks/gpu/usage_gpt2.py; done
 
-oracle: $(ORACLE_STAMP) ## functions and layers against torch itself; natively and on cuda, emulated, too
-	$(ORACLE_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal --torch tests/oracle $(ARGS)
-	$(ORACLE_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal --native -k float32 tests/oracle $(ARGS)
-	$(ORACLE_VENV)/bin/python -m pytest -n $(JOBS) --dist worksteal --device cuda -k float32 tests/oracle $(ARGS)
+oracle: $(DEV_STAMP) ## functions and layers against torch itself; natively and on cuda, emulated, too
+	$(SUITE) nightly --jobs $(JOBS) --only torch,torch-native,torch-cuda -- $(ARGS)
 
 oracle-store: $(ORACLE_STAMP) ## store what torch computes, for tests without it
 	PYTHONPATH=tests/shared $(ORACLE_VENV)/bin/python tests/oracle/store.py
 
 check: lint types contracts ## after a change: lint, types, import contracts, and the tests that belong to it
-	$(PYTEST) -m "not slow" $$($(BIN)/python tests/affected.py) $(ARGS)
+	$(PYTEST) --tier merge $$($(BIN)/python tests/affected.py) $(ARGS)
 
 lint: $(DEV_STAMP) ## style of the code
 	$(BIN)/ruff check .

@@ -2,8 +2,9 @@
 
 To a file of the product belong the tests of its name, and those that import it; to a test file
 itself, to a conftest its folder, to a page the tests of pages. What changed is what git sees
-against the last commit, or, where nothing did, what that commit changed. A file that very many
-tests import gets those nearest to it: a line on stderr says how many are left to `make test`.
+against the last commit, or, where nothing did, what that commit changed. Tests of the file's name
+always run, others from the nearest on while they fit `BUDGET_SECONDS` by `tests/durations.json`: a
+line on stderr says how many are left to `make test`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "shared"))
+
+import tiers  # noqa: E402
 
 ALWAYS = ("tests/system/test_smoke.py",)
 """A whole job, in a second."""
@@ -22,8 +26,8 @@ ALWAYS = ("tests/system/test_smoke.py",)
 PAGES = ("tests/system/test_readme.py", "tests/system/test_tour.py", "tests/system/test_docs.py")
 """What runs the code on pages and compares what they say."""
 
-MOST_IMPORTERS = 12
-"""Test files that import a changed one and are run: as many as fit half a minute."""
+BUDGET_SECONDS = 80.0
+"""What tests that import a changed file may take on one core; two have 40 s for it."""
 
 _IMPORTS = re.compile(
     r"^\s*(?:from ([\w.]+) import ([^\n(]+|\([^)]*\))|import ([\w.]+))", re.MULTILINE
@@ -40,13 +44,14 @@ def imported(text: str) -> frozenset[str]:
 
 
 def affected(
-    changed: Iterable[str], tests: Mapping[str, frozenset[str]]
+    changed: Iterable[str], tests: Mapping[str, frozenset[str]], seconds: Mapping[str, float]
 ) -> tuple[list[str], list[str]]:
     """Return the test files and folders to run, and those that would belong but are too many.
 
     Args:
         changed: paths from the root of the repository, as git writes them.
         tests: for each test file what it imports.
+        seconds: what test files take, as far as it is known.
     """
     chosen: dict[str, None] = dict.fromkeys(ALWAYS)
     left: dict[str, None] = {}
@@ -62,26 +67,31 @@ def affected(
         elif path.suffix == ".md" or path.parts[0] in ("docs", "examples"):
             chosen.update(dict.fromkeys(PAGES))
         elif path.suffix in (".py", ".c", ".h"):
-            near, far = _of_product(path, tests)
-            chosen.update(dict.fromkeys(near))
-            left.update(dict.fromkeys(far))
+            own, others = _of_product(path, tests)
+            chosen.update(dict.fromkeys(own))
+            left.update(dict.fromkeys(others))
+    spent = 0.0
+    for name in [name for name in left if name not in chosen]:
+        spent += seconds.get(name, tiers.UNKNOWN_SECONDS)
+        if spent > BUDGET_SECONDS:
+            break
+        chosen[name] = None
     return list(chosen), [name for name in left if name not in chosen]
 
 
 def _of_product(
     path: PurePosixPath, tests: Mapping[str, frozenset[str]]
 ) -> tuple[list[str], list[str]]:
-    """Return the nearest tests of a file of the product, and the rest of those that import it."""
+    """Return the tests of a file's name, and others that may notice a change, the nearest first."""
     folder = PurePosixPath("tests") / path.parent
     named = f"test_{path.stem}.py"
     own = [name for name in (str(folder / named), f"tests/system/{named}") if name in tests]
     module = ".".join([*path.parts[:-1], path.stem])
     importers = [name for name, modules in tests.items() if module in modules and name not in own]
     importers.sort(key=lambda name: (not name.startswith(f"{folder}/"), name))
-    near = own + importers[:MOST_IMPORTERS]
-    if not near:  # nobody names it: its neighbours use it
-        near = [name for name in tests if PurePosixPath(name).parent == folder][:MOST_IMPORTERS]
-    return near, importers[MOST_IMPORTERS:]
+    if not own and not importers:  # nobody names it: its neighbours use it
+        importers = [name for name in tests if PurePosixPath(name).parent == folder]
+    return own, importers
 
 
 def changed_files() -> list[str]:
@@ -102,7 +112,7 @@ def main() -> None:
         for file in sorted((ROOT / "tests").rglob("test_*.py"))
     }
     changed = [name for name in changed_files() if (ROOT / name).exists()]
-    chosen, left = affected(changed, tests)
+    chosen, left = affected(changed, tests, tiers.known_seconds("numpy"))
     if left:
         sys.stderr.write(f"make check leaves {len(left)} more test files to make test\n")
     sys.stdout.write("\n".join(chosen) + "\n")

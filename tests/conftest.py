@@ -1,13 +1,16 @@
-"""Fixtures of all wings: native kernels are off unless a test asks for them."""
+"""Fixtures of all floors: native kernels are off unless a test asks for them."""
 
 import os
+import signal
 import threading
 import warnings
 from pathlib import Path
 from random import Random
 
+import guard
 import pytest
 import recorder
+import tiers
 
 from actors.kernels.library import runtime
 from compiler.passes import place
@@ -27,6 +30,19 @@ def pytest_addoption(parser):
         " emulates; for tests/system. On several, as sim:0,sim:1, nodes are scattered over them",
     )
     parser.addoption(
+        "--tier",
+        choices=tiers.TIERS,
+        default="nightly",
+        help="merge leaves out tests marked slow, and all seeds of a test but the first",
+    )
+    parser.addoption(
+        "--configuration",
+        help="name of these options in tests/durations.json: files run longest first",
+    )
+    parser.addoption(
+        "--measured", type=Path, help="=FILE: write there what each file of tests took, as JSON"
+    )
+    parser.addoption(
         "--torch", action="store_true", help="compare with torch itself; for tests/oracle"
     )
     parser.addoption("--sim-seed", default="0", help="how late simulated and emulated devices are")
@@ -38,7 +54,27 @@ def pytest_addoption(parser):
     )
 
 
+_GUARD = pytest.StashKey[int | None]()
+
+
+def pytest_configure(config):
+    """Let a run end as it would at a terminal, and leave no program behind."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # What a shell starts with `&` ignores ^C, and so would each program that a test interrupts.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ[tiers.TIER] = config.getoption("--tier")
+    config.stash[_GUARD] = guard.start()
+    if config.getoption("--measured") is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(tiers.Stopwatch(config.getoption("--measured")))
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("--tier") == "merge":
+        items[:], left_out = tiers.split(items)
+        config.hook.pytest_deselected(items=left_out)
+    if config.getoption("--configuration"):
+        items[:] = tiers.by_files(items, tiers.known_seconds(config.getoption("--configuration")))
     device = config.getoption("--device")
     skipped = {"host": "on the host alone"} if device else {}
     if device is not None and device.startswith("cuda"):

@@ -14,25 +14,34 @@ tests/memory/test_order.py::test_a
 """
 
 
+def ids(text=LISTING, run=""):
+    return tool.ids(text.splitlines(), run)
+
+
 def test_a_test_is_known_by_the_name_of_its_file_and_its_own_id():
-    found = tool.ids(LISTING)
-    assert found == {
+    assert ids() == {
         "test_graph.py::test_a": 1, "test_cut.py::test_b[a/b::c]": 1, "test_order.py::test_a": 1,
     }  # fmt: skip
 
 
 def test_a_moved_test_is_there_and_a_lost_or_renamed_one_is_missing():
-    before = tool.ids(LISTING)
-    moved = tool.ids(LISTING.replace("tests/compiler/", "tests/compiler/graph/"))
-    assert tool.missing(before, moved, {}) == []
-    assert tool.missing(before, moved - Counter(["test_order.py::test_a"]), {}) == [
-        "test_order.py::test_a"
-    ]
-    renamed = tool.ids(LISTING.replace("test_graph.py::test_a", "test_graph.py::test_c"))
-    assert tool.missing(before, renamed, {}) == ["test_graph.py::test_a"]
-    assert tool.missing(before, renamed, {"test_graph.py::test_a": "test_graph.py::test_c"}) == []
+    moved = ids(LISTING.replace("tests/compiler/", "tests/compiler/graph/"))
+    assert tool.missing(ids(), moved) == []
+    lost = moved - Counter(["test_order.py::test_a"])
+    assert tool.missing(ids(), lost) == ["test_order.py::test_a"]
+    renamed = ids(LISTING.replace("test_graph.py::test_a", "test_graph.py::test_c"))
+    assert tool.missing(ids(), renamed) == ["test_graph.py::test_a"]
 
 
 def test_of_two_equal_names_in_two_folders_a_lost_one_is_missing():
     twice = Counter({"test_ways.py::test_a": 2})
-    assert tool.missing(twice, Counter({"test_ways.py::test_a": 1}), {}) == ["test_ways.py::test_a"]
+    assert tool.missing(twice, Counter({"test_ways.py::test_a": 1})) == ["test_ways.py::test_a"]
+
+
+def test_a_test_of_two_runs_is_two():
+    both = ids(run="numpy") + ids(run="native")
+    assert tool.missing(both, ids(run="numpy")) == [
+        "native test_cut.py::test_b[a/b::c]",
+        "native test_graph.py::test_a",
+        "native test_order.py::test_a",
+    ]

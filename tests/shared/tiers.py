@@ -1,0 +1,90 @@
+"""Which tests a tier runs, and in which order: the same for every process of a run.
+
+The tier `merge` leaves out what the tier `nightly` repeats at greater length: tests marked `slow`,
+and of a family that differs in its seed alone all but the first. `tests/durations.json` has the
+seconds of each file in each configuration, as the last refresh measured them (`make durations`).
+Files run longest first, so that processes side by side end together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+TIERS = ("merge", "nightly")
+DURATIONS = Path(__file__).resolve().parents[1] / "durations.json"
+
+TIER = "TESTS_TIER"
+"""A variable that says which tier runs, for modules of tests that are imported, and workers."""
+
+UNKNOWN_SECONDS = 3.0
+"""What a file is taken to last that is in no list yet."""
+
+SEEDS = ("seed", "seeds")
+"""Parameters whose values are draws of one test."""
+
+
+def size(nightly: int, *, merge: int) -> int:
+    """Return how many draws a test makes in the tier that runs; the nightly one if none is told."""
+    return merge if os.environ.get(TIER) == "merge" else nightly
+
+
+def split(items: Iterable) -> tuple[list, list]:
+    """Return the tests that the tier `merge` runs, and those that it leaves out."""
+    run, left_out = [], []
+    for item in items:
+        is_slow = item.get_closest_marker("slow") is not None
+        (left_out if is_slow or _is_a_later_seed(item) else run).append(item)
+    return run, left_out
+
+
+def _is_a_later_seed(item) -> bool:
+    """Return whether a test is of a family by seeds, and not of the first that the file lists."""
+    indices = item.callspec.indices if hasattr(item, "callspec") else {}
+    return any(indices.get(name, 0) > 0 for name in SEEDS)
+
+
+def longest_first(files: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
+    """Return files in the order in which two processes that take turns end together."""
+    return sorted(files, key=lambda file: (-seconds.get(file, UNKNOWN_SECONDS), file))
+
+
+def by_files(items: Iterable, seconds: Mapping[str, float]) -> list:
+    """Return tests with those of a file together, the longest file first, as they were inside."""
+    groups = defaultdict(list)
+    for item in items:
+        groups[item.nodeid.partition("::")[0]].append(item)
+    return [item for file in longest_first(groups, seconds) for item in groups[file]]
+
+
+class Stopwatch:
+    """A plugin of pytest that adds up what each file takes, and writes it at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.seconds = path, defaultdict(float)
+
+    def pytest_runtest_logreport(self, report) -> None:
+        self.seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.seconds))
+
+
+def known_seconds(configuration: str) -> dict[str, float]:
+    """Return the seconds of files in a configuration, empty where it was never measured."""
+    if not DURATIONS.exists():
+        return {}
+    return json.loads(DURATIONS.read_text()).get(configuration, {})
+
+
+def keep(measured: Mapping[str, Mapping[str, float]], is_there: Callable[[str], bool]) -> None:
+    """Put what was measured of files into the list; files that are no more go from it."""
+    known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    for name, seconds in measured.items():
+        files = {file: s for file, s in (known.get(name, {}) | seconds).items() if is_there(file)}
+        known[name] = {file: round(s, 1) for file, s in sorted(files.items())}
+    DURATIONS.write_text(json.dumps(dict(sorted(known.items())), indent=0) + "\n")

@@ -1,0 +1,69 @@
+"""Programs of tests end with the run, also where that is killed; ^C works wherever it began."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import guard
+import pytest
+
+RUN = """
+import os, subprocess, sys
+os.environ.pop("TESTS_OF_RUN", None)
+sys.path.insert(0, sys.argv[1])
+import guard
+held = guard.start()
+program = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(program.pid, flush=True)
+sys.stdin.read()
+"""
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open") or not Path("/proc/self/environ").exists(),
+    reason="programs are found in Linux' /proc",
+)
+
+
+@pytest.mark.parametrize("end", ["killed", "finished"])
+def test_a_program_that_a_run_leaves_is_killed(end):
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(Path(guard.__file__).parent)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    program = os.pidfd_open(int(run.stdout.readline()))
+    if end == "killed":
+        run.kill()
+    run.communicate()
+    ready, _, _ = select.select([program], [], [], 60)
+    os.close(program)
+    assert ready == [program]
+
+
+def test_only_what_is_marked_is_found():
+    mark = "of-this-test-alone"
+    commands = [{**os.environ, guard.MARK: mark}, {**os.environ, guard.MARK: mark + "-not"}]
+    programs = [subprocess.Popen(["sleep", "600"], env=env) for env in commands]
+    try:
+        assert guard.marked(mark) == [programs[0].pid]
+        guard.kill_marked(mark)
+        assert programs[0].wait(60) == -signal.SIGKILL
+        assert programs[1].poll() is None
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def test_a_run_has_one_guard():
+    assert guard.MARK in os.environ
+    assert guard.start() is None
+
+
+def test_a_run_that_a_shell_started_in_the_background_has_ctrl_c():
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    program = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT))"]
+    told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert "default_int_handler" in told

@@ -1,0 +1,145 @@
+"""Tiers and parts: nothing is left out, parts take equal time, and the longest comes first."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tiers
+
+FILE = Path(__file__).with_name("suite.py")
+spec = importlib.util.spec_from_file_location("suite", FILE)
+suite = sys.modules["suite"] = importlib.util.module_from_spec(spec)  # dataclasses look there
+spec.loader.exec_module(suite)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 8, 17])
+def test_every_file_of_every_configuration_is_in_one_part(parts):
+    found = [
+        (configuration.name, file)
+        for part in range(1, parts + 1)
+        for configuration, files in suite.shares(suite.NIGHTLY, part, parts)
+        for file in files
+    ]
+    wanted = [(c.name, file) for c in suite.NIGHTLY for file in c.files()]
+    assert found == wanted
+
+
+def test_parts_take_equal_time_but_for_a_file_at_either_end():
+    parts = 8
+    lengths = {
+        (c.name, file): tiers.known_seconds(c.name).get(file, tiers.UNKNOWN_SECONDS)
+        for c in suite.NIGHTLY
+        for file in c.files()
+    }
+    share = sum(lengths.values()) / parts
+    for part in range(1, parts + 1):
+        work = suite.shares(suite.NIGHTLY, part, parts)
+        took = sum([lengths[c.name, file] for c, files in work for file in files])
+        assert abs(took - share) <= max(lengths.values())
+
+
+def test_merge_runs_each_file_once_and_jobs_natively():
+    files = {c.name: set(c.files()) for c in suite.MERGE}
+    assert not files["merge"] & files["merge-native"]
+    assert sorted(files["merge"] | files["merge-native"]) == suite.NIGHTLY[0].files()
+    assert all(file.startswith(suite.OF_JOBS) for file in files["merge-native"])
+
+
+def test_every_path_of_a_configuration_is_there():
+    for configuration in (*suite.MERGE, *suite.NIGHTLY):
+        for path in (*configuration.paths, *configuration.without):
+            assert (suite.ROOT / path).exists(), path
+
+
+def item(name, *, is_slow=False, **indices):
+    """Return what stands for a collected test: its file is `a.py`, or that before a `::`."""
+    file, _, test = name.rpartition("::")
+    test = SimpleNamespace(
+        nodeid=f"{file or 'a.py'}::{test}",
+        get_closest_marker=lambda mark: "slow" if is_slow and mark == "slow" else None,
+    )
+    if indices:
+        test.callspec = SimpleNamespace(indices=indices)
+    return test
+
+
+def test_merge_leaves_out_what_is_slow_and_all_seeds_but_the_first():
+    first, other = item("f[0-a]", seed=0, kind=0), item("f[0-b]", seed=0, kind=1)
+    again, slow = item("f[1-a]", seed=1, kind=0), item("g", is_slow=True)
+    plain = item("h[5]", size=5)
+    run, left_out = tiers.split([again, first, slow, other, plain])
+    assert run == [first, other, plain]
+    assert left_out == [again, slow]
+
+
+def test_files_run_longest_first_and_tests_inside_as_they_were():
+    items = [item("a.py::x"), item("c.py::x"), item("b.py::y"), item("b.py::x"), item("a.py::y")]
+    order = tiers.by_files(items, {"a.py": 1.0, "b.py": 9.0})
+    assert [test.nodeid for test in order] == [
+        "b.py::y", "b.py::x", "c.py::x", "a.py::x", "a.py::y",
+    ]  # fmt: skip
+
+
+def test_what_was_measured_replaces_what_was_known_of_these_files_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiers, "DURATIONS", tmp_path / "durations.json")
+    tiers.keep({"numpy": {"a.py": 1.26, "b.py": 2.0}, "sim": {"a.py": 3.0}}, lambda file: True)
+    tiers.keep({"numpy": {"b.py": 4.0, "c.py": 0.01}}, lambda file: file != "a.py")
+    known = json.loads((tmp_path / "durations.json").read_text())
+    assert known == {"numpy": {"b.py": 4.0, "c.py": 0.0}, "sim": {"a.py": 3.0}}
+    assert tiers.known_seconds("numpy") == {"b.py": 4.0, "c.py": 0.0}
+    assert tiers.known_seconds("native") == {}
+
+
+def test_the_watch_adds_up_the_phases_of_a_files_tests(tmp_path):
+    watch = tiers.Stopwatch(tmp_path / "deep" / "numpy.json")
+    for name, seconds in (("a.py::x", 1.0), ("a.py::y", 2.0), ("b.py::x", 0.5)):
+        watch.pytest_runtest_logreport(SimpleNamespace(nodeid=name, duration=seconds))
+    watch.pytest_sessionfinish()
+    assert json.loads(watch.path.read_text()) == {"a.py": 3.0, "b.py": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nightly", "--part", "0/3"], "expected K/N with 1 <= K <= N, got '0/3'"),
+        (["nightly", "--part", "4/3"], "expected K/N with 1 <= K <= N, got '4/3'"),
+        (["nightly", "--part", "two"], "expected K/N with 1 <= K <= N, got 'two'"),
+        (["nightly", "--only", "nmupy"], "--only: nmupy: not among numpy, native"),
+    ],
+)
+def test_a_wrong_word_is_named(words, message, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["suite.py", *words])
+    with pytest.raises(SystemExit) as left:
+        suite.main()
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_configuration_that_fails_does_not_stop_the_next_and_says_how_to_repeat_it(
+    monkeypatch, capsys
+):
+    ran = []
+
+    def run(configuration, files, jobs, more):
+        ran.append(configuration.name)
+        return configuration.name == "numpy"
+
+    monkeypatch.setattr(suite, "run", run)
+    work = [(c, ["tests/test_names.py"]) for c in suite.NIGHTLY[:2]]
+    assert suite.run_all("nightly", work, " 3/8", "2", []) == 1
+    assert ran == ["numpy", "native"]
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "nightly 3/8: numpy failed;"
+        " .venv/bin/python tests/suite.py nightly --part 3/8 --only numpy repeats it"
+    ]
+
+
+def test_continuous_integration_runs_merge_and_the_part_that_commits_choose():
+    text = (suite.ROOT / ".ci" / "run").read_text()
+    assert "make test\n" in text
+    assert "git rev-list --count HEAD" in text
+    assert "make nightly PART=" in text
