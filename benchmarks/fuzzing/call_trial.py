@@ -52,7 +52,7 @@ _OF_CALLS = re.compile(
 )
 
 _OF_USER = ("call_trial.py", "calls.py")
-_HANDING_ON = ("names.py", "module.py", "doors.py", "keywords.py", "function_layer.py")
+_HANDING_ON = ("literals.py", "module.py", "tensor.py", "option_values.py", "function_layers.py")
 
 Outcome = tuple[str, str, str]
 
@@ -229,8 +229,9 @@ def judged(error: Exception, *, is_run: bool = False) -> Outcome:
 
 
 def _is_of_call(frames: traceback.StackSummary) -> bool:
-    """Whether the line that raised is the user's, or one of ours that hands a call on."""
-    return Path(frames[-1].filename).name in (*_OF_USER, *_HANDING_ON)
+    """Whether the line that raised is the user's, or one of ours that hands a call on or counts."""
+    is_counting = (frames[-1].line or "").startswith("raise TypeError(")
+    return is_counting or Path(frames[-1].filename).name in (*_OF_USER, *_HANDING_ON)
 
 
 if __name__ == "__main__":

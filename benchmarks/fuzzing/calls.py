@@ -89,13 +89,12 @@ class Call:
 
 def subjects() -> list[tuple[str, str]]:
     """Return (kind, name) of all that can be called."""
-    own = [
-        name for name in vars(Tensor) if not name.startswith("_") and callable(vars(Tensor)[name])
-    ]
+    own = [name for name in vars(Tensor) if callable(vars(Tensor)[name])]
+    methods = [name for name in (*METHODS, *own) if not name.startswith("_")]
     layers = [n for n, v in vars(nn).items() if isinstance(v, type) and issubclass(v, nn.Module)]
     return [
         *[("function", name) for name in functional.__all__],
-        *[("method", name) for name in (*METHODS, *own, *OPERATORS)],
+        *[("method", name) for name in (*methods, *OPERATORS)],
         *[("layer", name) for name in layers if name != "Module"],
     ]
 
