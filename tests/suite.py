@@ -217,8 +217,10 @@ def main() -> int:
     parser.add_argument("--jobs", default=str(os.cpu_count() or 2), help="tests side by side")
     parser.add_argument("--list", action="store_true", help="print files, and run nothing")
     parser.add_argument("--collect", action="store_true", help="print tests, and run nothing")
-    parser.add_argument("more", nargs="*", help="options for pytest, after --")
-    args = parser.parse_args()
+    parser.epilog = "Words after -- are for pytest."
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    args, more = parser.parse_args(words[:end]), words[end + 1 :]
     if args.tier == "keep":
         keep_durations()
         return 0
@@ -236,7 +238,7 @@ def main() -> int:
         for configuration, files in work:
             print("\n".join([f"{configuration.name}\t{i}" for i in collect(configuration, files)]))
         return 0
-    return run_all(args.tier, work, f" {part}/{parts}" if parts > 1 else "", args.jobs, args.more)
+    return run_all(args.tier, work, f" {part}/{parts}" if parts > 1 else "", args.jobs, more)
 
 
 def _part(parser: argparse.ArgumentParser, text: str) -> tuple[int, int]:

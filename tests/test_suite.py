@@ -138,6 +138,17 @@ def test_a_configuration_that_fails_does_not_stop_the_next_and_says_how_to_repea
     ]
 
 
+def test_words_after_two_dashes_are_for_pytest(monkeypatch):
+    ran = []
+    monkeypatch.setattr(suite, "run", lambda *what: ran.append(what) or 0)
+    words = ["merge", "--only", "merge-sim", "--jobs", "0", "--", "-x", "--randomly-seed=5"]
+    monkeypatch.setattr("sys.argv", ["suite.py", *words])
+    assert suite.main() == 0
+    ((configuration, files, jobs, more),) = ran
+    assert (configuration.name, jobs, more) == ("merge-sim", "0", ["-x", "--randomly-seed=5"])
+    assert files == configuration.files()
+
+
 def test_continuous_integration_runs_merge_and_the_part_that_commits_choose():
     text = (suite.ROOT / ".ci" / "run").read_text()
     assert "make test\n" in text
