@@ -2,7 +2,11 @@
 
 import importlib.util
 import json
+import os
+import re
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,25 +58,72 @@ def test_every_path_of_a_configuration_is_there():
             assert (suite.ROOT / path).exists(), path
 
 
-def item(name, *, is_slow=False, **indices):
+def item(name, *, is_slow=False, thinned=0):
     """Return what stands for a collected test: its file is `a.py`, or that before a `::`."""
     file, _, test = name.rpartition("::")
-    test = SimpleNamespace(
-        nodeid=f"{file or 'a.py'}::{test}",
-        get_closest_marker=lambda mark: "slow" if is_slow and mark == "slow" else None,
+    marks = {"slow": SimpleNamespace(args=())} if is_slow else {}
+    if thinned:
+        marks["thinned"] = SimpleNamespace(args=(thinned,))
+    return SimpleNamespace(nodeid=f"{file or 'a.py'}::{test}", get_closest_marker=marks.get)
+
+
+CROSSED = """
+    import pytest
+
+    @pytest.mark.parametrize("seed", [7, 8, 9])
+    @pytest.mark.parametrize("kind", ["a", "b"])
+    def test_drawn(seed, kind): ...
+
+    @pytest.mark.thinned(3)
+    @pytest.mark.parametrize("rank", [{0}, {1}, {2}, {3}])
+    @pytest.mark.parametrize("way", list("vwxyz"))
+    def test_crossed(rank, way): ...
+
+    @pytest.fixture(params=[5, 6])
+    def seed(request): ...
+
+    def test_of_a_fixture(seed): ...
+
+    @pytest.mark.slow
+    def test_long(): ...
+
+    def test_plain(): ...
+"""
+
+
+@pytest.fixture
+def merged(tmp_path):
+    """The tests of `CROSSED` that the tier runs, whatever order they are collected in."""
+    (tmp_path / "test_crossed.py").write_text(textwrap.dedent(CROSSED))
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--rootdir", str(tmp_path)]
+    options = ["-c", str(suite.ROOT / "pyproject.toml"), "--confcutdir", str(suite.ROOT)]
+
+    def collect(*more):
+        done = subprocess.run(
+            [*command, *options, "-p", "conftest_of_tiers", *more, str(tmp_path)],
+            capture_output=True, text=True, cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{suite.ROOT / 'tests' / 'shared'}"},
+        )  # fmt: skip
+        found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+        assert found, done.stdout + done.stderr
+        return found
+
+    (tmp_path / "conftest_of_tiers.py").write_text(
+        "import tiers\ndef pytest_collection_modifyitems(items): items[:] = tiers.split(items)[0]\n"
     )
-    if indices:
-        test.callspec = SimpleNamespace(indices=indices)
-    return test
+    return collect
 
 
-def test_merge_leaves_out_what_is_slow_and_all_seeds_but_the_first():
-    first, other = item("f[0-a]", seed=0, kind=0), item("f[0-b]", seed=0, kind=1)
-    again, slow = item("f[1-a]", seed=1, kind=0), item("g", is_slow=True)
-    plain = item("h[5]", size=5)
-    run, left_out = tiers.split([again, first, slow, other, plain])
-    assert run == [first, other, plain]
-    assert left_out == [again, slow]
+def test_merge_runs_the_first_seed_diagonals_and_nothing_slow(merged):
+    found = merged("-p", "no:randomly")
+    assert [test for test in found if "crossed" not in test] == [
+        "test_drawn[a-7]", "test_drawn[b-7]", "test_of_a_fixture[5]", "test_plain",
+    ]  # fmt: skip
+    crossed = [re.findall(r"\[(\w)-rank(\d)\]", test)[0] for test in found if "crossed" in test]
+    assert len(crossed) == 7
+    assert {way for way, _ in crossed} == set("vwxyz")
+    assert {rank for _, rank in crossed} == set("0123")
+    assert sorted(merged("-p", "randomly", "--randomly-seed=3")) == sorted(found)
 
 
 def test_files_run_longest_first_and_tests_inside_as_they_were():

@@ -69,6 +69,7 @@ def freely(name):
 
 
 @pytest.mark.one_device("sets budgets in bytes of one arena")
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", CURVES)
 def test_a_model_within_a_budget_trains_to_the_same_bits(name):
     curve = CURVES[name]

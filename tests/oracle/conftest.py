@@ -16,7 +16,9 @@ def pytest_generate_tests(metafunc):
             for why in [getattr(case, "no_gpu", "")]
         ]
         metafunc.parametrize("case", marked)
-        metafunc.parametrize("dtype", ["float32", "float64"])
+        each_once = pytest.mark.thinned(2)  # the types in turn
+        dtypes = [pytest.param(name, marks=each_once) for name in ("float32", "float64")]
+        metafunc.parametrize("dtype", dtypes)
 
 
 @pytest.fixture

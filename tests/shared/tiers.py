@@ -1,7 +1,8 @@
 """Which tests a tier runs, and in which order: the same for every process of a run.
 
 The tier `merge` leaves out what the tier `nightly` repeats at greater length: tests marked `slow`,
-and of a family that differs in its seed alone all but the first. `tests/durations.json` has the
+of a family that differs in its seed alone all but the first, and of crossed parameters that are
+marked `thinned(n)` all but each n-th. `tests/durations.json` has the
 seconds of each file in each configuration, as the last refresh measured them (`make durations`).
 Files run longest first, so that processes side by side end together.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 TIERS = ("merge", "nightly")
@@ -34,17 +35,40 @@ def size(nightly: int, *, merge: int) -> int:
 
 def split(items: Iterable) -> tuple[list, list]:
     """Return the tests that the tier `merge` runs, and those that it leaves out."""
+    families = defaultdict(list)
+    items = list(items)
+    for item in items:
+        if hasattr(item, "callspec"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    places = {item: place for family in families.values() for item, place in _places(family)}
     run, left_out = [], []
     for item in items:
-        is_slow = item.get_closest_marker("slow") is not None
-        (left_out if is_slow or _is_a_later_seed(item) else run).append(item)
+        place, mark = places.get(item, {}), item.get_closest_marker("thinned")
+        is_left_out = (
+            item.get_closest_marker("slow") is not None
+            or any(place.get(name, 0) > 0 for name in SEEDS)
+            # Diagonals: each value is met as long as another parameter has n values.
+            or (mark is not None and sum(place.values()) % mark.args[0] != 0)
+        )
+        (left_out if is_left_out else run).append(item)
     return run, left_out
 
 
-def _is_a_later_seed(item) -> bool:
-    """Return whether a test is of a family by seeds, and not of the first that the file lists."""
-    indices = item.callspec.indices if hasattr(item, "callspec") else {}
-    return any(indices.get(name, 0) > 0 for name in SEEDS)
+def _places(family: list) -> Iterator[tuple[object, dict[str, int]]]:
+    """Yield the tests of a function with the place of each parameter's value among its values.
+
+    pytest numbers the values of a parameter by the first test that has them, or all tests; the
+    order is the same.
+    """
+    first: dict[str, dict[int, int]] = defaultdict(dict)
+    for item in family:
+        for name, value in item.callspec.params.items():
+            known, index = first[name], item.callspec.indices[name]
+            known[id(value)] = min(index, known.get(id(value), index))
+    order = {name: sorted(known.values()) for name, known in first.items()}
+    for item in family:
+        params = item.callspec.params
+        yield item, {name: order[name].index(first[name][id(params[name])]) for name in params}
 
 
 def longest_first(files: Iterable[str], seconds: Mapping[str, float]) -> list[str]:

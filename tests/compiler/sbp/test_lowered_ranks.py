@@ -140,6 +140,7 @@ WAYS = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("way", WAYS)
 def test_plans_of_all_ranks_are_proven_together_whatever_is_asked(ranks, way):
     graph, layouts, _ = ranks

@@ -85,6 +85,7 @@ class Cut(GPT):
 @pytest.mark.parametrize(
     "axes", [{"data": 4, "model": 2}, {"stage": 2, "data": 3}, {"data": 2, "stage": 2, "model": 2}]
 )
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("rows", [4, 5])
 def test_every_rank_has_the_graph_of_its_class(axes, rows):
     @af.job(optimizer=af.optim.AdamW(1e-3), mesh=af.Mesh(**axes), accumulate=2, clip_norm=1.0)
@@ -106,6 +107,7 @@ def test_every_rank_has_the_graph_of_its_class(axes, rows):
     ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("is_evaluated", [False, True])
 @pytest.mark.parametrize(
     ("axes", "most"), [({"data": 3, "model": 2}, 5), ({"stage": 2, "data": 2}, 2)]

@@ -5,6 +5,7 @@ from math import isqrt
 from random import Random
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import check_sequence, simulate
@@ -122,8 +123,8 @@ def test_the_greedy_never_beats_all_sequences_and_reaches_the_best_of_them_in_mo
 
 
 def test_the_smallest_sequence_is_as_small_as_any_in_most_cases():
-    num_smallest = 0
-    for seed in range(40):
+    num_smallest, num_seeds = 0, tiers.size(40, merge=10)
+    for seed in range(num_seeds):
         rng = Random(seed)
         problem = training_step(rng, rng.randint(2, 4), is_chain=seed % 3 == 0)
         sequence = Selective(problem).smallest(floor_op(problem).size_bytes)
@@ -131,7 +132,7 @@ def test_the_smallest_sequence_is_as_small_as_any_in_most_cases():
         smallest = simulate(problem, sequence).peak_bytes
         assert exhaustive(problem, smallest) is not None
         num_smallest += exhaustive(problem, smallest - 1) is None
-    assert num_smallest >= 36
+    assert num_smallest >= 0.9 * num_seeds
 
 
 def test_an_answer_does_not_depend_on_those_before():
@@ -204,7 +205,7 @@ def test_a_sequence_computes_the_same_within_its_budget(problem, fraction):
 
 
 @given(problems())
-@settings(max_examples=40, deadline=None)  # a shared machine may pause
+@settings(max_examples=tiers.size(40, merge=8), deadline=None)  # a shared machine may pause
 def test_the_smallest_sequence_is_between_the_floor_and_all_that_fit(problem):
     search = Selective(problem)
     floor = floor_op(problem).size_bytes
