@@ -122,6 +122,7 @@ def test_twenty_losses_are_those_of_the_host(kind):
     assert len({*losses}) > STEPS // 2
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_however_late_a_gpu_is_the_bits_are_the_same(kind, seeds):
     run = runner(kind)

@@ -95,6 +95,7 @@ def smallest_budget(training, mesh):
     return max(named)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_within_the_smallest_budget_come_to_the_same_bits_and_less_is_refused(name):
     model, axes, options = CASES[name]

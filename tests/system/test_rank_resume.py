@@ -105,6 +105,7 @@ def newest_step(run):
     return max([0, *(int(p.name[5:]) for p in run.glob("step-*"))])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", ["mesh=af.Mesh(data=2), zero=True", "mesh=af.Mesh(stage=2)"])
 def test_kills_at_any_moment_change_nothing(start, tmp_path, options):
     steps = 600

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tiers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,7 +96,8 @@ def steps_of(log):
 @pytest.fixture
 def num_kills(request):
     """Fifty on the kernels that users have, and a few on numpy's: the way to the disk is one."""
-    return 50 if request.config.getoption("--native") else 12
+    is_native = request.config.getoption("--native")
+    return tiers.size(50, merge=8) if is_native else tiers.size(12, merge=4)
 
 
 def kill_somewhere(process, run, log, rng, most_steps):

@@ -139,6 +139,7 @@ def test_a_rank_that_fails_at_any_phase_ends_the_job_with_one_error(
         assert tail == said
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("fault", ["stop", "hang"])
 def test_a_rank_that_stands_still_is_named_and_ended(ended, fault):
     code, out, err = ended(SCRIPT, "start", fault, grace=2, ACTORFLOW_RANK_SECONDS="8")
