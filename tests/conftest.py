@@ -59,9 +59,12 @@ _GUARD = pytest.StashKey[int | None]()
 
 def pytest_configure(config):
     """Let a run end as it would at a terminal, and leave no program behind."""
+    # What a shell starts with `&` ignores ^C, and what nohup starts ignores SIGHUP. Programs that
+    # tests start would inherit that, and their signals do nothing; a handler is not inherited.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # What a shell starts with `&` ignores ^C, and so would each program that a test interrupts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
     os.environ[tiers.TIER] = config.getoption("--tier")
     config.stash[_GUARD] = guard.start()
     if config.getoption("--measured") is not None and not hasattr(config, "workerinput"):

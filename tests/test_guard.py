@@ -62,8 +62,14 @@ def test_a_run_has_one_guard():
     assert guard.start() is None
 
 
-def test_a_run_that_a_shell_started_in_the_background_has_ctrl_c():
-    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-    program = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGINT))"]
+PROGRAM = """
+import signal
+ints, hups = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGHUP)
+print(ints is signal.default_int_handler, hups == signal.SIG_DFL)
+"""
+
+
+def test_programs_of_tests_have_ctrl_c_and_hangup_however_the_run_was_started():
+    program = [sys.executable, "-c", PROGRAM]
     told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    assert "default_int_handler" in told
+    assert told == "True True\n"
