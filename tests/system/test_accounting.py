@@ -87,6 +87,7 @@ def of_accumulate():
     return job.compile(MLP(1536, 3), spec)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.no_gpu("the host that acts one needs memory of its own")
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
 @pytest.mark.parametrize("make", [of_gpt, of_mlp, of_accumulate])

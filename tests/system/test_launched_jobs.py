@@ -94,6 +94,7 @@ def alone(tmp_path_factory):
     return found
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("n", "mesh", "more"),
     [

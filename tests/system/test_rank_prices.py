@@ -94,6 +94,7 @@ def order(plan):
     return [(actor.stream, [x.op for x in actor.launches]) for actor in plan.actors]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("axes", "options"),
     [
