@@ -64,7 +64,7 @@ help: ## this list
 demo: $(RUN_STAMP) ## train the character model; options in ARGS="--steps 100"
 	@$(BIN)/python examples/char_gpt.py $(ARGS)
 
-test: lint types contracts ## lint, types, import contracts, and each distinct test once, on the path that users run
+test: lint types contracts ## lint, types, import contracts, and each case once, of slow ones a sample, on the path that users run
 	$(SUITE) merge --jobs $(JOBS) -- $(ARGS)
 
 nightly: $(DEV_STAMP) ## all tests in all configurations; PART=3/8 for the third of eight parts; 3.5 GB of environments

@@ -150,6 +150,10 @@ def test_the_watch_adds_up_the_phases_of_a_files_tests(tmp_path):
         watch.pytest_runtest_logreport(SimpleNamespace(nodeid=name, duration=seconds))
     watch.pytest_sessionfinish()
     assert json.loads(watch.path.read_text()) == {"a.py": 3.0, "b.py": 0.5}
+    another_part = tiers.Stopwatch(watch.path)
+    another_part.pytest_runtest_logreport(SimpleNamespace(nodeid="c.py::x", duration=4.0))
+    another_part.pytest_sessionfinish()
+    assert json.loads(watch.path.read_text()) == {"a.py": 3.0, "b.py": 0.5, "c.py": 4.0}
 
 
 @pytest.mark.parametrize(

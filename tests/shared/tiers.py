@@ -85,7 +85,10 @@ def by_files(items: Iterable, seconds: Mapping[str, float]) -> list:
 
 
 class Stopwatch:
-    """A plugin of pytest that adds up what each file takes, and writes it at the end."""
+    """A plugin of pytest that adds up what each file takes, and writes it at the end.
+
+    Files of earlier runs stay: the parts of a configuration are runs of their own.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.seconds = path, defaultdict(float)
@@ -95,7 +98,8 @@ class Stopwatch:
 
     def pytest_sessionfinish(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.seconds))
+        earlier = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.path.write_text(json.dumps(earlier | self.seconds))
 
 
 def known_seconds(configuration: str) -> dict[str, float]:
