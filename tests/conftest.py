@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import guard
+import hypothesis
 import pytest
 import recorder
 import tiers
@@ -70,6 +71,8 @@ def pytest_configure(config):
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / "build" / "bytecode"))
     os.environ[tiers.TIER] = config.getoption("--tier")
+    hypothesis.settings.register_profile("tier", max_examples=tiers.examples(100))
+    hypothesis.settings.load_profile("tier")  # for properties that name no number
     config.stash[_GUARD] = guard.start()
     if config.getoption("--measured") is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(tiers.Stopwatch(config.getoption("--measured")))

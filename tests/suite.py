@@ -28,6 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "shared"))
 
+import guard  # noqa: E402
 import tiers  # noqa: E402
 
 MEASURED = ROOT / "build" / "durations"
@@ -117,6 +118,7 @@ NIGHTLY = (
     Configuration("native", ("--native",), OF_JOBS),
     Configuration("sim", ("--device", "sim"), ON_DEVICES),
     Configuration("cuda", ("--device", "cuda", "--deselect", KILLS), ON_CUDA),
+    Configuration("two-devices", ("--device", "sim:0,sim:1"), ("tests/system",)),
     Configuration("oldest-numpy", (), OF_NUMPY, environment=".venv-oldest"),
     Configuration("torch", ("--torch",), ("tests/oracle",), environment=".venv-oracle"),
     Configuration(
@@ -186,6 +188,7 @@ def collect(configuration: Configuration, files: Sequence[str]) -> list[str]:
 
 def run_all(tier: str, work: Work, where: str, jobs: str, more: Sequence[str]) -> int:
     """Run the configurations one after the other; return 1 where one failed."""
+    held = guard.start()  # open as long as this process: pytest ends with it, however it ends
     failed, lasted = [], []
     for configuration, files in work:
         print(f"{tier}{where}: {configuration.name}, {len(files)} files", flush=True)
@@ -193,6 +196,8 @@ def run_all(tier: str, work: Work, where: str, jobs: str, more: Sequence[str]) -
         if run(configuration, files, jobs, more):
             failed.append(configuration.name)
         lasted.append(f"{configuration.name} {time.monotonic() - began:.0f} s")
+    if held is not None:
+        os.close(held)
     print(f"{tier}{where}: {', '.join(lasted)}", flush=True)
     for name in failed:
         repeat = f"python tests/suite.py {tier}{where and ' --part' + where} --only {name}"

@@ -42,6 +42,34 @@ def test_a_program_that_a_run_leaves_is_killed(end):
     assert ready == [program]
 
 
+SUITE = """
+import os, subprocess, sys
+os.environ.pop("TESTS_OF_RUN", None)
+sys.path.insert(0, sys.argv[1])
+import suite
+
+def run(*_):
+    program = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    print(program.pid, flush=True)
+    program.wait()
+
+suite.run = run
+suite.run_all("merge", [(suite.MERGE[0], [])], "", "1", [])
+"""
+
+
+def test_a_run_of_tests_ends_with_the_command_that_started_it():
+    command = [sys.executable, "-c", SUITE, str(Path(__file__).parent)]
+    suite = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    suite.stdout.readline()
+    program = os.pidfd_open(int(suite.stdout.readline()))
+    suite.kill()
+    suite.communicate()
+    ready, _, _ = select.select([program], [], [], 60)
+    os.close(program)
+    assert ready == [program]
+
+
 def test_only_what_is_marked_is_found():
     mark = "of-this-test-alone"
     commands = [{**os.environ, guard.MARK: mark}, {**os.environ, guard.MARK: mark + "-not"}]

@@ -1,10 +1,10 @@
 """Which tests a tier runs, and in which order: the same for every process of a run.
 
 The tier `merge` leaves out what the tier `nightly` repeats at greater length: tests marked `slow`,
-of a family that differs in its seed alone all but the first, and of crossed parameters that are
-marked `thinned(n)` all but each n-th. `tests/durations.json` has the
-seconds of each file in each configuration, as the last refresh measured them (`make durations`).
-Files run longest first, so that processes side by side end together.
+of a family that differs in its seed alone all but the first, of crossed parameters that are marked
+`thinned(n)` all but each n-th, and four of five examples of a property. `tests/durations.json` has
+the seconds of each file in each configuration, as the last refresh measured them (`make
+durations`). Files run longest first, so that processes side by side end together.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ SEEDS = ("seed", "seeds")
 def size(nightly: int, *, merge: int) -> int:
     """Return how many draws a test makes in the tier that runs; the nightly one if none is told."""
     return merge if os.environ.get(TIER) == "merge" else nightly
+
+
+def examples(nightly: int) -> int:
+    """Return how many examples of a property `hypothesis` draws: in `merge` a fifth of them."""
+    return size(nightly, merge=max(nightly // 5, 5))
 
 
 def split(items: Iterable) -> tuple[list, list]:

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +87,7 @@ def follow(recipe, x, both):
     return {f"y{i}": made[-1 - i % len(made)] for i, _ in enumerate(wanted)}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tiers.examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(recipes())
 def test_random_graphs_of_parts_compute_what_numpy_computes(recipe):
     @af.job(train=False)

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiers
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,7 +55,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tiers.examples(80), deadline=None)
 @given(
     config=st.dictionaries(st.text(), json_values, max_size=3),
     state=st.none() | st.dictionaries(st.text(), json_values, max_size=3),

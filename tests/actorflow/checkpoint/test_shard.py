@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiers
 from disks import LogFs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,7 +105,7 @@ def test_a_nan_anywhere_is_noticed(tmp_path, dtype, monkeypatch):
     assert write_and_read(LogFs(tmp_path), tmp_path, {"a": array[:3], "w": array})[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 @given(
     sizes=st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 40), max_size=12),
     max_bytes=st.integers(1, 200),

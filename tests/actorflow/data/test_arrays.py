@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ shapes = st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(
 
 
 @given(shapes, st.integers(0, 4), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=tiers.examples(60))
 def test_an_epoch_holds_no_sample_twice_and_drops_less_than_a_batch(shape, seed, shuffle):
     samples, batch = shape
     source = made(samples, batch, seed=seed, shuffle=shuffle, epochs=3)
@@ -40,7 +41,7 @@ def test_an_epoch_holds_no_sample_twice_and_drops_less_than_a_batch(shape, seed,
 
 
 @given(shapes, st.integers(0, 4))
-@settings(max_examples=40)
+@settings(max_examples=tiers.examples(40))
 def test_without_drop_last_every_sample_comes_in_every_epoch(shape, seed):
     samples, batch = shape
     source = made(samples, batch, seed=seed, drop_last=False)
@@ -50,7 +51,7 @@ def test_without_drop_last_every_sample_comes_in_every_epoch(shape, seed):
 
 
 @given(shapes, st.integers(0, 12), st.booleans(), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=tiers.examples(60))
 def test_restore_continues_the_identical_stream(shape, before, shuffle, drop_last):
     options = {"shuffle": shuffle, "drop_last": drop_last, "seed": 3}
     source = made(*shape, **options)

@@ -2,6 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from actorflow.data.source import DataError
     epoch=st.integers(0, 2**40),
     shuffle=st.booleans(),
 )
-@settings(max_examples=200)
+@settings(max_examples=tiers.examples(200))
 def test_every_item_comes_exactly_once_in_an_epoch(length, seed, epoch, shuffle):
     items = EpochOrder(length, seed, shuffle=shuffle).items(epoch, 0, length)
     assert sorted(items.tolist()) == list(range(length))

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def same(left, right):
 
 
 @given(sizes, st.integers(0, 3))
-@settings(max_examples=60)
+@settings(max_examples=tiers.examples(60))
 def test_each_window_of_an_epoch_comes_exactly_once_at_one_phase(size, seed):
     seq, batch, extra = size
     source = made(seq, batch, extra, seed)
@@ -43,7 +44,7 @@ def test_each_window_of_an_epoch_comes_exactly_once_at_one_phase(size, seed):
 
 
 @given(sizes)
-@settings(max_examples=30)
+@settings(max_examples=tiers.examples(30))
 def test_x_is_a_run_of_tokens_and_y_is_x_one_token_later(size):
     for batch in taken(made(*size), 5):
         assert np.array_equal(batch["y"], batch["x"] + 1)
@@ -51,7 +52,7 @@ def test_x_is_a_run_of_tokens_and_y_is_x_one_token_later(size):
 
 
 @given(sizes, st.integers(0, 12), st.integers(1, 6))
-@settings(max_examples=60)
+@settings(max_examples=tiers.examples(60))
 def test_restore_continues_the_identical_stream(size, before, after):
     source = made(*size)
     taken(source, before)
@@ -64,7 +65,7 @@ def test_restore_continues_the_identical_stream(size, before, after):
 
 
 @given(sizes, st.lists(st.integers(0, 15), min_size=1, max_size=8))
-@settings(max_examples=40)
+@settings(max_examples=tiers.examples(40))
 def test_a_batch_does_not_depend_on_how_it_was_reached(size, visits):
     straight = taken(made(*size), 16)
     source = made(*size)

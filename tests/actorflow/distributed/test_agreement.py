@@ -4,6 +4,7 @@ import copy
 from random import Random
 
 import pytest
+import tiers
 from acted_ranks import Meet, Play, Train, play_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,7 +70,7 @@ SCRIPT = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.examples(200), deadline=None)
 @given(st.integers(2, 4), SCRIPT, st.randoms(use_true_random=False), st.integers(1, 3))
 def test_ranks_that_do_the_same_come_to_the_same_end(num_ranks, script, random, copies):
     play = play_on(Play([script] * num_ranks, copies=copies), random.choice)
@@ -85,7 +86,7 @@ def test_ranks_that_do_the_same_come_to_the_same_end(num_ranks, script, random, 
     assert all([mark == marks[0] for mark in marks])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.examples(200), deadline=None)
 @given(st.integers(2, 4), SCRIPT, st.randoms(use_true_random=False), st.integers(0, 60))
 def test_a_rank_that_dies_at_any_point_ends_the_others_with_its_name(
     num_ranks, script, random, moves
@@ -104,7 +105,7 @@ def test_a_rank_that_dies_at_any_point_ends_the_others_with_its_name(
             assert rank.aborted.text == f"rank {victim} was ended by SIGKILL"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.examples(200), deadline=None)
 @given(SCRIPT, SCRIPT, st.randoms(use_true_random=False))
 def test_ranks_that_do_different_things_never_wait_for_ever(ours, theirs, random):
     play = play_on(Play([ours, theirs]), random.choice)
@@ -179,7 +180,7 @@ def test_every_order_of_a_stop_or_a_checkpoint_is_one_step_on_both_ranks(monkeyp
     assert {play.ranks[0].log[0][2] for play in ends} == steps
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.examples(200), deadline=None)
 @given(st.randoms(use_true_random=False), st.booleans(), st.integers(2, 3))
 def test_a_stop_for_which_ranks_hold_is_one_step_on_all(random, other, num_ranks):
     scripts = [[Train(9, stop_before=2, holds=True)], *[[Train(9, holds=other)]] * (num_ranks - 1)]
@@ -448,7 +449,7 @@ def test_who_comes_after_a_failure_hears_of_it():
     assert agreement.take(1, Came(1, "plan", b"")) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tiers.examples(100), deadline=None)
 @given(st.data())
 def test_statements_in_any_order_and_number_never_break_it(data):
     """Even what no honest rank says keeps one promise: no rank is told of two last steps."""

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_threads import RankThreads
@@ -69,7 +70,7 @@ def held(draw):
     return mesh, parts
 
 
-@settings(max_examples=40)
+@settings(max_examples=tiers.examples(40))
 @given(case=held(), message_bytes=st.sampled_from([1, 16, 1 << 20]))
 def test_all_ranks_have_the_wholes_whose_parts_they_had(case, message_bytes):
     mesh, parts = case

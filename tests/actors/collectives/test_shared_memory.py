@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meetings import call, cut, placed, reduced, same_bits, type_of, values
@@ -108,7 +109,9 @@ def test_what_moves_may_have_any_type(together, dtype):
     data=st.data(),
 )
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=tiers.examples(25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_any_shape_moves(together, ranks, op, shape, data):
     axis = data.draw(st.integers(0, len(shape) - 1))

@@ -8,6 +8,7 @@ from collections import deque
 from random import Random
 
 import pytest
+import tiers
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -372,7 +373,7 @@ def test_long_runs_agree_with_the_model(name):
 
 TestMachineBesideModel = MachineBesideModel.TestCase
 TestMachineBesideModel.settings = settings(
-    max_examples=400,
+    max_examples=tiers.examples(400),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

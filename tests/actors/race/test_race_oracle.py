@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,7 +179,7 @@ def actors_of(ends):
     return frozenset(actor for actor, _ in ends)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=tiers.examples(250), deadline=None)
 @given(st.data())
 def test_random_plans_race_exactly_where_reachability_says_so(plan_maker, data):
     plan, repetitions, initial = data.draw(random_plans(plan_maker))

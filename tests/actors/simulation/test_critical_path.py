@@ -3,6 +3,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,7 @@ def test_a_path_goes_back_through_the_slots_that_were_missing():
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 def test_the_firings_of_the_path_fill_the_run_without_a_gap(make_random, seed):
     _, _, _, run = random_run(make_random, seed, jitter=0.5)
     path = run.critical_path()
@@ -71,7 +72,7 @@ def test_the_firings_of_the_path_fill_the_run_without_a_gap(make_random, seed):
 
 
 @given(seeds)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tiers.examples(40), deadline=None)
 def test_with_late_messages_firings_and_waits_of_the_path_add_up_to_the_run(make_random, seed):
     table, _, _, run = random_run(make_random, seed, jitter=0.5)
     path = run.critical_path()
@@ -80,7 +81,7 @@ def test_with_late_messages_firings_and_waits_of_the_path_add_up_to_the_run(make
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 def test_what_is_off_the_path_can_be_made_faster_without_any_gain(make_random, seed):
     table, durations, steps, run = random_run(make_random, seed, has_own_streams=True)
     on_path = {link.actor for link in run.critical_path()}
@@ -89,7 +90,7 @@ def test_what_is_off_the_path_can_be_made_faster_without_any_gain(make_random, s
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 def test_unlimited_slots_never_make_the_path_longer(make_random, seed):
     table, durations, steps, run = random_run(make_random, seed, has_own_streams=True)
     edges = tuple([replace(e, num_slots=e.num_slots + 10_000) for e in table.edges])
@@ -99,7 +100,7 @@ def test_unlimited_slots_never_make_the_path_longer(make_random, seed):
 
 
 @given(seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 def test_bubbles_are_what_a_stream_is_idle_between_its_ends(make_random, seed):
     table, _, _, run = random_run(make_random, seed, jitter=0.3)
     for stream in sorted(set(table.streams)):

@@ -1,6 +1,7 @@
 """Ranks with different plans on virtual time, against closed forms and against all ranks run."""
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_plans import (
@@ -168,7 +169,7 @@ def fleets(draw):
 
 
 @given(fleets(), st.integers(1, 2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 def test_ranks_that_are_alike_do_what_each_of_them_would(found, per_host):
     ranks, slowdowns = found
     network = Network(Wire(0.01, 100.0), per_host=per_host, inside=Wire(0.02, 50.0))

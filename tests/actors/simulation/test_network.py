@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import ceil, log2
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,14 +40,14 @@ def test_one_rank_sends_nothing(algorithm):
 
 
 @given(st.integers(2, 300), st.floats(1, 1e9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tiers.examples(25), deadline=None)
 def test_a_ring_of_like_ranks_is_patarasuks(num_ranks, size):
     took = 2 * (num_ranks - 1) * (size / num_ranks / 2.0 + 50.0)
     assert all_reduce_ns(FLAT, num_ranks, size) == pytest.approx(took)
 
 
 @given(st.integers(2, 600), st.floats(1, 1e9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tiers.examples(25), deadline=None)
 def test_ring_and_halving_move_the_same_bytes_in_different_numbers_of_messages(num_ranks, size):
     for algorithm in ("ring", "halving"):
         moved = Network(Wire(2.0, 0.0), algorithm)
@@ -59,7 +60,7 @@ def test_ring_and_halving_move_the_same_bytes_in_different_numbers_of_messages(n
 
 
 @given(st.integers(2, 20), st.floats(1, 1e9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tiers.examples(25), deadline=None)
 def test_a_ring_host_by_host_goes_at_the_pace_of_its_slowest_hop(num_hosts, size):
     """One message at a time leaves each host, so nobody shares its link."""
     num_ranks = 4 * num_hosts
@@ -70,7 +71,7 @@ def test_a_ring_host_by_host_goes_at_the_pace_of_its_slowest_hop(num_hosts, size
 
 
 @given(st.integers(2, 20), st.floats(1, 1e9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tiers.examples(25), deadline=None)
 def test_the_rings_between_hosts_share_the_link_of_each_host(num_hosts, size):
     network, num_ranks = replace(HOSTS, algorithm="hierarchical"), 4 * num_hosts
     inside = 2 * 3 * (size / 4 / 10.0 + 10.0)
@@ -97,7 +98,7 @@ def test_full_hosts_are_what_a_hierarchy_needs():
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(st.integers(1, 6), st.floats(1, 1e9))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=tiers.examples(10), deadline=None)
 def test_each_half_of_an_all_reduce_is_a_collective_of_its_own(algorithm, num_hosts, size):
     network, num_ranks = replace(HOSTS, algorithm=algorithm), 4 * num_hosts
     whole = transfer(network, "all_reduce", num_ranks)
@@ -108,7 +109,7 @@ def test_each_half_of_an_all_reduce_is_a_collective_of_its_own(algorithm, num_ho
 
 
 @given(st.integers(2, 40), st.floats(1, 1e9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tiers.examples(25), deadline=None)
 def test_collectives_of_like_ranks_are_the_column_of_a_ring(num_ranks, size):
     """Bytes that each rank sends of the whole T: T (p-1)/p, and T (p-1)/p^2 of an all-to-all."""
     share = size * (num_ranks - 1) / num_ranks

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +60,7 @@ def data_parallel(plan_maker):
 
 
 @given(st.integers(1, 9), st.integers(0, 5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tiers.examples(30), deadline=None)
 def test_one_rank_runs_as_if_alone(data_parallel, steps, seed):
     plan = data_parallel(2)
     durations = [0.0 if a.kind is ActorKind.COMM else a.duration_ns for a in plan.actors]
@@ -69,7 +70,7 @@ def test_one_rank_runs_as_if_alone(data_parallel, steps, seed):
 
 
 @given(st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=tiers.examples(20), deadline=None)
 def test_ranks_that_never_meet_run_each_as_if_alone(plan_maker, seed):
     maker = plan_maker()
     batch = maker.edge("batch", 2)
@@ -81,7 +82,7 @@ def test_ranks_that_never_meet_run_each_as_if_alone(plan_maker, seed):
 
 
 @given(st.integers(2, 12), st.integers(1, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tiers.examples(40), deadline=None)
 def test_with_one_slot_of_gradients_nothing_overlaps(data_parallel, num_ranks, steps):
     run = simulate_ranks(alike(data_parallel(1), num_ranks), steps, network=NETWORK)
     comm = round(ring_ns(num_ranks))
@@ -91,7 +92,7 @@ def test_with_one_slot_of_gradients_nothing_overlaps(data_parallel, num_ranks, s
 
 
 @given(st.integers(2, 12), st.integers(2, 8), st.sampled_from([100.0, 1000.0, 9000.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tiers.examples(40), deadline=None)
 def test_with_two_slots_the_longer_of_compute_and_transfer_sets_the_pace(
     data_parallel, num_ranks, steps, compute
 ):
@@ -102,7 +103,7 @@ def test_with_two_slots_the_longer_of_compute_and_transfer_sets_the_pace(
 
 
 @given(st.integers(2, 12), st.integers(0, 100))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tiers.examples(30), deadline=None)
 def test_everyone_waits_for_the_straggler(data_parallel, num_ranks, seed):
     spread = Spread(straggler=1.5)
     run = simulate_ranks(
@@ -123,7 +124,7 @@ def test_a_thousand_ranks_meet_in_every_step(data_parallel):
 
 
 @given(st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=tiers.examples(20), deadline=None)
 def test_equal_seeds_give_equal_runs_and_jitter_never_changes_the_firings(data_parallel, seed):
     plan, spread = data_parallel(2), Spread(1.3, 0.1)
     runs = [

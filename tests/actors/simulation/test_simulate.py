@@ -2,6 +2,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,14 +22,14 @@ durations_lists = st.lists(st.integers(1, 50), min_size=2, max_size=5)
 
 
 @given(durations_lists, st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 def test_enough_slots_let_the_slowest_actor_set_the_pace(durations, steps):
     run = simulate(pipeline(durations, num_slots=steps + 1), steps, durations)
     assert run.makespan_ns == sum(durations) + (steps - 1) * max(durations)
 
 
 @given(durations_lists, st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 def test_one_slot_makes_neighbours_take_turns(durations, steps):
     run = simulate(pipeline(durations, num_slots=1), steps, durations)
     turns = max(a + b for a, b in pairwise(durations))
@@ -36,7 +37,7 @@ def test_one_slot_makes_neighbours_take_turns(durations, steps):
 
 
 @given(durations_lists, st.integers(1, 8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tiers.examples(30), deadline=None)
 def test_actors_on_one_stream_never_overlap(durations, steps):
     run = simulate(pipeline(durations, 3, streams=[0] * len(durations)), steps, durations)
     assert run.makespan_ns == steps * sum(durations)
@@ -44,7 +45,7 @@ def test_actors_on_one_stream_never_overlap(durations, steps):
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tiers.examples(30), deadline=None)
 def test_jitter_and_delays_change_times_and_never_firings(seed):
     table = pipeline([10, 20, 30], 2)
     run = simulate(table, 9, [10, 20, 30], seed=seed, jitter=0.9)
@@ -89,7 +90,7 @@ def test_a_plan_that_cannot_finish_is_an_error_that_names_who_waits():
 
 
 @given(durations_lists, st.integers(2, 12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 def test_the_period_is_that_of_the_slowest_actor_once_slots_suffice(durations, steps):
     run = simulate(pipeline(durations, num_slots=steps + 1), steps, durations)
     assert run.period_ns == max(durations)

@@ -1,8 +1,9 @@
-"""Twenty thousand seeds, the coverage of the table by them, and the command for a million."""
+"""Thousands of seeds, the coverage of the table by them, and the command for a million."""
 
 from functools import cache
 
 import pytest
+import tiers
 
 from actors.machine.machine import Ending
 from actors.machine.transitions import CHANGES
@@ -10,7 +11,7 @@ from actors.testing import soak as soak_module
 from actors.testing.oracle import OracleError
 from actors.testing.soak import BLOCK, SeedBlock, main, replay, run_block, soak
 
-NUM_BLOCKS = 20
+NUM_BLOCKS = tiers.size(100, merge=6)
 
 block_of = cache(lambda block: run_block(block * BLOCK, BLOCK))
 """The result of a block, run once however many tests look at it."""

@@ -5,6 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import tiers
 from graphs import adam, among, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -128,7 +129,7 @@ def test_a_plan_without_offload_has_one_arena_and_no_stream_for_copies():
     bucket=st.sampled_from((1, 2 * MATRIX_BYTES, 5 * MATRIX_BYTES, 1 << 20)),
     every=st.sampled_from((1, 3)),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tiers.examples(15), deadline=None)
 def test_any_state_and_any_activations_on_the_host_leave_all_results_the_same_bits(
     seed, depth, bucket, every, evaluate_graphs
 ):

@@ -4,6 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import tiers
 from graphs import among, descend, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,7 +121,7 @@ def packed_bytes(graph):
     return plan_offsets(*zip(*rows, strict=True), alignment=ALIGNMENT).peak_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from((0.0, 0.3, 0.7, 1.0)))
 def test_a_repeated_graph_has_the_same_values_bit_by_bit(
     sequence_without, evaluate_graphs, seed, share
@@ -142,7 +143,7 @@ def test_a_repeated_graph_has_the_same_values_bit_by_bit(
     assert num_again - views <= len(sequence) - len(found.problem.ops) <= num_again
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from((0.0, 0.3, 0.7, 1.0)))
 def test_no_reader_of_an_old_value_comes_behind_the_update_of_its_variable(
     sequence_without, seed, share
@@ -158,7 +159,7 @@ def test_no_reader_of_an_old_value_comes_behind_the_update_of_its_variable(
             assert read.reader < read.writer
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from((0.0, 0.3, 0.7, 1.0)))
 def test_the_planner_counts_the_bytes_that_lowering_packs(sequence_without, seed, share):
     """Where no update had to move: then the graph runs in just the planner's order."""

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiers
 from graphs import descend
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,7 +111,7 @@ def painted(plan):
 
 
 @given(plans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.examples(200), deadline=None)
 def test_the_parts_of_an_arena_are_its_bytes_painted_one_by_one(plan):
     proven = account(plan, 0, 0, "")
     expected, unused = painted(plan)
@@ -125,7 +126,7 @@ def test_the_parts_of_an_arena_are_its_bytes_painted_one_by_one(plan):
 
 
 @given(plans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.examples(200), deadline=None)
 def test_the_peak_is_the_first_launch_with_the_most_live_bytes(plan):
     of = shares(plan)
 

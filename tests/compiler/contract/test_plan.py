@@ -3,6 +3,7 @@ from dataclasses import replace
 import msgpack
 import numpy as np
 import pytest
+import tiers
 from graphs import made_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,7 +41,7 @@ def test_a_plan_survives_serialisation_unchanged(plan, tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tiers.examples(300), deadline=None)
 def test_a_damaged_plan_file_is_always_refused(plan_bytes, data):
     position = data.draw(st.integers(0, len(plan_bytes) - 1))
     bit = data.draw(st.integers(0, 7))
@@ -51,7 +52,7 @@ def test_a_damaged_plan_file_is_always_refused(plan_bytes, data):
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tiers.examples(50), deadline=None)
 def test_a_truncated_plan_file_is_always_refused(plan_bytes, cut):
     with pytest.raises(PlanFormatError):
         Plan.from_bytes(plan_bytes[: min(cut, len(plan_bytes) - 1)])

@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ def stretched(draw):
     return narrow, wide, draw(st.integers(1, len(wide)))
 
 
-@settings(max_examples=500)
+@settings(max_examples=tiers.examples(500))
 @given(case=stretched(), divisor=st.sampled_from([1, 2, 3, 4]))
 def test_an_access_picks_the_elements_that_numpy_repeats(case, divisor):
     """Also where the columns begin inside of an axis."""
@@ -59,7 +60,7 @@ def test_an_access_picks_the_elements_that_numpy_repeats(case, divisor):
     np.testing.assert_array_equal(picked(access, rows, columns), expected)
 
 
-@settings(max_examples=300)
+@settings(max_examples=tiers.examples(300))
 @given(case=stretched())
 def test_what_is_read_through_a_broadcast_is_what_the_broadcast_shows(case):
     before, after, num_trailing = case

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tiers
 from graphs import launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,7 +100,7 @@ def broadcast_pairs(draw):
     return narrowed(), narrowed()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tiers.examples(300), deadline=None)
 @given(shapes=broadcast_pairs())
 def test_any_broadcast_gives_what_numpy_gives(shapes, evaluate_graphs):
     a, b = shapes

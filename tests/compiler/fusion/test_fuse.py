@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import tiers
 from graphs import Net, descend, launches
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -367,7 +368,7 @@ def built(net, program, trains):
     return trained(net, loss, weights)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=tiers.examples(120), deadline=None)
 @given(program=programs(), trains=st.booleans())
 def test_any_graph_keeps_its_meaning_and_an_order_exists(program, trains, evaluate_graphs):
     net = Net()

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import tiers
 from graphs import descend, on_host, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -224,7 +225,7 @@ def traced(job, program):
     return job.graph(total)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tiers.examples(80), deadline=None)
 @given(program=programs())
 def test_any_graph_keeps_its_bits_and_not_more_tensors(program, evaluate_graphs):
     job = Job()

@@ -5,6 +5,7 @@ from functools import partial
 from random import Random
 
 import pytest
+import tiers
 from graphs import counter, descend, made_up, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,7 +114,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @given(seed=st.integers(0, 10_000), streams=st.integers(1, 3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tiers.examples(25), deadline=None)
 def test_firings_of_a_step_never_overlap_and_nobody_reads_what_changes(play, case, seed, streams):
     plan = planned(seed, streams, **case)
     every = case.get("accumulate", 1)
@@ -145,7 +146,7 @@ def test_firings_of_a_step_never_overlap_and_nobody_reads_what_changes(play, cas
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tiers.examples(15), deadline=None)
 def test_an_evaluation_takes_all_its_batches_between_two_steps(play, seed):
     plan = planned(seed, 2, evaluate=(2, 3))
     step, judging = by_prefix(plan, "step"), by_prefix(plan, "evaluate")
@@ -161,7 +162,7 @@ def test_an_evaluation_takes_all_its_batches_between_two_steps(play, seed):
 
 
 @given(seed=st.integers(0, 10_000), streams=st.integers(2, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tiers.examples(30), deadline=None)
 def test_what_crosses_between_chains_has_one_register_per_maker_and_set_of_readers(seed, streams):
     plan = planned(seed, streams)
     chains = by_prefix(plan, "step")
@@ -184,7 +185,7 @@ def test_what_crosses_between_chains_has_one_register_per_maker_and_set_of_reade
 
 
 @given(seed=st.integers(0, 10_000), streams=st.integers(1, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tiers.examples(30), deadline=None)
 def test_no_control_edge_says_what_another_path_says(seed, streams):
     plan = planned(seed, streams)
     edges, registers = edges_of(plan)
@@ -220,7 +221,7 @@ def test_collectives_are_actors_of_a_stream_of_their_own_that_updates_wait_for()
 
 
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=30))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tiers.examples(150), deadline=None)
 def test_is_before_is_whether_a_path_of_edges_leads_there(pairs):
     pairs = [(a, b) for a, b in pairs if a < b]
     actors = ActorGraph(PlanBuilder(made_up("host")))

@@ -2,6 +2,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,7 +118,7 @@ def play(work, formed):
 
 
 @given(works(num_devices=3), st.integers(1, 4))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=tiers.examples(120), deadline=None)
 def test_every_launch_is_in_one_chain_on_a_stream_of_its_kind(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
     launches = [i for chain in formed.chains for i in chain.launches]
@@ -130,7 +131,7 @@ def test_every_launch_is_in_one_chain_on_a_stream_of_its_kind(work, streams):
 
 
 @given(works(num_devices=3), st.integers(1, 4))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=tiers.examples(120), deadline=None)
 def test_every_dependency_is_held_by_the_order_inside_or_between_chains(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
     reach = closure(len(formed.chains), formed.order)
@@ -146,7 +147,7 @@ def test_every_dependency_is_held_by_the_order_inside_or_between_chains(work, st
 
 
 @given(works(num_devices=3), st.integers(1, 4))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=tiers.examples(120), deadline=None)
 def test_the_order_leads_to_higher_numbers_and_holds_all_chains_of_a_stream(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
     assert all(a < b for a, b in formed.order)
@@ -157,14 +158,14 @@ def test_the_order_leads_to_higher_numbers_and_holds_all_chains_of_a_stream(work
 
 
 @given(works(num_devices=3), st.integers(1, 4))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=tiers.examples(120), deadline=None)
 def test_chains_ordered_by_nothing_but_their_edges_never_deadlock_or_begin_too_early(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
     assert len(play(work, formed)) == len(work.before)
 
 
 @given(works(num_devices=3), st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tiers.examples(100), deadline=None)
 def test_virtual_time_holds_the_durations_and_the_message_between_streams(work, streams):
     formed = form_chains(work, range(len(work.before)), streams, message_ns)
     for chain in formed.chains:
@@ -178,7 +179,7 @@ def test_virtual_time_holds_the_durations_and_the_message_between_streams(work, 
 
 
 @given(works(with_comm=False))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tiers.examples(50), deadline=None)
 def test_one_stream_without_communication_is_one_chain_in_the_order_given(work):
     formed = form_chains(work, range(len(work.before)), 1, message_ns)
     assert [chain.launches for chain in formed.chains] == [tuple(range(len(work.before)))]
@@ -193,7 +194,7 @@ def meetings(work, streams):
 
 
 @given(works(), st.integers(1, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tiers.examples(100), deadline=None)
 def test_buckets_are_the_chains_of_their_stream_in_the_order_of_their_turns(work, streams):
     chains, formed = meetings(work, streams)
     buckets = {}
@@ -206,7 +207,7 @@ def test_buckets_are_the_chains_of_their_stream_in_the_order_of_their_turns(work
 
 
 @given(works(num_devices=2), st.integers(1, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tiers.examples(100), deadline=None)
 def test_collectives_of_several_devices_wait_for_their_turns_too(work, streams):
     chains, formed = meetings(work, streams)
     reach = closure(len(formed.chains), formed.order)
@@ -214,7 +215,7 @@ def test_collectives_of_several_devices_wait_for_their_turns_too(work, streams):
 
 
 @given(works(), st.integers(1, 3), st.lists(st.sampled_from(DURATIONS), min_size=24, max_size=24))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tiers.examples(100), deadline=None)
 def test_no_pricing_of_kernels_changes_the_order_of_collectives(work, streams, durations):
     other = replace(work, duration_ns=tuple(durations[: len(work.before)]))
     one, two = [[chain.launches for _, chain in meetings(w, streams)[0]] for w in (work, other)]
@@ -285,7 +286,7 @@ def test_what_is_shorter_than_a_message_stays_on_one_stream():
 
 
 @given(works(), st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tiers.examples(40), deadline=None)
 def test_the_same_work_gives_the_same_chains(work, streams):
     one, two = (form_chains(work, range(len(work.before)), streams, message_ns) for _ in range(2))
     assert one == two
@@ -305,7 +306,7 @@ def test_what_launches_outside_of_the_selection_do_is_not_waited_for():
 
 
 @given(works(), st.integers(1, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tiers.examples(100), deadline=None)
 def test_what_shares_a_bucket_of_a_stream_runs_in_one_chain(work, streams):
     chain = chain_of(form_chains(work, range(len(work.before)), streams, message_ns))
     of_bucket = {}

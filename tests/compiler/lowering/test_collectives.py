@@ -98,7 +98,7 @@ def test_all_gradients_meet_once_and_updates_read_their_means():
 
 
 @given(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=30))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tiers.examples(30), deadline=None)
 def test_there_are_no_more_than_nine_buckets(shapes):
     found = reduced(met(layers(shapes), NEAR))
     assert 1 <= len(found) <= MAX_LATE + 1
@@ -134,7 +134,7 @@ def test_what_would_leave_others_unaligned_stands_last_in_its_bucket():
 
 
 @given(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=9), st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tiers.examples(25), deadline=None)
 def test_ranks_train_as_one_does(shapes, seed):
     graph = simplify.simplify_graph(autodiff.differentiate(layers(shapes)))
     rng = np.random.default_rng(seed)

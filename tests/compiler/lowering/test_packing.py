@@ -1,4 +1,5 @@
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +73,7 @@ def sharing(items, packing):
 
 
 @given(packings())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=tiers.examples(120), deadline=None)
 def test_no_two_slots_that_live_together_share_a_byte(case):
     items, spans = case
     packing = pack(items, spans, ALIGNMENT)
@@ -83,7 +84,7 @@ def test_no_two_slots_that_live_together_share_a_byte(case):
 
 
 @given(packings())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=tiers.examples(120), deadline=None)
 def test_offsets_are_aligned_and_end_at_the_peak_or_below(case):
     items, spans = case
     packing = pack(items, spans, ALIGNMENT)
@@ -92,7 +93,7 @@ def test_offsets_are_aligned_and_end_at_the_peak_or_below(case):
 
 
 @given(packings())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=tiers.examples(120), deadline=None)
 def test_every_pair_of_chains_that_share_bytes_is_named_earlier_first(case):
     items, spans = case
     packing = pack(items, spans, ALIGNMENT)
@@ -110,7 +111,7 @@ def test_every_pair_of_chains_that_share_bytes_is_named_earlier_first(case):
 
 
 @given(packings())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=tiers.examples(120), deadline=None)
 def test_the_peak_is_at_least_the_most_bytes_that_live_at_once(case):
     items, spans = case
     packing = pack(items, spans, ALIGNMENT)
@@ -138,7 +139,7 @@ def aligned(item):
 
 
 @given(packings())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tiers.examples(100), deadline=None)
 def test_the_certificate_says_optimal_only_of_a_peak_at_the_bound(case):
     items, spans = case
     packing = pack(items, spans, ALIGNMENT)
@@ -152,7 +153,7 @@ def test_the_certificate_says_optimal_only_of_a_peak_at_the_bound(case):
 
 
 @given(packings())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tiers.examples(50), deadline=None)
 def test_the_same_items_are_packed_in_the_same_way(case):
     items, spans = case
     assert pack(items, spans, ALIGNMENT) == pack(items, spans, ALIGNMENT)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -261,7 +262,7 @@ def test_an_index_out_of_range_raises_and_names_value_position_and_bound():
 SEEDS = st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tiers.examples(50), deadline=None)
 @given(seed=SEEDS, step=st.integers(0, 2**62), key=st.integers(0, 2**31), n=st.integers(1, 40))
 def test_a_dropout_mask_is_a_prefix_of_any_longer_one(seed, step, key, n):
     long = dropout_mask(seed, step, key, 0.5, 64)

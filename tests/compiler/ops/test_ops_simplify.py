@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tiers
 from graph_oracles import walked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -219,7 +220,7 @@ def test_integers_drop_a_zero_and_widening_casts():
     assert_same_bits(evaluate(after, new_id[y], {new_id[x]: array}), evaluate(b, y, {x: array}))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 @given(st.data())
 def test_chains_of_shape_ops_keep_their_elements(data):
     b = GraphBuilder()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -70,7 +71,7 @@ def reshaped(draw):
     return storage, x, tuple(draw(st.permutations(shape + [1] * draw(st.integers(0, 2)))))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tiers.examples(300), deadline=None)
 @given(reshaped())
 def test_reshape_is_a_view_exactly_where_numpy_makes_one(case):
     storage, x, shape = case
@@ -82,7 +83,7 @@ def test_reshape_is_a_view_exactly_where_numpy_makes_one(case):
         np.testing.assert_array_equal(got, expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.examples(200), deadline=None)
 @given(strided(), st.data())
 def test_transpose_slice_and_broadcast_address_the_elements_numpy_addresses(case, data):
     storage, x = case

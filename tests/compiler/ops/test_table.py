@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import op_table as table
 import pytest
+import tiers
 from element_rows import ROWS_OF_ELEMENTS
 from emulated_run import emulated_run
 from graph_oracles import pull, slopes, walked
@@ -311,8 +312,9 @@ def path(request):
 
 
 def dtypes_of(row):
-    """Return the types to run a row in: bfloat16 for the first of an op, as C takes a while."""
-    return (DType.FLOAT32, DType.FLOAT64, LOW) if row is first_of(row.op) else (DType.FLOAT32,)
+    """Return the types to run a row in: all for the first of an op, as C takes a while."""
+    more = (LOW, DType.FLOAT64)[: tiers.size(2, merge=1)]
+    return (DType.FLOAT32, *more) if row is first_of(row.op) else (DType.FLOAT32,)
 
 
 @every_row

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -208,7 +209,7 @@ def test_a_second_run_changes_nothing(sketch):
     more=st.integers(0, 2),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tiers.examples(30), deadline=None)
 def test_value_and_gradients_are_those_of_the_chain(
     evaluate_graphs, causal, scale, batch, rows, more, seed
 ):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiers
 from graphs import Net, adam, descend, sims
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ def net():
     return Net()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 @given(layers=LAYERS, every=st.sampled_from((1, 2)), skips=st.booleans())
 def test_any_split_of_a_training_has_one_copy_a_crossing_and_the_same_numbers(
     layers, every, skips, evaluate_graphs

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tiers
 from graphs import descend
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,7 +132,7 @@ def updates(draw):
 
 
 @given(updates())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tiers.examples(150), deadline=None)
 def test_any_updates_in_place_give_what_the_reference_semantics_give(evaluate_graphs, graph):
     rng = np.random.default_rng(0)
     feeds = {n: rng.integers(-8, 8, (2, 2)).astype(float) for n in "abcd"}

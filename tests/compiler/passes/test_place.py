@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiers
 from graphs import Net, Target, adam, sims
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,7 +204,7 @@ def test_an_evaluation_with_a_parameter_elsewhere_is_refused_with_both_devices(n
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tiers.examples(40), deadline=None)
 @given(
     layers=LAYERS,
     memory=st.sampled_from((0, 300, 700, 2_000)),

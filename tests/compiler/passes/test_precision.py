@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import tiers
 from graphs import descend, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -329,7 +330,7 @@ def jobs(draw):
     return graph, job.feeds
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tiers.examples(150), deadline=None)
 @given(jobs())
 def test_random_jobs_compute_what_they_did_but_for_roundings(drawn):
     graph, feeds = drawn
@@ -338,7 +339,7 @@ def test_random_jobs_compute_what_they_did_but_for_roundings(drawn):
         np.testing.assert_allclose(is_, was, rtol=1e-9, atol=1e-9 * np.abs(was).max())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tiers.examples(150), deadline=None)
 @given(jobs())
 def test_random_jobs_take_no_more_casts_than_one_per_operand_of_a_product(drawn):
     """Values narrower than a matrix (biases, means of rows) come along with what they meet."""

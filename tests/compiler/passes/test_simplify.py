@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_calls import bind_kernel, chosen
@@ -144,7 +145,7 @@ def graphs(draw):
 
 
 @given(graphs(), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tiers.examples(60), deadline=None)
 def test_every_rewrite_gives_bit_identical_outputs(evaluate_graphs, graph, seed):
     rng = np.random.default_rng(seed)
     feeds = {n: rng.integers(-3, 4, (2, 3)).astype(float) for n in ("p", "q")}
@@ -156,7 +157,7 @@ def test_every_rewrite_gives_bit_identical_outputs(evaluate_graphs, graph, seed)
 
 
 @given(graphs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tiers.examples(30), deadline=None)
 def test_a_second_run_changes_nothing(graph):
     once = simplify.simplify_graph(graph)
     assert simplify.simplify_graph(once) == once

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import GPT
@@ -44,7 +45,7 @@ def told(shape, words, place):
     return tuple(found)
 
 
-@settings(max_examples=300)
+@settings(max_examples=tiers.examples(300))
 @given(grids())
 def test_few_places_tell_what_all_of_them_would(drawn):
     shape, words = drawn

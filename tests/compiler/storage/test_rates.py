@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiers
 from graphs import counter, descend, variable
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,7 +155,7 @@ def shared_graphs(draw):
 
 
 @given(shared_graphs(), st.integers(0, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tiers.examples(100), deadline=None)
 def test_the_pass_changes_no_value_and_lets_the_rates_meet_in_sums_only(
     evaluate_graphs, graph, batch
 ):

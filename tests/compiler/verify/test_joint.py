@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import tiers
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from plans import with_register
@@ -363,14 +364,14 @@ def verdicts(mesh, plans, limit):
 
 
 @given(ranks_of(PAIR, ["data"]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tiers.examples(80), deadline=None)
 def test_two_ranks_are_refused_where_some_order_of_events_is_their_end(plans):
     is_refused, is_stuck = verdicts(PAIR, plans, 3_000)
     assert is_refused == is_stuck
 
 
 @given(ranks_of(GRID, ["data", "model"]))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tiers.examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 def test_no_order_of_events_is_the_end_of_ranks_of_a_grid_that_fit_together(plans):
     is_refused, is_stuck = verdicts(GRID, plans, 4_000)
     assert is_refused or not is_stuck

@@ -4,6 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+import tiers
 from graphs import counter, descend, made_up, variable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -192,7 +193,7 @@ STREAMS = st.integers(2, 3)
 
 
 @given(SEEDS, STREAMS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tiers.examples(40), deadline=None)
 def test_plans_as_they_are_compiled_pass_all_checks(seed, streams):
     plan = planned(seed, streams)
     assert not shares_unordered(plan)
@@ -202,7 +203,7 @@ def test_plans_as_they_are_compiled_pass_all_checks(seed, streams):
 
 
 @given(SEEDS, STREAMS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tiers.examples(40), deadline=None)
 def test_a_plan_without_one_control_edge_is_refused_where_the_edge_held_bytes_apart(seed, streams):
     plan = planned(seed, streams)
     for register in controls(plan):
@@ -214,7 +215,7 @@ def test_a_plan_without_one_control_edge_is_refused_where_the_edge_held_bytes_ap
 
 @given(SEEDS, STREAMS, st.integers(0, 10_000), st.integers(0, 10_000))
 @example(5444, 3, 291, 843)  # a broadcast scalar has 4 bytes, however many elements are read
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tiers.examples(80), deadline=None)
 def test_a_register_laid_over_another_is_refused_unless_a_path_orders_them(
     seed, streams, one, other
 ):

@@ -193,7 +193,7 @@ def problems(draw):
 
 
 @given(problems(), st.floats(0, 1))
-@settings(max_examples=60, deadline=None)  # a shared machine may pause
+@settings(max_examples=tiers.examples(60), deadline=None)  # a shared machine may pause
 def test_a_sequence_computes_the_same_within_its_budget(problem, fraction):
     most = simulate(problem, problem.store_all).peak_bytes
     budget = int(fraction * most)

@@ -3,12 +3,13 @@
 import os
 
 import hypothesis.strategies as st
+import tiers
 from hypothesis import HealthCheck, given, settings
 
 import actorflow as af
 from compiler.ops.primitives.body import hash_graph
 
-EXAMPLES = int(os.environ.get("STALE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("STALE_EXAMPLES", tiers.examples(60)))
 """Programs that are tried; STALE_EXAMPLES=2000 for a long run."""
 
 SPEC = {"x": af.TensorType(af.DType.FLOAT32, (2,))}

@@ -1,4 +1,5 @@
 import numpy as np
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def views(draw):
     return shape, strides
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.examples(200), deadline=None)
 @given(case=views())
 def test_a_walk_in_order_visits_every_operand_as_the_tensor_is_numbered(case):
     shape, strides = case
@@ -41,7 +42,7 @@ def test_a_walk_in_order_visits_every_operand_as_the_tensor_is_numbered(case):
         assert offsets(joined, operand) == offsets(plain, operand)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.examples(200), deadline=None)
 @given(case=views())
 def test_a_walk_in_any_order_pairs_the_same_offsets(case):
     shape, strides = case

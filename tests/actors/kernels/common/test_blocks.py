@@ -1,4 +1,5 @@
 import numpy as np
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ def views(draw):
     return view[tuple(slice(None, None, step) for step in steps)] if rank else view
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tiers.examples(200), deadline=None)
 @given(view=views(), limit=st.integers(1, 20))
 def test_blocks_cover_every_element_once_and_respect_the_limit(view, limit):
     for (block,) in cut((view,), view.ndim, limit):
@@ -25,7 +26,7 @@ def test_blocks_cover_every_element_once_and_respect_the_limit(view, limit):
     np.testing.assert_array_equal(view, 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tiers.examples(100), deadline=None)
 @given(view=views(), limit=st.integers(1, 20), kept=st.integers(0, 2))
 def test_blocks_keep_the_last_axes_whole_and_follow_row_major_order(view, limit, kept):
     kept = min(kept, view.ndim)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def walk(gemm, cut, a, b, out):
 KINDS = ("dense", "transposed", "windowed", "heads")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tiers.examples(80), deadline=None)
 @given(
     batch=st.sampled_from([((), ()), ((3,), ()), ((2, 3), (1, 3)), ((2, 1), (2, 4)), ((2, 3), ())]),
     extents=st.tuples(*[st.sampled_from([1, 2, 5, 40, 130])] * 3),

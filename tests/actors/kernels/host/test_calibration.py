@@ -4,6 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +37,7 @@ def flat(rates):
 
 
 @given(st.integers(0, 1000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=tiers.examples(10), deadline=None)
 def test_the_rates_of_a_machine_that_follows_the_model_are_found(seed):
     hidden = random_rates(seed)
     # The first probe also sweeps a few bytes, which it takes for a part of the call.

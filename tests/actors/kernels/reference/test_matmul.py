@@ -1,4 +1,5 @@
 import numpy as np
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ def check(harness, a, b, out=None):
     np.testing.assert_allclose(out, expected, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tiers.examples(150), deadline=None)
 @given(
     batch=st.sampled_from(
         [((), ()), ((3,), ()), ((), (3,)), ((2, 3), (1, 3)), ((2, 1), (2, 4)), ((2, 3), ())]

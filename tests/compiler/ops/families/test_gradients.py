@@ -3,6 +3,7 @@
 import numpy as np
 import op_table as table
 import pytest
+import tiers
 from graph_oracles import fed, pull, slopes, walked
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,14 +104,14 @@ def test_nothing_that_writes_is_differentiable():
     assert writers == [COPY_TO]  # which may write, and does in no graph that is differentiated
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tiers.examples(40), deadline=None)
 @given(shapes=hnp.mutually_broadcastable_shapes(num_shapes=2, min_side=0, max_side=3, max_dims=3))
 def test_sums_undo_any_broadcast(shapes):
     first, second = (normal(*shape) for shape in shapes.input_shapes)
     check(emitting("mul"), first, second)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tiers.examples(30), deadline=None)
 @given(
     shape=st.lists(st.integers(1, 3), min_size=1, max_size=3),
     data=st.data(),
