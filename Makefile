@@ -74,7 +74,7 @@ durations: ## put what the last runs measured into tests/durations.json
 	$(SUITE) keep
 
 devices: $(DEV_STAMP) ## jobs scattered over two simulated devices, and on one, late as each of 50 seeds; SEEDS="0 1"
-	$(PYTEST) -q --device sim:0,sim:1 tests/system $(ARGS)
+	$(SUITE) nightly --jobs $(JOBS) --only two-devices -- $(ARGS)
 	set -e; for seed in $(SEEDS); do \
 		$(PYTEST) -q --device sim --sim-seed $$seed $(ON_DEVICES) $(ARGS); done
 

@@ -118,7 +118,7 @@ NIGHTLY = (
     Configuration("native", ("--native",), OF_JOBS),
     Configuration("sim", ("--device", "sim"), ON_DEVICES),
     Configuration("cuda", ("--device", "cuda", "--deselect", KILLS), ON_CUDA),
-    Configuration("two-devices", ("--device", "sim:0,sim:1"), ("tests/system",)),
+    Configuration("two-devices", ("--device", "sim:0,sim:1"), ON_DEVICES),
     Configuration("oldest-numpy", (), OF_NUMPY, environment=".venv-oldest"),
     Configuration("torch", ("--torch",), ("tests/oracle",), environment=".venv-oracle"),
     Configuration(
