@@ -173,7 +173,30 @@ def _tellers(
         own = own_part(PartOf(held.shape, held.splits), mesh, rank)
         place = tuple([(rows.start, rows.stop) for rows in own])
         found.setdefault(place, (rank, Told(held, own)))
+    check_cover(name, first.shape, [told for _, told in found.values()])
     return tuple(found.values())
+
+
+def check_cover(name: str, shape: tuple[int, ...], parts: Sequence[Told]) -> None:
+    """Prove that every element of a variable is in one of its parts, and in no second one.
+
+    The elements are counted in the grid that the ends of all parts make, so the cost follows the
+    number of parts. Raises InternalError.
+    """
+    ends = [
+        {0, size, *[end for p in parts for end in (p.own[axis].start, p.own[axis].stop)]}
+        for axis, size in enumerate(shape)
+    ]
+    at = [{end: i for i, end in enumerate(sorted(own))} for own in ends]
+    count = np.zeros([len(own) - 1 for own in at], np.int64)
+    for part in parts:
+        rows = zip(at, part.own, strict=True)
+        count[tuple([slice(own[row.start], own[row.stop]) for own, row in rows])] += 1
+    if (count != 1).any():
+        raise InternalError(
+            f"the parts of variable {name!r} {list(shape)} that ranks tell do not make it up, each"
+            f" element once: {[str(part.own) for part in parts]}"
+        )
 
 
 def _batched(told: Iterable[tuple[str, Sequence[tuple[int, Told]]]]) -> Iterator[list[str]]:
@@ -296,13 +319,21 @@ class Joining:
         for name, pieces in self._told.items():
             joined = self._joined.get(name)
             if joined is None:
-                held = pieces[0][1].held
-                joined = self._joined[name] = np.empty(held.shape, held.dtype)
+                joined = self._joined[name] = _empty(pieces)
+            num_bytes = 0
             for rank, piece in pieces:
+                # With the ellipsis an array without axes gives a view as well, and no copy.
+                rows: tuple[Any, ...] = (*piece.own, ...)
+                place = joined[rows]
+                num_bytes += place.nbytes * np.may_share_memory(place, joined)
                 if rank == 0:
-                    joined[piece.own] = _own(arrays, name, piece)
+                    place[...] = _own(arrays, name, piece)
                 else:
-                    self._take(rank, joined[piece.own])
+                    self._take(rank, place)
+            if num_bytes != joined.nbytes:  # `check_cover` has shown that no two parts overlap
+                raise InternalError(
+                    f"of variable {name!r} ranks told {num_bytes} of {joined.nbytes} bytes"
+                )
             whole[name] = joined
         return whole
 

@@ -23,7 +23,7 @@ from actorflow.environment.settings import is_worth_a_line
 from actorflow.options.fit_options import WARN
 from actorflow.run.broken_steps import NonFiniteLoss
 from actorflow.tensor.initial_values import whole_type
-from compiler.contract.errors import CompileError
+from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind
 from compiler.graph.target import GOOD_STEPS, LOSS_SCALE, SKIPPED
@@ -140,6 +140,11 @@ class Saver:
         Infinity may be meant (a mask), and so may NaN in what training does not change.
         Raises CheckpointError unless the policy is to go on.
         """
+        if apart := arrays.keys() ^ self._roles.keys():
+            raise InternalError(
+                f"the snapshot of step {step} and the variables of its job differ in"
+                f" {', '.join(sorted(apart))}"
+            )
         floats = [name for name in self._written if arrays[name].dtype.kind == "f"]
         broken = next((name for name in floats if np.isnan(arrays[name]).any()), None)
         if broken is not None and not self._keeps_nan:

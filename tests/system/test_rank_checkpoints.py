@@ -8,6 +8,7 @@ from rank_trainings import Split, Training
 
 import actorflow as af
 from actorflow import nn
+from actorflow.distributed import unshard
 
 pytestmark = [
     pytest.mark.usefixtures("native_toolchain"),
@@ -28,6 +29,21 @@ class Staged(nn.Module):
             return self.out(h)
 
 
+class Scalars(nn.Module):
+    """The later stage has variables without axes: a scale, a count of batches, a seed of masks."""
+
+    def __init__(self, drop=0.0):
+        self.up, self.norm, self.out = nn.Linear(128, 16), nn.BatchNorm1d(16), nn.Linear(16, 5)
+        self.scale, self.drop = nn.Parameter((), (("kind", "ones"),)), drop
+
+    def __call__(self, x):
+        with af.stage(0):
+            h = af.relu(self.up(af.flatten(x, 1)))
+        with af.stage(1):
+            h = self.norm(h)
+            return self.out(af.dropout(h, self.drop) if self.drop else h) * self.scale
+
+
 ADAM = {"optimizer": af.optim.AdamW(1e-2)}
 CASES = {
     "model": (Training(Split), {"model": 2}),
@@ -38,7 +54,16 @@ CASES = {
     "stages": (Training(Staged), {"stage": 2}),
     "stages and data": (Training(Staged, options={"accumulate": 2}), {"stage": 2, "data": 2}),
     "batches": (Training(options={"zero": True, "accumulate": 2}), {"data": 2}),
-}
+    "scalars of a stage": (Training(Scalars, **ADAM), {"stage": 2}),
+    "masks of a stage": (Training(lambda: Scalars(0.2), **ADAM), {"stage": 2}),
+    "averages of a stage": (Training(Scalars, options={"ema": 0.9}, **ADAM), {"stage": 2}),
+    "scalars of a stage, zero": (
+        Training(Scalars, options={"zero": True}, **ADAM), {"stage": 2, "data": 2},
+    ),
+    "scalars of a stage, batches": (
+        Training(Scalars, options={"accumulate": 2}), {"stage": 2},
+    ),
+}  # fmt: skip
 KEPT = {"compiled": {"every": 2}, "every": 2}
 
 
@@ -53,6 +78,20 @@ def variables_of(ranks):
     return {name: array.tobytes() for name, array in ranks[0].result.variables.items()}
 
 
+@pytest.fixture
+def poisoned(monkeypatch):
+    """Memory that no rank wrote into reads as 0xA5."""
+    made = unshard._empty
+
+    def empty(told):
+        array = made(told)
+        array.reshape(-1).view(np.uint8)[:] = 0xA5
+        return array
+
+    monkeypatch.setattr(unshard, "_empty", empty)
+
+
+@pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_go_on_to_the_bit_where_they_stood(name, tmp_path):
     training, axes = CASES[name]

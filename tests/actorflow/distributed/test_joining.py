@@ -9,12 +9,16 @@ from rank_threads import RankThreads
 
 from actorflow.distributed import unshard
 from actorflow.distributed.process_group import Among
-from actorflow.distributed.unshard import Joining, OfRank, cut
+from actorflow.distributed.unshard import Joining, OfRank, Told, check_cover, cut
 from compiler.contract.errors import InternalError, PeerFailed
 from compiler.contract.placement import Mesh
 from compiler.contract.types import PartOf
 
-SHAPES = {"rows": (5, 3), "columns": (4, 6), "blocks": (3, 4, 5), "empty": (0, 2), "step": ()}
+SHAPES = {
+    "rows": (5, 3), "columns": (4, 6), "blocks": (3, 4, 5), "empty": (0, 2), "step": (),
+    "scale": (), "one": (1,), "ones": (1, 1, 1), "gains": (3,),
+}  # fmt: skip
+NAMES = ("rows", "columns", "blocks", "empty", "step")
 SPLITS = {
     "rows": (("data", 0),),
     "columns": (("model", 1),),
@@ -24,7 +28,7 @@ SPLITS = {
 MESH = Mesh(("data", "model"), (2, 2))
 
 
-def plan_of(mesh=MESH, splits=SPLITS, names=tuple(SHAPES)):
+def plan_of(mesh=MESH, splits=SPLITS, names=NAMES):
     """Return what is asked of a plan here."""
     parts = {name: PartOf(SHAPES[name], splits[name]) for name in names if name in splits}
     state = [SimpleNamespace(name=name, part=parts.get(name)) for name in names]
@@ -47,6 +51,12 @@ def wholes(seed):
     return {name: np.asarray(rng.normal(size=s), np.float32) for name, s in SHAPES.items()}
 
 
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Memory that was not written reads as NaN."""
+    monkeypatch.setattr(unshard, "_empty", lambda told: np.full(told[0][1].held.shape, np.nan, "f"))
+
+
 def on_ranks(do, count=4, plans=None, wait_s=60.0):
     """Return what do(joining, plan, rank) returns by rank."""
     ranks = RankThreads(count)
@@ -66,7 +76,8 @@ def shared(own, plan, rank, step=1):
     arrays = cut(plan, wholes(step), rank)
     if rank:
         return own.tell(step, arrays)
-    return {name: array.copy() for name, array in own.join(step, arrays).items()}
+    joined = own.join(step, {v.name: arrays[v.name] for v in plan.state})
+    return {name: array.copy() for name, array in joined.items()}
 
 
 @pytest.mark.parametrize("pipe_bytes", [4096, 1 << 20])
@@ -77,9 +88,9 @@ def test_the_first_rank_has_the_wholes_of_each_snapshot(monkeypatch, pipe_bytes)
         return [shared(own, plan, rank, step) for step in (1, 2, 5)]
 
     for step, found in zip((1, 2, 5), on_ranks(some)[0], strict=True):
-        assert found.keys() == SHAPES.keys()
-        for name, array in wholes(step).items():
-            np.testing.assert_array_equal(found[name], array, err_msg=name)
+        assert found.keys() == {*NAMES}
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, wholes(step)[name], err_msg=name)
 
 
 def test_a_part_larger_than_a_pipe_goes_through_it(monkeypatch):
@@ -101,6 +112,61 @@ def test_variables_of_other_stages_come_too():
     found = on_ranks(one, 2, plans)[0]
     assert found.keys() == {"rows", "columns", "step"}
     np.testing.assert_array_equal(found["columns"], wholes(1)["columns"])
+
+
+@pytest.mark.parametrize("later", [1, 2])
+@pytest.mark.parametrize("name", ["scale", "one", "ones", "gains", "empty", "columns"])
+def test_a_variable_of_any_shape_comes_from_a_later_stage_alone(name, later):
+    mesh = Mesh(("stage",), (3,))
+    plans = [plan_of(mesh, {}, ("rows", "step", *[name] * (r == later))) for r in range(3)]
+
+    def one(own, plan, rank):
+        told = []
+        for step in (1, 2):
+            arrays = {v.name: wholes(step)[v.name] for v in plan.state}
+            whole = own.tell(step, arrays) if rank else own.join(step, arrays)
+            told.append(None if rank else whole[name].copy())
+        return told
+
+    for step, found in zip((1, 2), on_ranks(one, 3, plans)[0], strict=True):
+        np.testing.assert_array_equal(found, wholes(step)[name])
+
+
+def test_a_part_that_comes_to_a_copy_is_a_bug(monkeypatch):
+    """What was not written must never be saved."""
+
+    class Copied(np.ndarray):
+        def __getitem__(self, key):
+            return np.array(super().__getitem__(key))
+
+    monkeypatch.setattr(unshard, "_empty", lambda told: np.zeros((), np.float32).view(Copied))
+
+    def one(own, plan, rank):
+        if rank == 0:
+            with pytest.raises(InternalError, match="'scale' ranks told 0 of 4 bytes"):
+                own.join(1, {})
+        else:
+            own.tell(1, {"scale": wholes(1)["scale"]})
+
+    mesh = Mesh(("stage",), (2,))
+    on_ranks(one, 2, [plan_of(mesh, {}, ()), plan_of(mesh, {}, ("scale",))])
+
+
+TILES = {
+    "a row is missing": [((0, 2), (0, 3)), ((3, 5), (0, 3))],
+    "a row comes twice": [((0, 3), (0, 3)), ((2, 5), (0, 3))],
+    "a corner is missing": [((0, 5), (0, 2)), ((0, 4), (2, 3))],
+    "the end is missing": [((0, 4), (0, 3))],
+    "nothing comes": [],
+    "all comes twice": [((0, 5), (0, 3)), ((0, 5), (0, 3))],
+}
+
+
+@pytest.mark.parametrize("parts", TILES.values(), ids=TILES)
+def test_parts_that_do_not_make_up_the_whole_are_a_bug(parts):
+    held = OfRank("x", "float32", (5, 3), ())
+    with pytest.raises(InternalError, match="do not make it up, each element once"):
+        check_cover("x", (5, 3), [Told(held, tuple([slice(*rows) for rows in p])) for p in parts])
 
 
 @pytest.mark.parametrize("who", [0, 2])
