@@ -16,9 +16,9 @@ FUNCTION_LINES = 80
 BUDGET = {
     "actorflow": 31_600,
     "actors": 42_100,
-    "compiler": 30_400,
+    "compiler": 30_550,
     "memory": 3_700,
-    "tests": 91_700,
+    "tests": 92_200,
     "benchmarks": 14_300,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

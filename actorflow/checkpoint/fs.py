@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actorflow.checkpoint.errors import CheckpointLocked, CheckpointLockLost
+from compiler.contract.files import create_regular, open_regular
 
 MAX_IO_BYTES = 8 << 20
 """Most bytes that one `write` or `readinto` is asked for."""
@@ -70,7 +71,7 @@ class Fs:
             BlockingIOError: somebody else holds it; `strerror` says who.
         """
         with _no_fork:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            fd = open_regular(path, os.O_RDWR | os.O_CREAT, mode=0o644)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -88,12 +89,12 @@ class Fs:
 
     def create(self, path: Path) -> int:
         """Create a file to write; a name that exists, even as a dangling link, is refused."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        return create_regular(path, 0o644)
 
     def open_read(self, directory: Path, name: str) -> int:
         """Open the regular file `name` in `directory`, following no symbolic link at either.
 
-        Through a descriptor of the directory; O_NONBLOCK so that a FIFO cannot block us.
+        Through a descriptor of the directory, which may be replaced by another meanwhile.
 
         Raises:
             OSError: ENXIO if `name` is not a plain file or not a permitted name, else the system's.
@@ -104,14 +105,12 @@ class Fs:
             directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         )
         try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            fd = os.open(name, flags, dir_fd=directory_fd)
+            return open_regular(name, os.O_RDONLY, dir_fd=directory_fd)
+        except OSError as error:
+            error.filename = str(directory / name)
+            raise
         finally:
             os.close(directory_fd)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.ENXIO, "not a regular file", str(directory / name))
-        return fd
 
     def write(self, fd: int, data: memoryview) -> int:
         """Append from `data`; return how many bytes were taken, which may be fewer than offered."""

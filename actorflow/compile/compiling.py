@@ -29,6 +29,7 @@ from actorflow.environment.settings import Settings, collector_paused, logger, o
 from actors.kernels.common.files import DamagedFile, distrust_of_folder, read_sealed, replace_sealed
 from actors.kernels.host import catalogue
 from compiler.contract.errors import ActorflowError, BudgetError, OutOfMemory, PlanFormatError
+from compiler.contract.files import replace_regular
 from compiler.contract.placement import Device
 from compiler.contract.plan import PLAN_FORMAT, Plan
 from compiler.graph.graph import Graph, gradient
@@ -380,7 +381,7 @@ def dumper(directory: Path | None, rank: int = 0) -> Watch | None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             text = "\n".join(print_graph(graph)) + "\n"
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files
+            replace_regular(path, text.encode(errors="backslashreplace"))  # names of files
         except OSError as error:
             warn(f"ACTORFLOW_DUMP: cannot write {path}: {error.strerror}")
 

@@ -19,6 +19,7 @@ from actorflow.environment.settings import is_worth_a_line, once
 from actorflow.options.fit_options import RAISE, SKIP, check_policy_name
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import ActorflowError, CompileError
+from compiler.contract.files import read_regular, replace_regular
 from compiler.contract.plan import Plan
 from compiler.contract.types import DType, TensorType
 from compiler.graph.target import LOSS_SCALE, SKIPPED
@@ -32,6 +33,7 @@ MAX_OVERFLOWS_IN_A_ROW = 20
 _COUNTER = TensorType(DType.INT64, ())
 _NOTE = "non_finite.json"
 """In the run's directory: the step that ended the run."""
+_MOST_NOTE_BYTES = 1 << 10
 
 
 class NonFiniteLoss(ActorflowError):
@@ -197,7 +199,7 @@ class BrokenSteps:
             )
         if self._note is not None:
             with suppress(OSError):  # a courtesy to the next run
-                self._note.write_text(json.dumps({"step": step}), encoding="utf-8")
+                replace_regular(self._note, json.dumps({"step": step}).encode())
         return ""
 
 
@@ -205,5 +207,5 @@ def _noted(directory: Path | None) -> object:
     """Return the step that ended a run in a directory before, or None."""
     if directory is not None:
         with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
-            return json.loads((directory / _NOTE).read_bytes())["step"]
+            return json.loads(read_regular(directory / _NOTE, _MOST_NOTE_BYTES))["step"]
     return None

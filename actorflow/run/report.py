@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from actorflow.environment.settings import logger, once
+from compiler.contract.files import open_regular, read_regular
 
 # Progress text is never the reason for which a run ends, or waits. A stream may be full, closed,
 # replaced or not there, its reader may be gone or asleep, its encoding may lack a letter. The first
@@ -119,6 +120,7 @@ def _plain_file(stream: Any) -> int | None:
 # steps again that a killed run had written after its last checkpoint: of lines with the same step
 # the last one counts.
 
+_MOST_BYTES = 1 << 30
 _KEPT_ROWS = 10_000
 """Rows that wait for a disk that does not take them; at one in half a second, more than an hour."""
 
@@ -195,9 +197,9 @@ class MetricsFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        ends_cut = _ends_cut(path)
-        self._file = path.open("ab", buffering=0)  # unbuffered: one line is one write
-        if ends_cut:
+        fd = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        self._file = os.fdopen(fd, "ab", buffering=0)  # unbuffered: one line is one write
+        if _ends_cut(fd):
             try:
                 self._write(b"\n")
             except OSError:
@@ -227,9 +229,12 @@ class MetricsFile:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file in the order written; a line cut by a kill is left out."""
+    """Return the lines of a metrics file in the order written; a line cut by a kill is left out.
+
+    Raises OSError where it is no regular file, or has more than 1 GiB.
+    """
     rows = []
-    for line in Path(path).read_bytes().split(b"\n"):
+    for line in read_regular(path, _MOST_BYTES, is_link_followed=True).split(b"\n"):
         try:
             row = json.loads(line)
         except ValueError:  # damaged UTF-8 too
@@ -239,15 +244,9 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _ends_cut(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            if file.seek(0, os.SEEK_END) == 0:
-                return False
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) != b"\n"
-    except FileNotFoundError:
-        return False
+def _ends_cut(fd: int) -> bool:
+    size_bytes = os.fstat(fd).st_size
+    return size_bytes > 0 and os.pread(fd, 1, size_bytes - 1) != b"\n"
 
 
 _TTY_INTERVAL_S = 0.5

@@ -25,6 +25,7 @@ from actorflow.run.report import Console, Reporter
 from actorflow.run.stopping import ON_RESULT, ON_STEP, Stopper
 from actors.machine.history import Statistics
 from compiler.contract.errors import ActorflowError
+from compiler.contract.files import read_regular, replace_regular
 from compiler.contract.plan import Plan
 from compiler.graph.target import SKIPPED
 
@@ -32,6 +33,8 @@ STATUS_FILE = "status.json"
 STATES = ("running", "finished", "stopped", "failed")
 
 _FORMAT = 1
+_MOST_BYTES = 64 << 20
+"""Of the file. An actor takes some 200 bytes."""
 _INTERVAL_S = 1.0
 
 
@@ -122,7 +125,7 @@ def read_status(run: str | os.PathLike[str]) -> Status:
             f"there is no run {str(run)!r}: no such directory; give what fit got as checkpoint="
         )
     try:
-        text = path.read_bytes()
+        text = read_regular(path, _MOST_BYTES)
     except FileNotFoundError:
         raise StatusError(
             f"{path} is not there: no run has been started with checkpoint={str(run)!r} yet"
@@ -164,8 +167,6 @@ class StatusWriter:
         is_ours: Callable[[], bool] = lambda: True,
     ) -> None:
         self._path = Path(path)
-        # In the same folder, for a rename is atomic only within one file system.
-        self._partial = self._path.with_name(self._path.name + ".partial")
         self._plan = plan
         self._first_step = self._step = first_step
         self._total_steps = total_steps
@@ -213,8 +214,7 @@ class StatusWriter:
             self._tell("its folder is no longer that of the run")
             return
         try:
-            self._partial.write_text(status.to_json(), encoding="utf-8")
-            self._partial.replace(self._path)
+            replace_regular(self._path, status.to_json().encode())
         except OSError as error:
             self._tell(str(error.strerror))
 

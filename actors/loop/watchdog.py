@@ -7,6 +7,7 @@ no deadlock.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,7 @@ from pathlib import Path
 from actors.loop.worker import InFlight, place_of
 from actors.machine.table import OUTSIDE, MachineTable
 from actors.machine.transitions import Message, State, kind_of, subject_of
+from compiler.contract.files import open_regular
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind
 
@@ -354,7 +356,8 @@ class Watchdog:
             path = folder / "stall.txt"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                fd = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+                with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write("\n".join([*lines, *messages, "", ""]))
                 messages = [f"the last messages are in {path}"] if is_first else []
             except OSError as error:

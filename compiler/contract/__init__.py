@@ -13,6 +13,7 @@ meets whom.
     errors       the exceptions, by who is at fault
     attrs        attributes of nodes and launches
     codec        dataclasses as msgpack and back, with bounds
+    files        the one door to files in folders that others may write
     program      a fused program: its form, its rules, its functions in numpy
     spaces       where elements are in a program's rows and columns, and in windows
     region       steps over chunks of rows

@@ -28,6 +28,7 @@ from compiler.contract.codec import (
     unpacked,
 )
 from compiler.contract.errors import InternalError, PlanFormatError
+from compiler.contract.files import read_regular
 from compiler.contract.placement import Mesh, mesh_of
 from compiler.contract.plan_tables import (
     PORTED,
@@ -52,6 +53,8 @@ from compiler.contract.types import PartOf, TensorType
 from memory.liveness import align_up
 
 PLAN_FORMAT = 6
+MOST_PLAN_BYTES = 1 << 30
+"""Of a file, which is held in memory whole while it is decoded."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -107,8 +110,12 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """Read a plan file. Raises PlanFormatError, or OSError when it cannot be read."""
-        return Plan.from_bytes(Path(path).read_bytes(), str(path))
+        """Read a plan file.
+
+        Raises PlanFormatError, or OSError when it cannot be read or is no regular file.
+        """
+        data = read_regular(path, MOST_PLAN_BYTES, is_link_followed=True)
+        return Plan.from_bytes(data, str(path))
 
     @property
     def state(self) -> tuple[Variable, ...]:

@@ -12,16 +12,17 @@ After OpenSSH's StrictModes (auth_secure_path, misc.c).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+from compiler.contract.files import read_regular, replace_regular
 
 _MAX_PATHS = 2560
 """Folders and links that are looked at; a system follows 40 links, each of which may be deep."""
@@ -91,16 +92,7 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises OSError, and leaves nothing else in the folder then.
     """
     make_private(path.parent)
-    # In the same folder: a rename is atomic only within one file system.
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace_regular(path, content, is_shared=True)
 
 
 def _is_own(uid: int) -> bool:
@@ -145,6 +137,8 @@ def _said(path: Path, facts: os.stat_result) -> str:
 # written is made anew; nothing in it is worth an error.
 
 _SEAL_BYTES = 16
+MOST_BYTES = 1 << 30
+"""Of a file: a plan, a library, a table of what was measured."""
 
 
 class DamagedFile(ValueError):
@@ -161,15 +155,12 @@ def replace_sealed(path: Path, content: bytes) -> None:
 
 def read_sealed(path: Path) -> bytes:
     """Return what `replace_sealed` wrote. Raises DamagedFile, or OSError where nothing is there."""
-    # Non-blocking, for a pipe in its place would never be at its end.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise DamagedFile("it is no regular file")
-        with open(fd, "rb", closefd=False) as file:
-            whole = file.read()
-    finally:
-        os.close(fd)
+        whole = read_regular(path, MOST_BYTES)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EFBIG):
+            raise DamagedFile(f"{error.strerror}") from None
+        raise
     content = whole[:-_SEAL_BYTES]
     if whole[-_SEAL_BYTES:] != _seal(path.name, content):
         raise DamagedFile("its content does not match its hash")

@@ -76,6 +76,36 @@ def test_a_damaged_file_is_reported_and_compiled_anew(compiles, tmp_path, caplog
     assert "compiling again" in caplog.text
 
 
+def a_huge_file(path, victim):
+    with open(path, "wb") as file:
+        file.truncate(128 << 30)
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        lambda path, victim: os.mkfifo(path), lambda path, victim: path.symlink_to(victim),
+        lambda path, victim: path.symlink_to("nowhere"),
+        lambda path, victim: path.symlink_to("/dev/zero"), a_huge_file,
+        lambda path, victim: os.link(victim, path),
+    ],
+    ids=["pipe", "link", "link to nothing", "device", "huge file", "second name"],
+)  # fmt: skip
+def test_a_trap_in_the_cache_costs_a_compilation(compiles, tmp_path, trap, caplog):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    plan = compiled_at()
+    (file,) = (tmp_path / "cache").glob("*.plan")
+    file.unlink()
+    trap(file, victim)
+    assert compiled_at() == plan
+    assert len(compiles) == 2
+    assert "compiling again" in caplog.text
+    assert victim.read_text() == "precious"
+    assert compiled_at() == plan
+    assert len(compiles) == 2, "the trap was replaced"
+
+
 def test_a_cached_plan_that_is_not_proven_is_reported_and_compiled_anew(compiles, tmp_path, caplog):
     plan = compiled_at()
     (file,) = (tmp_path / "cache").glob("*.plan")

@@ -58,8 +58,11 @@ def test_numbers_that_json_lacks_come_back_through_float(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_disk_is_an_os_error():
-    file = MetricsFile("/dev/full")
+def test_a_full_disk_is_an_os_error(tmp_path):
+    file = MetricsFile(tmp_path / "m.jsonl")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, file._file.fileno())
+    os.close(full)
     with pytest.raises(OSError, match="No space left"):
         file.append({"step": 1})
     file.close()

@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_a_loss_that_is_no_number_survives_the_file(run, loss):
 
 def test_the_file_is_replaced_as_a_whole(run, monkeypatch):
     replaced = []
-    monkeypatch.setattr("pathlib.Path.replace", lambda old, new: replaced.append((old, new)))
+    monkeypatch.setattr("os.replace", lambda old, new: replaced.append((Path(old), new)))
     before = run.path.read_text()
     run.writer.finish("finished")
     ((partial, path),) = replaced
@@ -143,7 +144,7 @@ def test_the_status_of_no_run_says_what_is_missing(tmp_path):
     with pytest.raises(StatusError, match=r"status.json is not there: no run has been started"):
         read_status(tmp_path)
     (tmp_path / "status.json").mkdir()
-    with pytest.raises(StatusError, match=r"status.json cannot be read: Is a directory"):
+    with pytest.raises(StatusError, match=r"status.json cannot be read: not a regular file"):
         read_status(tmp_path)
 
 

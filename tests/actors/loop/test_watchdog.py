@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import gc
 import logging
+import os
 import threading
 from functools import partial
 
@@ -123,6 +124,26 @@ def test_a_folder_gets_every_report_and_the_log_is_spared_the_messages(blocked, 
     assert text.count("no firing began or ended for") == 2
     assert "the last 2 messages:\n<first>\n<last>\n" in text
     assert script.said[0].endswith(f"\nthe last messages are in {folder / 'stall.txt'}")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "link to nothing", "second name", "device"])
+def test_a_stall_is_written_to_no_file_but_a_regular_one_of_ours(blocked, tmp_path, kind):
+    victim, file = tmp_path / "victim", tmp_path / "run" / "stall.txt"
+    victim.write_text("precious")
+    file.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "second name":
+        os.link(victim, file)
+    else:
+        targets = {"link": victim, "link to nothing": tmp_path / "new", "device": "/dev/null"}
+        file.symlink_to(targets[kind])
+    script = Script(dataclasses.replace(blocked, messages=("one",)), end=61.0)
+    (said,) = script.watch(seconds=60.0, folder=file.parent).said
+    assert "stall.txt cannot be written: " in said
+    assert said.endswith("the last 1 messages:\none")
+    assert victim.read_text() == "precious"
+    assert sorted(os.listdir(tmp_path)) == ["run", "victim"]
 
 
 def test_a_folder_that_cannot_be_written_leaves_the_messages_to_the_log(blocked, tmp_path):
