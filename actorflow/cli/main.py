@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import re
 import sys
@@ -136,6 +137,9 @@ _BENCH = "actorflow_bench"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
+    runs_script = str(getattr(options, "file", "")).endswith(".py")
+    if isinstance(sys.stdout, io.TextIOWrapper) and not runs_script:
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name may have letters it lacks
     try:
         code: int = options.command(options)
     except Exception as error:

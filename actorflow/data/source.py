@@ -279,7 +279,7 @@ def position_of(state: Mapping[str, Any], kind: str) -> int:
     ):
         raise DataError(
             f"data source: expected a state {{'kind': {kind!r}, 'batches': n >= 0}}, came"
-            f" {dict(state)!r}; restore with the kind of source that wrote the checkpoint"
+            f" {repr(dict(state))[:200]}; restore with the kind of source that wrote the checkpoint"
         )
     return batches
 

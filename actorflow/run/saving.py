@@ -23,6 +23,7 @@ from actorflow.environment.settings import is_worth_a_line
 from actorflow.options.fit_options import WARN
 from actorflow.run.broken_steps import NonFiniteLoss
 from actorflow.tensor.initial_values import whole_type
+from compiler.contract.codec import printable
 from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind
@@ -227,8 +228,8 @@ def start_from(
     if manifest.data_fingerprint != came:
         raise DataError(
             f"the checkpoint of step {manifest.step} was trained on other data: it has fingerprint"
-            f" {manifest.data_fingerprint!r}, this source {came!r}. Give the same data (same files,"
-            " same seq, batch and seed), or another checkpoint directory"
+            f" {printable(manifest.data_fingerprint)!r}, this source {came!r}. Give the same data"
+            " (same files, same seq, batch and seed), or another checkpoint directory"
         )
     if manifest.seed != seed:
         raise CompileError(
@@ -293,7 +294,7 @@ def _compare_kernels(step: int, wrote: Any, plan: Plan, report: Callable[[str], 
         first = others[0]
         report(
             f"the checkpoint of step {step} continues with other kernels ({first}: {own[first]} in"
-            f" place of {wrote[first]}; {len(others)} in all): not bit for bit;"
+            f" place of {printable(str(wrote[first]))}; {len(others)} in all): not bit for bit;"
             " deterministic=True fixes the choice"
         )
 

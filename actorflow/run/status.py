@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from actorflow.options.fit_options import Metrics, OnResult, OnStep, Results
 from actorflow.run.report import Console, Reporter
 from actorflow.run.stopping import ON_RESULT, ON_STEP, Stopper
 from actors.machine.history import Statistics
+from compiler.contract.codec import Bounds, WrongValue, float_in, int_in, printable, shown
 from compiler.contract.errors import ActorflowError
 from compiler.contract.files import read_regular, replace_regular
 from compiler.contract.plan import Plan
@@ -98,22 +100,17 @@ class Status:
             values = json.loads(text)
             if values["format"] != _FORMAT:
                 raise StatusError(
-                    f"{where} has status format {values['format']}, this actorflow reads format"
-                    f" {_FORMAT}; use the version that runs the job"
+                    f"{where} has status format {shown(values['format'])}, this actorflow reads"
+                    f" format {_FORMAT}; use the version that runs the job"
                 )
             return _parsed(values)
-        except (
-            ValueError,
-            TypeError,
-            LookupError,
-            ArithmeticError,
-            AttributeError,
-            RecursionError,
-        ) as error:
-            raise StatusError(
-                f"{where} is damaged ({type(error).__name__}: {error}); a run that goes on writes"
-                " it anew within a second"
-            ) from None
+        except WrongValue as error:
+            what = f"{error.way} {error.said}"
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            what = f"{type(error).__name__}: {error}"
+        raise StatusError(
+            f"{where} is damaged ({what}); a run that goes on writes it anew within a second"
+        )
 
 
 def read_status(run: str | os.PathLike[str]) -> Status:
@@ -268,31 +265,68 @@ def _actor_status(statistics: Statistics, before: Statistics | None, index: int)
 
 def _parsed(values: Mapping[str, Any]) -> Status:
     """Return the record of a file's values; raises what a wrong one raises."""
-    if values["state"] not in STATES:
-        raise ValueError(f"no such state: {values['state']!r}")
     status: Status = _record(Status, values)
+    if status.state not in STATES:
+        raise ValueError(f"no such state: {status.state!r}")
     return status
 
 
+# A status may come from anywhere, as a plan may: every value has the type of its field, and a text
+# can do nothing on a terminal.
+
+_COUNT = Bounds(0, (1 << 63) - 1)
+_NUMBER = Bounds(-1e18, 1e18)
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+def _text(item: Any) -> str:
+    if type(item) is not str:
+        raise WrongValue(item, "a text")
+    return printable(item)
+
+
+def _loss(item: Any) -> float:
+    return float(item) if item in _NOT_FINITE else float_in(None, item)
+
+
+def _numbers(read: Callable[[Any], Any], item: Any) -> dict[str, Any]:
+    if type(item) is not dict:
+        raise WrongValue(item, "an object")
+    return {printable(key): read(number) for key, number in item.items()}
+
+
+def _actors(rows: Any) -> tuple[ActorStatus, ...]:
+    if type(rows) is not list:
+        raise WrongValue(rows, "a list of actors")
+    return tuple([_record(ActorStatus, row) for row in rows])
+
+
+_int, _float = partial(int_in, _COUNT), partial(float_in, _NUMBER)
 _READ: dict[str, Callable[[Any], Any]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "int | None": int,
-    "float | None": float,
-    "Mapping[str, int]": lambda value: {str(key): int(n) for key, n in value.items()},
-    "Mapping[str, float]": lambda value: {str(key): float(n) for key, n in value.items()},
-    "tuple[ActorStatus, ...]": lambda rows: tuple([_record(ActorStatus, row) for row in rows]),
+    "str": _text,
+    "int": _int,
+    "float": _float,
+    "int | None": _int,
+    "float | None": _loss,
+    "Mapping[str, int]": partial(_numbers, _int),
+    "Mapping[str, float]": partial(_numbers, _float),
+    "tuple[ActorStatus, ...]": _actors,
 }
-"""How a field of each type is read."""
+"""How a field of each type is read; each raises WrongValue."""
 
 
 def _record(kind: Any, values: Mapping[str, Any]) -> Any:
     """Return a record of some values, each of the type that the field has."""
+    if type(values) is not dict:
+        raise WrongValue(values, "an object")
     read = {}
     for name, type_ in kind.__annotations__.items():
         is_none = values[name] is None and type_.endswith("| None")
-        read[name] = None if is_none else _READ[type_](values[name])
+        try:
+            read[name] = None if is_none else _READ[type_](values[name])
+        except WrongValue as wrong:
+            wrong.way = wrong.way or name
+            raise
     return kind(**read)
 
 

@@ -49,7 +49,8 @@ Convert = Callable[[Any], Any]
 
 _NUMBERS = (int, float)
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Also what separates lines or turns their direction, and halves of surrogates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,22 @@ def shown(value: object) -> str:
         return f"a mapping of {len(value)}"
     said = ascii(value)
     return said if len(said) <= 60 else f"{said[:60]}..."
+
+
+MOST_SHOWN = 200
+"""Characters of a text from elsewhere that are shown."""
+
+
+def printable(item: str) -> str:
+    """Return a text from elsewhere as it may be shown: cut, and on a terminal nothing but text.
+
+    A character that is none of a text, such as an escape, a line's end, half a surrogate or a mark
+    that turns the direction, becomes its escape sequence in Python.
+    """
+    cut = item if len(item) <= MOST_SHOWN else f"{item[:MOST_SHOWN]}..."
+    if cut.isprintable():
+        return cut
+    return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in cut])
 
 
 T = TypeVar("T")

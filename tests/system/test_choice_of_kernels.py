@@ -107,6 +107,22 @@ def test_a_run_that_continues_with_other_kernels_says_so(resumed, monkeypatch):
     assert "not bit for bit; deterministic=True fixes the choice" in said
 
 
+@pytest.mark.parametrize(
+    ("kernel", "shown"),
+    [("\x1b[2J\x07", r"\x1b[2J\x07"), ("a\nb", r"a\nb"), ("\u202eexe", r"\u202eexe"),
+     (["\x1b"], r"['\x1b']"), (3, "3"), ("k" * 10_000, "kkk...")],
+)  # fmt: skip
+def test_what_a_checkpoint_says_of_kernels_is_shown_as_text(resumed, monkeypatch, kernel, shown):
+    def change(config):
+        return config | {"kernels": dict.fromkeys(config["kernels"], kernel)}
+
+    said = resumed(change, monkeypatch)
+    (line,) = [line for line in said.splitlines() if "other kernels" in line]
+    assert shown in line
+    assert line.isprintable()
+    assert len(line) < 800
+
+
 @pytest.mark.parametrize("change", [_old, dict], ids=["older", "same"])
 def test_the_same_kernels_and_checkpoints_that_do_not_name_them_pass_in_silence(
     change, resumed, monkeypatch

@@ -1,4 +1,6 @@
 import argparse
+import json
+import math
 import os
 import socket
 import subprocess
@@ -8,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from actorflow.cli.main import main
 from actorflow.cli.top import add_arguments, is_alive, note, render, run, watch
 from actorflow.run.status import ActorStatus, Status, StatusError
 from compiler.contract.errors import ActorflowError
@@ -130,8 +133,100 @@ def test_bad_input_is_an_error_that_says_what_is_wrong(folder, tmp_path):
         run(options(folder, "--once"))
 
 
+# A run directory may be anybody's: of another user, or of a download.
+
+HOSTILE = [
+    "\x1b]0;title\x07", "\x1b[2J", "a\nb", "\r", "\x9b31m", "\u202eexe", "\u2028", "\ud800", "\0",
+    "x" * 100_000, "", 3, -1, 1 << 70, True, None, 1e300, math.nan, math.inf, -math.inf, [], {},
+    [[]], {"\x1b[2J": "\x1b"}, {"\ud800": 1}, {"\x1b": 1}, {"x": math.nan}, [{}],
+]  # fmt: skip
+
+
+def every_change(values):
+    """Yield statuses that have one hostile value each, of actors too."""
+    for key in values:
+        yield from [values | {key: value} for value in HOSTILE]
+    actor = values["actors"][0]
+    for key in actor:
+        yield from [values | {"actors": [actor | {key: value}]} for value in HOSTILE]
+
+
+def test_no_status_draws_on_the_terminal_or_ends_in_a_traceback(folder, capsys):
+    values = json.loads((folder / "status.json").read_text())
+    codes = []
+    for changed in every_change(values):
+        (folder / "status.json").write_text(json.dumps(changed))
+        codes.append(main(["top", str(folder), "--once"]))
+        said = capsys.readouterr()
+        shown = said.out + said.err
+        assert all(line.isprintable() for line in shown.split("\n")), (changed, shown)
+        assert len(shown) < 4_000
+        assert (said.err == "") == (codes[-1] == 0)
+    assert min(codes.count(0), codes.count(1)) > 50
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (math.nan, "elapsed_s is nan, expected a finite number"),
+        (math.inf, "elapsed_s is inf, expected a finite number"),
+        ("1", "elapsed_s is '1', expected a finite number"),
+        (True, "elapsed_s is True, expected a finite number"),
+        (1e300, "elapsed_s is 1e+300, expected a number from"),
+    ],
+)
+def test_a_number_that_is_none_is_damage_in_words(folder, capsys, value, said):
+    values = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps(values | {"elapsed_s": value}))
+    assert main(["top", str(folder), "--once"]) == 1
+    assert f"status.json is damaged ({said}" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_is_shown(folder, capsys):
+    values = json.loads((folder / "status.json").read_text())
+    for loss in ("nan", "inf", "-inf"):
+        (folder / "status.json").write_text(json.dumps(values | {"loss": loss}))
+        assert main(["top", str(folder), "--once"]) == 0
+        assert f"loss {loss}" in capsys.readouterr().out
+
+
+def a_large_file(path):
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (os.mkdir, "not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "a symbolic link, which is not followed"),
+        (lambda path: path.symlink_to(path), "a symbolic link, which is not followed"),
+        (lambda path: path.symlink_to("/etc/passwd"), "a symbolic link, which is not followed"),
+        (a_large_file, "it has 1,099,511,627,776 bytes, and at most"),
+    ],
+)
+def test_what_is_no_status_is_said_at_once(tmp_path, capsys, put, said):
+    put(tmp_path / "status.json")
+    assert main(["top", str(tmp_path), "--once"]) == 1
+    assert f"status.json cannot be read: {said}" in capsys.readouterr().err
+
+
+def test_letters_that_the_output_lacks_are_shown_as_numbers(folder):
+    values = json.loads((folder / "status.json").read_text()) | {"job": "naïve"}
+    (folder / "status.json").write_text(json.dumps(values))
+    shown = subprocess.run(
+        [sys.executable, "-m", "actorflow", "top", str(folder), "--once"], capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii",
+             "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert shown.stdout.startswith(b"na\\xefve  step")
+
+
 TERMINAL = """
 import argparse, sys
+from actorflow.cli.main import main
 from actorflow.cli.top import add_arguments, run
 parser = argparse.ArgumentParser()
 add_arguments(parser)

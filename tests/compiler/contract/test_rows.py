@@ -130,6 +130,8 @@ def test_the_row_of_a_tree_is_read():
         ([2, 1, 0, 0], "a\nb", r"branch.leaves\[0\].name is 'a\\nb', expected a text without con"),
         ([2, 1, 0, 0], "\x1b[2J", "without control characters"),
         ([2, 1, 0, 0], "a\u2028b", "without control characters"),
+        ([2, 1, 0, 0], "\u202eexe", "without control characters"),
+        ([2, 1, 0, 0], "\u2066exe", "without control characters"),
         ([2, 2], (1,), "branch.pair is a sequence of 1, expected a sequence of 2"),
         ([2, 4], "text", "branch.data is 'text', expected bytes"),
         ([3, 0, 1], {}, r"attrs\[0\]\[1\] is a mapping of 0,"),
