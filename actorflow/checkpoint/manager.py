@@ -195,16 +195,28 @@ def _write_content(
 
 
 def discard(fs: Fs, directory: Path, names: Iterable[str]) -> None:
-    """Take final (or aside) names away durably, and only then delete what they led to."""
-    trash = []
+    """Take final (or aside) names away durably, and only then delete what they led to.
+
+    One that cannot be removed does not keep the others; the first such error is raised at the end.
+    """
+    trash: list[Path] = []
+    errors: list[OSError] = []
     for name in names:
         target = directory / trash_name(any_step_of(name), new_attempt())
-        fs.rename(directory / name, target)
-        trash.append(target)
+        try:
+            fs.rename(directory / name, target)
+            trash.append(target)
+        except OSError as error:
+            errors.append(error)
     if trash:  # else a power cut could bring a name back that leads to half of a checkpoint
         fs.fsync_dir(directory)
     for target in trash:
-        remove_tree(fs, target)
+        try:
+            remove_tree(fs, target)
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 _BLOCK_BYTES = 4 << 10
@@ -366,18 +378,28 @@ class CheckpointManager(CheckpointReader):
     def _holds_the_same(
         self, draft: Manifest, shards: tuple[ShardSpec, ...], arrays: Mapping[str, Array]
     ) -> bool:
+        """Whether the checkpoint of this step is whole and says the same.
+
+        What it says is compared first: one of another state may claim to be of any size, and
+        reading it would hold up the save.
+        """
         try:
-            found = self.verify(draft.step)
+            found = self.manifest(draft.step)
+            is_same = (
+                _resume_facts(found) == _resume_facts(draft)
+                and len(found.files) == len(shards)
+                and {t.name: t for shard in shards for t in shard.tensors}
+                == {t.name: replace(t, xxh3_128="") for t in found.tensors}
+                and all([t.xxh3_128 == tensor_hash(arrays[t.name]) for t in found.tensors])
+            )
+            if is_same:
+                self.verify(draft.step)
         except CheckpointDamaged as error:
             self._report(f"replacing the damaged checkpoint of step {draft.step}: {error}")
             return False
-        ours = {
-            t.name: replace(t, xxh3_128=tensor_hash(arrays[t.name]))
-            for shard in shards
-            for t in shard.tensors
-        }
-        is_same_state = ours == {t.name: t for t in found.tensors}
-        return is_same_state and _resume_facts(found) == _resume_facts(draft)
+        if not is_same:
+            self._report(f"replacing the checkpoint of step {draft.step}, which has another state")
+        return is_same
 
     def _collect(self, step: int) -> None:
         fs, directory = self._fs, self.directory
@@ -388,7 +410,10 @@ class CheckpointManager(CheckpointReader):
             sound = self.newest_sound(step)
             victims = [step_name(s) for s in done[: -self._keep_last] if s != sound]
             victims += [n for n in fs.listdir(directory) if aside_step_of(n) is not None]
+            leftovers = [n for n in fs.listdir(directory) if is_leftover(n)]
             discard(fs, directory, victims)
+            for name in leftovers:  # what an earlier collection, or a failed save, could not remove
+                remove_tree(fs, directory / name)
         except (OSError, CheckpointError) as error:
             self._report(
                 f"step {step} is saved in {directory}, but older checkpoints cannot be removed: "

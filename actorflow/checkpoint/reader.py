@@ -18,7 +18,15 @@ from actorflow.checkpoint.errors import (
     os_text,
     reading,
 )
-from actorflow.checkpoint.fs import MANIFEST_NAME, Fs, aside_step_of, read_up_to, step_name, step_of
+from actorflow.checkpoint.fs import (
+    MANIFEST_NAME,
+    Fs,
+    aside_step_of,
+    is_leftover,
+    read_up_to,
+    step_name,
+    step_of,
+)
 from actorflow.checkpoint.manifest import MAX_MANIFEST_BYTES, Expected, Manifest, decode
 from actorflow.checkpoint.shard import Array, read_shard
 from memory.report import format_bytes
@@ -130,11 +138,15 @@ class CheckpointReader:
         """Return the newest step up to one whose manifest says that it holds no NaN, or None."""
         for found in reversed([s for s in self.steps() if s <= step]):
             try:
-                if not self._manifest(found).has_nan:
+                if not self.manifest(found).has_nan:
                     return found
             except CheckpointDamaged:
                 continue
         return None
+
+    def hidden(self) -> tuple[str, ...]:
+        """Return the names of versions set aside, unfinished or half removed, which take space."""
+        return tuple(n for n in self._names() if is_leftover(n) or aside_step_of(n) is not None)
 
     def describe(self) -> tuple[CheckpointRow, ...]:
         """Return one row per step, ascending, without reading the tensors."""
@@ -148,7 +160,7 @@ class CheckpointReader:
         except OSError as error:
             raise CheckpointError(f"cannot list {self.directory}: {os_text(error)}") from error
 
-    def _manifest(self, step: int) -> Manifest:
+    def manifest(self, step: int) -> Manifest:
         """Return the manifest of a step, checked against its own hash and its directory's name.
 
         Raises CheckpointDamaged where it is missing, damaged, or of another step.
@@ -177,7 +189,7 @@ class CheckpointReader:
     def _read(
         self, step: int, *, is_kept: bool, expected: Expected | None = None
     ) -> LoadedCheckpoint:
-        manifest = self._manifest(step)
+        manifest = self.manifest(step)
         if expected is not None:
             expected.check(manifest)
         path = self.directory / step_name(step)
@@ -196,7 +208,7 @@ class CheckpointReader:
     def _row(self, step: int) -> CheckpointRow:
         path = self.directory / step_name(step)
         try:
-            manifest = self._manifest(step)
+            manifest = self.manifest(step)
             with reading(path):
                 modified_ns = self._fs.stat(path / MANIFEST_NAME).modified_ns
         except CheckpointError as error:

@@ -268,6 +268,11 @@ def _list(options: argparse.Namespace) -> int:
     print(f"{'step':>10}  {'size':>10}  {'tensors':>7}  {'saved':<19}  notes")
     for row in rows:
         print(_listed(row))
+    if hidden := manager.hidden():
+        print(
+            f"{len(hidden)} hidden, of checkpoints that were replaced or not finished: the next run"
+            " in the directory removes them"
+        )
     return 0
 
 

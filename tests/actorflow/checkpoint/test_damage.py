@@ -188,9 +188,9 @@ def test_falling_back_goes_on_and_the_damaged_one_is_replaced_when_reached(saved
         assert run.manager.steps() == (1, 2), (
             "the one just saved is not pushed out by a damaged one"
         )
-        run.save(2)
+        run.save(2, run.groups(2, size=10))
         assert run.manager.steps() == (2,)
-        run.assert_holds(2, run.manager.latest())
+        run.manager.verify(2)
     assert "replacing the damaged checkpoint of step 2" in run.reports[0]
 
 

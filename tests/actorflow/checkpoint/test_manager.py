@@ -1,7 +1,9 @@
+import errno
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ from actorflow.checkpoint.errors import (
     CheckpointLocked,
     NoValidCheckpoint,
 )
+from actorflow.checkpoint.fs import Fs
 from actorflow.checkpoint.manager import CheckpointManager
+from actorflow.checkpoint.manifest import decode, encode
 from actorflow.checkpoint.shard import plan_shards
 
 ATTEMPT = "0" * 32
@@ -161,7 +165,7 @@ def test_a_step_saved_again_with_other_tensors_is_replaced(memory_run):
     loaded = memory_run.manager.latest()
     np.testing.assert_array_equal(loaded.tensors["w.m"], changed["optim"]["w.m"])
     assert names(memory_run) == [".lock", "step-0000000001"]
-    assert memory_run.reports == []
+    assert memory_run.reports == ["replacing the checkpoint of step 1, which has another state"]
 
 
 def test_a_second_manager_in_the_same_process_is_refused(real_run):
@@ -300,6 +304,116 @@ def test_a_version_set_aside_and_replaced_is_removed(real_run):
     with real_run.manager:
         assert not aside.exists()
         real_run.assert_holds(1, real_run.manager.latest())
+
+
+class CountingFs(Fs):
+    """Counts the bytes that are read."""
+
+    def __init__(self):
+        self.num_bytes = 0
+
+    def readinto(self, fd, buffer):
+        came = super().readinto(fd, buffer)
+        self.num_bytes += came
+        return came
+
+
+def a_huge_tensor(manifest):
+    return replace(
+        manifest,
+        tensors=tuple([replace(t, shape=(1 << 34,), dtype="float64") for t in manifest.tensors]),
+    )
+
+
+def a_tensor_of_another_type(manifest):
+    others = [replace(t, dtype="uint64") for t in manifest.tensors if t.dtype == "float64"]
+    rest = [t for t in manifest.tensors if t.dtype != "float64"]
+    return replace(manifest, tensors=(*others, *rest))
+
+
+def tensors_of_other_values(manifest):
+    return replace(
+        manifest, tensors=tuple([replace(t, xxh3_128="0" * 32) for t in manifest.tensors])
+    )
+
+
+def a_tensor_more(manifest):
+    (entry,) = [t for t in manifest.tensors if t.name == "b"]
+    more = replace(entry, name="c", shape=(1 << 34,))
+    return replace(manifest, tensors=(*manifest.tensors, more))
+
+
+def a_file_more(manifest):
+    more = replace(manifest.files[0], name="more-00001.safetensors")
+    entry = replace(manifest.tensors[0], name="more", file=more.name, shape=(1 << 34,))
+    return replace(manifest, files=(*manifest.files, more), tensors=(*manifest.tensors, entry))
+
+
+def another_position(manifest):
+    return replace(manifest, data_state={"batches": 99})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [a_huge_tensor, a_tensor_of_another_type, tensors_of_other_values, a_tensor_more, a_file_more,
+     another_position],
+)  # fmt: skip
+def test_a_checkpoint_that_says_something_else_is_replaced_without_reading_it(
+    tmp_path, make_run, change
+):
+    """Hashes prove no author: a manifest may claim what it likes, under a hash of its own."""
+    run = make_run(CountingFs(), tmp_path / "run")
+    with run.manager:
+        folder = run.save(1)
+        manifest = change(decode((folder / "manifest.json").read_bytes()))
+        sizes = {file.name: spec.size_bytes() for file, spec in manifest.shards()}
+        files = tuple([replace(f, size_bytes=sizes[f.name]) for f in manifest.files])
+        (folder / "manifest.json").write_bytes(encode(replace(manifest, files=files)))
+        for name, size_bytes in sizes.items():
+            with open(folder / name, "ab") as file:
+                file.truncate(size_bytes)  # of holes: 128 GiB take no room
+        run.fs.num_bytes = 0
+        run.save(1)
+        assert run.fs.num_bytes < 20_000
+        assert run.reports == ["replacing the checkpoint of step 1, which has another state"]
+        run.assert_holds(1, run.manager.latest())
+
+
+def test_a_version_that_cannot_be_removed_does_not_keep_the_others(tmp_path, make_run):
+    class Stuck(Fs):
+        def rename(self, source, target):
+            if source.name == "step-0000000001":
+                raise PermissionError(errno.EPERM, "not permitted", str(source))
+            super().rename(source, target)
+
+    run = make_run(Stuck(), tmp_path / "run", keep_last=1)
+    with run.manager:
+        for step in range(1, 6):
+            run.save(step)
+        assert run.manager.steps() == (1, 5)
+        assert len(run.reports) == 4
+        assert all("older checkpoints cannot be removed: " in text for text in run.reports)
+
+
+def test_what_an_earlier_collection_left_is_removed_by_a_later_one(tmp_path, make_run):
+    class Stuck(Fs):
+        is_stuck = True
+
+        def rmdir(self, path):
+            if self.is_stuck:
+                raise PermissionError(errno.EPERM, "not permitted", str(path))
+            super().rmdir(path)
+
+    run = make_run(Stuck(), tmp_path / "run", keep_last=1)
+    with run.manager:
+        for step in range(1, 5):
+            run.save(step)
+        assert len(run.manager.hidden()) == 3
+        assert len(run.reports) == 3
+        run.fs.is_stuck = False
+        run.save(5)
+        assert run.manager.hidden() == ()
+        assert len(run.reports) == 3
 
 
 def test_missing_parents_are_created(tmp_path):

@@ -86,3 +86,13 @@ def test_what_is_not_there_is_said(ckpt, run, tmp_path):
 def test_a_file_of_any_time_is_listed(ckpt, run):
     os.utime(run / "step-0000000001" / "manifest.json", ns=(0, 2**62))
     assert ckpt("ls", run)[0] == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_what_lies_hidden_in_a_run_is_counted(ckpt, run, count):
+    for number, kind in enumerate(["aside-step", "trash-step", "tmp"][:count]):
+        (run / f".{kind}-0000000009-{number:032x}").mkdir()
+    (run / ".aside-of-somebody").mkdir()
+    _, lines, _ = ckpt("ls", run)
+    said = f"{count} hidden, of checkpoints that were replaced or not finished"
+    assert [said in line for line in lines].count(True) == bool(count)
