@@ -26,7 +26,14 @@ from actorflow.compile.targets import planned_for
 from actorflow.environment.host import num_threads, usable_cores
 from actorflow.environment.native import build, choices, choosing, compiled, has_refusals
 from actorflow.environment.settings import Settings, collector_paused, logger, once
-from actors.kernels.common.files import DamagedFile, distrust_of_folder, read_sealed, replace_sealed
+from actors.kernels.common.files import (
+    DamagedFile,
+    distrust_of_folder,
+    mark_used,
+    prune,
+    read_sealed,
+    replace_sealed,
+)
 from actors.kernels.host import catalogue
 from compiler.contract.errors import ActorflowError, BudgetError, OutOfMemory, PlanFormatError
 from compiler.contract.files import replace_regular
@@ -160,15 +167,18 @@ class PlanCache:
     """A directory of plans. A directory of None keeps nothing.
 
     Nor does one that others may write: a plan of theirs would be proven, but train to what they
-    like.
+    like. Plans take at most `most_bytes`; those used longest ago make room for a new one.
     """
 
-    def __init__(self, directory: Path | None, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path | None, report: Callable[[str], None], most_bytes: int = 1 << 30
+    ) -> None:
         why = None if directory is None else distrust_of_folder(directory)
         if why is not None:
             report(f"plan cache: {why}; no plan is kept there, or taken from there")
         self._directory = directory if why is None else None
         self._report = report
+        self._most_bytes = most_bytes
 
     def find(self, key: str) -> Plan | None:
         """Return the plan stored under `key`, or None.
@@ -179,7 +189,9 @@ class PlanCache:
             return None
         path = self._directory / f"{key}.plan"
         try:
-            return Plan.from_bytes(read_sealed(path), str(path))
+            plan = Plan.from_bytes(read_sealed(path), str(path))
+            mark_used(path)
+            return plan
         except FileNotFoundError:
             return None
         except DamagedFile as error:
@@ -198,6 +210,8 @@ class PlanCache:
             replace_sealed(self._directory / f"{key}.plan", plan.to_bytes())
         except OSError as error:
             self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
+            return
+        prune(self._directory / f"{key}.plan", self._most_bytes)
 
 
 def is_ready(plan: Plan, report: Callable[[str], None]) -> bool:
@@ -303,7 +317,7 @@ class Compilation:
     @cached_property
     def cache(self) -> PlanCache:
         """Where plans are kept."""
-        return PlanCache(self.settings.cache, logger.warning)
+        return PlanCache(self.settings.cache, logger.warning, self.settings.cache_bytes)
 
     @cached_property
     def dump(self) -> Watch | None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from actorflow.environment.option_values import parse_bytes
 from compiler.contract.errors import ActorflowError
 from compiler.contract.placement import HOST, Device, distinct_devices
 
@@ -55,6 +56,11 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
         "ACTORFLOW_CACHE",
         "$XDG_CACHE_HOME/actorflow or ~/.cache/actorflow",
         "folder of plans, compiled kernels and measured rates; off disables it",
+    ),
+    EnvVar(
+        "ACTORFLOW_CACHE_SIZE",
+        "1GiB",
+        "bytes that plans may take there; those used longest ago, or not for 90 days, are removed",
     ),
     EnvVar("ACTORFLOW_THREADS", "all cores", "threads that a CPU kernel uses"),
     EnvVar("ACTORFLOW_NATIVE", "1", "0 runs numpy's kernels only, without a C compiler"),
@@ -103,6 +109,7 @@ class Settings:
     verify: bool = False
     log_level: str = "WARNING"
     cache: Path | None = None
+    cache_bytes: int = 1 << 30
     threads: int | None = None
     native: bool = True
     stall_seconds: float = 60.0
@@ -139,6 +146,7 @@ class Settings:
             verify=_flag(environ, "ACTORFLOW_VERIFY"),
             log_level=_level(environ, "ACTORFLOW_LOG"),
             cache=cache,
+            cache_bytes=_bytes(environ, "ACTORFLOW_CACHE_SIZE", "1GiB"),
             threads=_threads(environ, "ACTORFLOW_THREADS"),
             native=_flag(environ, "ACTORFLOW_NATIVE", default=True),
             stall_seconds=_seconds(
@@ -200,6 +208,13 @@ def _cache(environ: Mapping[str, str]) -> Path | None:
         return Path(base) / "actorflow"
     home = environ.get("HOME", "")
     return Path(home) / ".cache" / "actorflow" if home else None
+
+
+def _bytes(environ: Mapping[str, str], name: str, default: str) -> int:
+    try:
+        return parse_bytes(environ.get(name, "").strip() or default)
+    except ValueError as error:
+        raise SettingsError(f"{name}: {error}") from None
 
 
 def _flag(environ: Mapping[str, str], name: str, *, default: bool = False) -> bool:

@@ -18,11 +18,13 @@ import json
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from compiler.contract.files import read_regular, replace_regular
+from compiler.contract.files import PARTIAL, read_regular, replace_regular
 
 _MAX_PATHS = 2560
 """Folders and links that are looked at; a system follows 40 links, each of which may be deep."""
@@ -93,6 +95,50 @@ def replace_file(path: Path, content: bytes) -> None:
     """
     make_private(path.parent)
     replace_regular(path, content, is_shared=True)
+
+
+# A cache is bounded by bytes, of which what was used last is kept, and by age. When a file was used
+# last is its time of change, which `mark_used` sets: a file system may not note when it is read.
+# Several processes may prune at once, or use what another removes: what is gone is made anew.
+
+KERNEL_BYTES = 1 << 30
+"""Of native kernels in a cache, and of those of GPUs."""
+_DAY_S = 24 * 3600.0
+MOST_DAYS = 90
+"""Without use, after which a file of a cache is removed."""
+
+
+def mark_used(path: Path) -> None:
+    """Note that a file of a cache is used now, where that can be noted."""
+    with suppress(OSError):
+        os.utime(path, follow_symlinks=False)
+
+
+def prune(newest: Path, most_bytes: int) -> list[Path]:
+    """Remove files of the kind of one that was just written, and return them; never that one.
+
+    Removed are those that were not used for `MOST_DAYS`, those used longest ago while all of them
+    take more than `most_bytes`, and files that a writer left unfinished a day ago. Needs one look
+    at each file of the folder. A folder that cannot be written stays as it is.
+    """
+    now_s, found = time.time(), []
+    with suppress(OSError), os.scandir(newest.parent) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                facts = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(facts.st_mode) and entry.name != newest.name:
+                    found.append((facts.st_mtime, facts.st_size, Path(entry.path)))
+    removed = [p for t, _, p in found if p.suffix == PARTIAL and now_s - t > _DAY_S]
+    left_bytes = most_bytes - (newest.stat().st_size if newest.exists() else 0)
+    for used_s, size_bytes, path in sorted(found, reverse=True):
+        if path.suffix == newest.suffix:
+            left_bytes -= size_bytes
+            if left_bytes < 0 or now_s - used_s > MOST_DAYS * _DAY_S:
+                removed.append(path)
+    for path in removed:
+        with suppress(OSError):
+            path.unlink()
+    return removed
 
 
 def _is_own(uid: int) -> bool:

@@ -24,9 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.kernels.common.files import (
+    KERNEL_BYTES,
     DamagedFile,
     distrust_of_file,
     distrust_of_folder,
+    mark_used,
+    prune,
     read_sealed,
     replace_sealed,
 )
@@ -118,7 +121,9 @@ def cubin(text: KernelText, arch: str, folder: Path | None) -> bytes:
         # What is damaged or another's is made anew; nothing in it is worth an error.
         with contextlib.suppress(OSError, DamagedFile):
             if distrust_of_file(kept) is None:
-                return read_sealed(kept)
+                code = read_sealed(kept)
+                mark_used(kept)
+                return code
     return _kept(text, arch, folder).cubin
 
 
@@ -128,6 +133,7 @@ def _kept(text: KernelText, arch: str, folder: Path | None) -> _Built:
     if folder is not None:
         with contextlib.suppress(OSError):
             replace_sealed(folder / _name_of(text, arch), built.cubin)
+            prune(folder / _name_of(text, arch), KERNEL_BYTES)
     return built
 
 

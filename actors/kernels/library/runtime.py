@@ -28,7 +28,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actors.kernels.common.files import DamagedFile, distrust_of_file, read_sealed, replace_sealed
+from actors.kernels.common.files import (
+    KERNEL_BYTES,
+    DamagedFile,
+    distrust_of_file,
+    mark_used,
+    prune,
+    read_sealed,
+    replace_sealed,
+)
 from actors.machine.errors import forkable_lock
 from compiler.contract.errors import ActorflowError
 
@@ -142,6 +150,7 @@ class Toolchain:
             why = distrust_of_file(kept)
             if why is None:
                 read_sealed(kept)
+                mark_used(kept)
                 return True
         except DamagedFile:
             why = f"{kept} is damaged"
@@ -239,6 +248,7 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
         replace_sealed(folder / name, built.read_bytes())
     except OSError:
         return None
+    prune(folder / name, KERNEL_BYTES)
     return folder / name
 
 

@@ -152,6 +152,33 @@ def test_no_changed_byte_of_a_file_goes_unnoticed(compiles, tmp_path, caplog, at
     assert caplog.text.count("compiling again") == 1
 
 
+def plan_files(tmp_path):
+    return {file.name: file for file in (tmp_path / "cache").glob("*.plan")}
+
+
+def test_plans_used_longest_ago_make_room_for_a_new_one(compiles, tmp_path, monkeypatch):
+    plans = [compiled_at(rate) for rate in (0.1, 0.2, 0.3)]
+    kept = sorted(plan_files(tmp_path).values(), key=lambda file: file.stat().st_mtime_ns)
+    now = kept[0].stat().st_mtime
+    for file, days in zip(kept, (30, 20, 10), strict=True):
+        os.utime(file, (now, now - days * 86_400))
+    assert compiled_at(0.1) == plans[0], "the oldest is used, and so the youngest"
+    size = max(file.stat().st_size for file in kept)
+    monkeypatch.setenv("ACTORFLOW_CACHE_SIZE", f"{3 * size + 100} B")
+    compiled_at(0.4)
+    assert len(compiles) == 4
+    left = plan_files(tmp_path)
+    assert [file.name in left for file in kept] == [True, False, True]
+    assert len(left) == 3
+
+
+def test_a_plan_larger_than_the_bound_is_kept_alone(compiles, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACTORFLOW_CACHE_SIZE", "1")
+    for rate in (0.1, 0.2, 0.2):
+        compiled_at(rate)
+    assert (len(compiles), len(plan_files(tmp_path))) == (2, 1)
+
+
 def test_an_unwritable_cache_is_reported_and_is_no_error(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -161,6 +161,16 @@ def test_flags_that_are_false(text):
             "ACTORFLOW_STALL_SECONDS: expected a number of seconds from 0 to 100,000,000, came"
             " '1min'; 0 turns the watchdog off",
         ),
+        *[
+            ("ACTORFLOW_CACHE_SIZE", value, f"ACTORFLOW_CACHE_SIZE: expected {said}, got {value!r}")
+            for value, said in [
+                ("0", "more than 0 and less than 2^60 bytes"),
+                ("1 EB", "a number with one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"),
+                ("-1", "a number with one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"),
+                ("nan", "a number with one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"),
+                ("off", "a number with one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"),
+            ]
+        ],
         (
             "ACTORFLOW_SIM_SEED",
             "-1",
@@ -178,6 +188,14 @@ def test_a_value_that_means_nothing_names_variable_value_and_choice(name, value,
 def test_threads_are_plain_digits(value):
     with pytest.raises(SettingsError, match="came"):
         Settings.from_env({**HOME, "ACTORFLOW_THREADS": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "size_bytes"), [("", 1 << 30), ("600 MiB", 600 << 20), ("2GB", 2 * 10**9), ("7", 7)]
+)
+def test_the_size_of_the_cache_is_in_bytes_or_a_unit(value, size_bytes):
+    settings = Settings.from_env({**HOME, "ACTORFLOW_CACHE_SIZE": value})
+    assert settings.cache_bytes == size_bytes
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("0", 0.0), (" 7 ", 7.0), ("", 60.0), (".5", 0.5)])
