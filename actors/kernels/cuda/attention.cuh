@@ -14,11 +14,9 @@
 #if NAME_MASKED
 #define NAME_SCALED(score, j) \
     ((score) * scale + NAME_FROM(*(const NAME_T *)(mask + (j) * a->mask.column_step)))
-#define NAME_SCALE_LATER ((NAME_REAL)1)
 #define NAME_FLOOR NAME_LOWEST
 #else
 #define NAME_SCALED(score, j) ((score) * scale)
-#define NAME_SCALE_LATER scale
 #define NAME_FLOOR (-INFINITY)
 #endif
 #if NAME_DROPPED
@@ -304,17 +302,13 @@ AF_KERNEL NAME_slopes(AF_ARGUMENTS(NAME_slopes) arguments) {
         for (int32_t k = 0; k < NAME_AT_ONCE; k++) {
             scores[k] = products[k] = 0;
             if (k * step < seen_here) {
-#if NAME_MASKED
                 scores[k] = NAME_SCALED(given_scores[k * step], start + k * step);
-#else /* a product and a difference, rounded once */
-                scores[k] = given_scores[k * step];
-#endif
                 products[k] = NAME_WEIGHED(given_products[k * step], start + k * step);
             }
         }
         AF_UNROLL
         for (int32_t k = 0; k < NAME_AT_ONCE; k++) {
-            NAME_REAL p = NAME_EXP(scores[k] * NAME_SCALE_LATER - lse);
+            NAME_REAL p = NAME_EXP(scores[k] - lse);
             const NAME_REAL ds = scale * p * (products[k] - delta);
             if (NAME_DROPPED && k * step < seen_here) p = NAME_WEIGHED(p, start + k * step);
             const NAME_T made = NAME_TO(p), slope = NAME_TO(ds);

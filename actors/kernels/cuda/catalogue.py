@@ -29,7 +29,7 @@ from actors.kernels.cuda.movement import movement_kernels
 from actors.kernels.cuda.reduce import CudaArgsort, CudaRecurrence, reduce_kernels
 from actors.kernels.cuda.region import CudaRegion
 
-GENERATION = 3
+GENERATION = 4
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 _WITH_CUDNN = "with-cudnn"

@@ -4,9 +4,9 @@
 
 A cubin is kept by all that decides its bytes: the text behind its header, the architecture, the
 compiler's version and its options. There is no fast math: denormals stay, division and roots are
-rounded, NaN and infinities are what IEEE says. Products and sums may be contracted to one rounding
-(-fmad is on, as the compiler has it): that makes bits other than the host's, and the same ones on
-every card that a cubin runs on.
+rounded, NaN and infinities are what IEEE says. A product and a sum are not contracted to one
+rounding (-fmad is off): the compiler knows no border between ops, and the difference of what one op
+rounded and another did not is not 0 where it should be. expf and the like are the library's own.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _folders() -> Iterator[Path]:
             yield Path(toolkit) / "lib64"
 
 
-OPTIONS = ("--std=c++17", "-lineinfo", "--ptxas-options=-v", "--fmad=true")
+OPTIONS = ("--std=c++17", "-lineinfo", "--ptxas-options=-v", "--fmad=false")
 _LIBRARY = "libnvrtc.so.13"
 _HEADER = Path(__file__).parent / "device.cuh"
 _MOST_LINES = 12

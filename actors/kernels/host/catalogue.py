@@ -83,7 +83,7 @@ def is_refused(kernel: str) -> bool:
     return any([runtime.is_refused(file) for file in FILES.get(kernel, ())])
 
 
-GENERATION = 9
+GENERATION = 10
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 NUMPY_KERNELS: tuple[Kernel, ...] = (

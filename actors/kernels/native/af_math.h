@@ -6,6 +6,9 @@
  * (checked against float64 by tests/actors/kernels/native/test_af_math.py). NaN, infinities,
  * overflow, gradual underflow and the sign of zero come out as in IEEE arithmetic: nothing is
  * clamped that shows. The polynomials are our own minimax fits. doubles go to the C library.
+ *
+ * Nothing is contracted by the compiler (see FLAGS in runtime.py), so that what one op computes is
+ * rounded before another reads it. A polynomial is inside one op, and says its own af_fmaf.
  */
 #ifndef AF_MATH_H
 #define AF_MATH_H
@@ -17,6 +20,13 @@
 typedef uint32_t __attribute__((may_alias)) af_bits32;
 
 #define AF_INLINE static inline __attribute__((always_inline, unused))
+
+/* a * b + c, rounded once where the processor can: the C library's own fmaf is slow elsewhere. */
+#if defined(__FMA__) || defined(__FP_FAST_FMAF) || defined(__ARM_FEATURE_FMA)
+AF_INLINE float af_fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+AF_INLINE float af_fmaf(float a, float b, float c) { return a * b + c; }
+#endif
 
 AF_INLINE float af_float_of(uint32_t bits) {
     float x;
@@ -33,27 +43,27 @@ AF_INLINE uint32_t af_bits_of(float x) {
 /* x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer, which then stands in
  * the low bits: no conversion, and NaN stays harmless. */
 #define AF_ROUNDER 12582912.0f
-#define AF_REDUCE(x, k, r)                                 \
-    const float af_t = (x) * 1.44269504f + AF_ROUNDER;     \
+#define AF_REDUCE(x, k, r)                                                  \
+    const float af_t = af_fmaf(x, 1.44269504f, AF_ROUNDER);                 \
     const int32_t k = (int32_t)(af_bits_of(af_t) - af_bits_of(AF_ROUNDER)); \
-    const float af_n = af_t - AF_ROUNDER;                  \
-    const float r = ((x) - af_n * 0x1.62e4p-1f) - af_n * 0x1.7f7d1cp-20f
+    const float af_n = af_t - AF_ROUNDER;                                   \
+    const float r = af_fmaf(-af_n, 0x1.7f7d1cp-20f, af_fmaf(-af_n, 0x1.62e4p-1f, x))
 
-AF_INLINE float af_power_of_2(int32_t k) { return af_float_of((uint32_t)(k + 127) << 23); }
+AF_INLINE float af_power_of_2(int32_t k) { return af_float_of(((uint32_t)k + 127u) << 23); }
 
 AF_INLINE float af_expf(float x) {
-    x = x < -104.0f ? -104.0f : x; /* below 2^-150, which rounds to 0 */
-    x = x > 89.0f ? 89.0f : x;     /* above the largest float */
     AF_REDUCE(x, k, r);
     float p = 0x1.6a23ccp-10f;
-    p = p * r + 0x1.123a20p-7f;
-    p = p * r + 0x1.5558f2p-5f;
-    p = p * r + 0x1.555492p-3f;
-    p = p * r + 0x1.fffffcp-2f;
-    p = p * (r * r) + r + 1.0f;
+    p = af_fmaf(p, r, 0x1.123a20p-7f);
+    p = af_fmaf(p, r, 0x1.5558f2p-5f);
+    p = af_fmaf(p, r, 0x1.555492p-3f);
+    p = af_fmaf(p, r, 0x1.fffffcp-2f);
+    p = af_fmaf(p, r * r, r) + 1.0f;
     /* 2^k in two factors, each of which is a normal number. */
     const int32_t half = k >> 1;
-    return p * af_power_of_2(half) * af_power_of_2((int32_t)((uint32_t)k - (uint32_t)half));
+    p = p * af_power_of_2(half) * af_power_of_2((int32_t)((uint32_t)k - (uint32_t)half));
+    p = x < -104.0f ? 0.0f : p;      /* below 2^-150, which rounds to 0; k means nothing there */
+    return x > 89.0f ? INFINITY : p; /* above the largest float */
 }
 
 AF_INLINE float af_logf(float x) {
@@ -64,16 +74,16 @@ AF_INLINE float af_logf(float x) {
     const float e = (float)((i >> 23) - (is_small ? 23 : 0));
     const float f = af_float_of(((uint32_t)i & 0x7fffffu) + 0x3f3504f3u) - 1.0f;
     float p = -0x1.38b4ccp-4f;
-    p = p * f + 0x1.055b46p-3f;
-    p = p * f - 0x1.0d8552p-3f;
-    p = p * f + 0x1.22da22p-3f;
-    p = p * f - 0x1.547244p-3f;
-    p = p * f + 0x1.99a008p-3f;
-    p = p * f - 0x1.000228p-2f;
-    p = p * f + 0x1.555554p-2f;
+    p = af_fmaf(p, f, 0x1.055b46p-3f);
+    p = af_fmaf(p, f, -0x1.0d8552p-3f);
+    p = af_fmaf(p, f, 0x1.22da22p-3f);
+    p = af_fmaf(p, f, -0x1.547244p-3f);
+    p = af_fmaf(p, f, 0x1.99a008p-3f);
+    p = af_fmaf(p, f, -0x1.000228p-2f);
+    p = af_fmaf(p, f, 0x1.555554p-2f);
     const float square = f * f;
-    const float tail = p * f * square + (e * 0x1.7f7d1cp-20f - 0.5f * square);
-    float result = e * 0x1.62e4p-1f + (tail + f);
+    const float low = af_fmaf(-0.5f, square, e * 0x1.7f7d1cp-20f);
+    float result = af_fmaf(e, 0x1.62e4p-1f, af_fmaf(p * f, square, low) + f);
     result = x < INFINITY ? result : x; /* NaN too */
     result = x == 0.0f ? -INFINITY : result;
     return x < 0.0f ? NAN : result;
@@ -81,39 +91,37 @@ AF_INLINE float af_logf(float x) {
 
 /* With m = e^(2|x|) - 1, taken so that nothing cancels: tanh |x| = m / (m + 2). */
 AF_INLINE float af_tanhf(float x) {
-    float a = fabsf(x);
-    a = a > 9.5f ? 9.5f : a; /* 1 to the last bit */
-    const float b = a + a;
+    const float a = fabsf(x), b = a + a;
     AF_REDUCE(b, k, r);
     float p = 0x1.6bebfap-10f;
-    p = p * r + 0x1.1227b0p-7f;
-    p = p * r + 0x1.555674p-5f;
-    p = p * r + 0x1.5554b0p-3f;
-    p = p * r + 0x1.fffffep-2f;
-    p = p * (r * r) + r;
+    p = af_fmaf(p, r, 0x1.1227b0p-7f);
+    p = af_fmaf(p, r, 0x1.555674p-5f);
+    p = af_fmaf(p, r, 0x1.5554b0p-3f);
+    p = af_fmaf(p, r, 0x1.fffffep-2f);
+    p = af_fmaf(p, r * r, r);
     const float scale = af_power_of_2(k);
-    const float m = scale * p + (scale - 1.0f);
-    return copysignf(m / (m + 2.0f), x);
+    const float m = af_fmaf(scale, p, scale - 1.0f);
+    return copysignf(a > 9.5f ? 1.0f : m / (m + 2.0f), x); /* from 9.5 on 1 to the last bit */
 }
 
 /* Near 0 a polynomial in x^2; farther out 1 - e^(-g(|x|)), where g = -log(erfc) is smooth. */
 AF_INLINE float af_erff(float x) {
     const float a = fabsf(x), z = x * x;
     float near = -0x1.3a8aa4p-11f;
-    near = near * z + 0x1.475758p-8f;
-    near = near * z - 0x1.b68ff4p-6f;
-    near = near * z + 0x1.ce1abap-4f;
-    near = near * z - 0x1.8126e8p-2f;
-    near = near * z + 0x1.20dd74p+0f;
+    near = af_fmaf(near, z, 0x1.475758p-8f);
+    near = af_fmaf(near, z, -0x1.b68ff4p-6f);
+    near = af_fmaf(near, z, 0x1.ce1abap-4f);
+    near = af_fmaf(near, z, -0x1.8126e8p-2f);
+    near = af_fmaf(near, z, 0x1.20dd74p+0f);
     near = near * x;
     const float t = a > 4.0f ? 4.0f : a;
     float g = -0x1.9ae98ep-13f;
-    g = g * t + 0x1.8ee1bep-9f;
-    g = g * t - 0x1.6c2a9cp-6f;
-    g = g * t + 0x1.a9b440p-4f;
-    g = g * t + 0x1.463cbep-1f;
-    g = g * t + 0x1.20af5ap+0f;
-    g = g * t + 0x1.9a57aap-13f;
+    g = af_fmaf(g, t, 0x1.8ee1bep-9f);
+    g = af_fmaf(g, t, -0x1.6c2a9cp-6f);
+    g = af_fmaf(g, t, 0x1.a9b440p-4f);
+    g = af_fmaf(g, t, 0x1.463cbep-1f);
+    g = af_fmaf(g, t, 0x1.20af5ap+0f);
+    g = af_fmaf(g, t, 0x1.9a57aap-13f);
     const float far = copysignf(1.0f - af_expf(-g), x);
     return a < 0.92f ? near : far;
 }

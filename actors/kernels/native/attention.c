@@ -212,7 +212,8 @@ static void add_seen(float *total, const float *p, const float *values, int64_t 
                      int64_t seen, int64_t out, int add) {
     for (int64_t e = 0; e < out; e++) {
         float sum = add ? total[e] : 0.0f;
-        for (int64_t j = 0; j < seen; j++) sum += p[j] * panel_at(values, width, pairs, j, e);
+        for (int64_t j = 0; j < seen; j++)
+            sum = af_fmaf(p[j], panel_at(values, width, pairs, j, e), sum);
         total[e] = sum;
     }
 }

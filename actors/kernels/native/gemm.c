@@ -4,6 +4,7 @@
  * of the output, and then runs the epilogue on its rows, while they are in cache.
  */
 #include "runtime.h"
+#include "tiles.h"
 
 typedef void (*rows_body)(void *arguments, int64_t row0, int64_t row1, int32_t worker);
 
@@ -142,13 +143,8 @@ BLAS_CHUNK(af_gemm_dgemm32, dgemm32, int)
  * adjacent: where they are not, and for the last columns of a row, b is copied to scratch first, in
  * panels of LANES columns filled up with zeros. */
 
-#ifdef __AVX512F__
-#define LANES 16
-#else
-#define LANES 8
-#endif
-
-typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+#define LANES VW
+typedef af_vec lanes;
 
 #define TILE(R, V)                                                                              \
     __attribute__((noinline)) static void tile_##R##_##V(                                       \
@@ -162,7 +158,7 @@ typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias
             for (int v = 0; v < V; v++) row[v] = *(const lanes *)(b + p * b_row + v * LANES);   \
             for (int r = 0; r < R; r++) {                                                       \
                 float x = a[r * a_row + p * a_column];                                          \
-                for (int v = 0; v < V; v++) sum[r][v] += x * row[v];                            \
+                for (int v = 0; v < V; v++) sum[r][v] = af_add_scaled(sum[r][v], x, row[v]);    \
             }                                                                                   \
         }                                                                                       \
         for (int r = 0; r < R; r++)                                                             \

@@ -15,8 +15,13 @@
 #define AF_TILES_H
 #include "runtime.h"
 
-#if defined(__AVX512BF16__)
+#if defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512BF16__)
 #define HAS_PAIRS 1
 #else
 #define HAS_PAIRS 0
@@ -43,7 +48,20 @@ typedef float af_vec __attribute__((vector_size(VW * 4), aligned(4), may_alias))
 
 static inline int64_t af_round_up(int64_t n) { return (n + VW - 1) / VW * VW; }
 
-/* sum + a * b, word by word. */
+/* sum + a * b, float by float, rounded once where the processor can. */
+AF_TILED af_vec af_add_scaled(af_vec sum, float a, af_vec b) {
+#if defined(__AVX512F__)
+    return (af_vec)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)b, (__m512)sum);
+#elif defined(__FMA__) && defined(__AVX__)
+    return (af_vec)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)b, (__m256)sum);
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+    return (af_vec)vfmaq_n_f32((float32x4_t)sum, (float32x4_t)b, a);
+#else
+    return sum + a * b;
+#endif
+}
+
+/* The same word by word. */
 AF_TILED af_vec af_add_product(af_vec sum, float a, af_vec b, const int pairs) {
 #if HAS_PAIRS
     if (pairs) {
@@ -53,7 +71,7 @@ AF_TILED af_vec af_add_product(af_vec sum, float a, af_vec b, const int pairs) {
 #else
     (void)pairs;
 #endif
-    return sum + a * b;
+    return af_add_scaled(sum, a, b);
 }
 
 AF_TILED void af_tile(float *c, int64_t ldc, const float *a, int64_t a_row, int64_t a_step,
