@@ -281,7 +281,7 @@ def cross_entropy(
         losses = apply_many(loss.CROSS_ENTROPY_ROWS, rows, labels)[0]
     else:
         own = _class_weights("cross_entropy", rows, weight)
-        losses, shares, _ = apply_many(
+        losses, shares, *_ = apply_many(
             loss.WEIGHTED_CROSS_ENTROPY_ROWS, rows, labels, own, smoothing=smoothing
         )
     return _weighed(losses, shares, is_valid, reduction, target)

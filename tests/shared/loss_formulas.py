@@ -5,21 +5,23 @@ import numpy as np
 
 def losses(logits, labels):
     largest = logits.max(1)
-    sums = np.log(np.exp(logits - largest[:, None]).sum(1)) + largest
-    return sums - logits[np.arange(len(logits)), labels.astype(int)], sums
+    sums = np.log(np.exp(logits - largest[:, None]).sum(1))
+    return sums + largest - logits[np.arange(len(logits)), labels.astype(int)], largest, sums
 
 
 def weighted_losses(logits, labels, weight, smoothing):
-    _, lse = losses(logits, labels)
+    _, *statistics = losses(logits, labels)
+    lse = sum(statistics)
     share = weight[labels.astype(int)]
     even = ((lse[:, None] - logits) * weight).mean(1)
     picked = logits[np.arange(len(logits)), labels.astype(int)]
-    return (lse - picked) * share * (1 - smoothing) + even * smoothing, share, lse
+    made = (lse - picked) * share * (1 - smoothing) + even * smoothing
+    return made, share, *statistics
 
 
 def soft_losses(logits, target):
-    lse = np.log(np.exp(logits).sum(1))
-    return (target * (lse[:, None] - logits)).sum(1), lse
+    _, *statistics = losses(logits, np.zeros(len(logits)))
+    return (target * (sum(statistics)[:, None] - logits)).sum(1), *statistics
 
 
 def picked_losses(x, labels, weight):

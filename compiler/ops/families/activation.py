@@ -26,14 +26,14 @@ SILU_BOUND = 1000.0
 """From here on the sigmoid is 0 or 1 to the last bit of any float."""
 
 
-def _sigmoid(x: Expression) -> Expression:
+def sigmoid(x: Expression) -> Expression:
     """Where e^-x overflows the result is 0, which is right to the last bit."""
     return 1 / (1 + (-x).exp())
 
 
 def _gate(x: Expression) -> Expression:
     """Return (1 + tanh(u)) / 2 as 1 / (1 + e^-2u): without the cancellation near -1."""
-    return _sigmoid(x * (x * x * (_SLOPE * _CUBIC) + _SLOPE))
+    return sigmoid(x * (x * x * (_SLOPE * _CUBIC) + _SLOPE))
 
 
 def _gelu(x: Expression) -> Expression:
@@ -48,12 +48,12 @@ def _gelu_gradient(dy: Expression, x: Expression) -> Expression:
 
 def _silu(x: Expression) -> Expression:
     low = x.maximum(-SILU_BOUND)
-    return low * _sigmoid(low)
+    return low * sigmoid(low)
 
 
 def _silu_gradient(dy: Expression, x: Expression) -> Expression:
     x = x.clip(-SILU_BOUND, SILU_BOUND)
-    s = _sigmoid(x)
+    s = sigmoid(x)
     return dy * s * (1 + x * (1 - s))
 
 
@@ -94,7 +94,7 @@ def _softplus_gradient(
     dy: Expression, x: Expression, *, beta: float, threshold: float
 ) -> Expression:
     z = x * beta
-    return (z > threshold).where(dy, dy * _sigmoid(z))
+    return (z > threshold).where(dy, dy * sigmoid(z))
 
 
 def _mish_gate(x: Expression) -> Expression:
@@ -107,7 +107,7 @@ def _mish_gate(x: Expression) -> Expression:
 def _mish_gradient(dy: Expression, x: Expression) -> Expression:
     x = x.clip(-SILU_BOUND, SILU_BOUND)
     gate = _mish_gate(x)
-    return dy * (gate + x * _sigmoid(x) * (1 - gate * gate))
+    return dy * (gate + x * sigmoid(x) * (1 - gate * gate))
 
 
 MISH_BOUND = 20.0
@@ -149,7 +149,7 @@ def _softshrink(x: Expression, *, lambd: float) -> Expression:
 
 TANH = fused_op("tanh", "x -> y", Expression.tanh)
 
-SIGMOID = fused_op("sigmoid", "x -> y", _sigmoid, gradient=lambda dy, y: dy * y * (1 - y))
+SIGMOID = fused_op("sigmoid", "x -> y", sigmoid, gradient=lambda dy, y: dy * y * (1 - y))
 
 RELU = fused_op(
     "relu",
@@ -175,7 +175,7 @@ LOG_SIGMOID = fused_op(
     "log_sigmoid",
     "x -> y",
     lambda x: x.minimum(0) - (-abs(x)).exp().log1p(),
-    gradient=lambda dy, x: dy * _sigmoid(-x),
+    gradient=lambda dy, x: dy * sigmoid(-x),
 )
 
 MISH = fused_op(

@@ -6,17 +6,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 
-GPU = {"device": "cuda", "gpu": "h200"}
 X = np.arange(60.0, dtype=np.float32).reshape(3, 4, 5)
-
-
-@pytest.fixture(params=["numpy", "native", "cuda"])
-def device(request, monkeypatch):
-    """Return the options of a job on a host with or without a compiler, or on an emulated GPU."""
-    if request.param == "native":
-        request.getfixturevalue("native")
-    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
-    return GPU if request.param == "cuda" else {}
 
 
 def computed(function, device=None, **batch):

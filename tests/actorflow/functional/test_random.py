@@ -9,16 +9,6 @@ import actorflow as af
 from actorflow import nn
 
 N = 40_000
-GPU = {"device": "cuda", "gpu": "h200"}
-
-
-@pytest.fixture(params=["numpy", "native", "cuda"])
-def device(request, monkeypatch):
-    """Return the options of a job on a host with or without a compiler, or on an emulated GPU."""
-    if request.param == "native":
-        request.getfixturevalue("native")
-    monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
-    return GPU if request.param == "cuda" else {}
 
 
 def drawn(function, device=None, steps=1):

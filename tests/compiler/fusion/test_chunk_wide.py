@@ -28,11 +28,11 @@ def loss(net, results, *, bias=False, turned=False, factor=None):
     wide = b.one(MATMUL, x, swap_last_axes(b, w))
     wide = b.one(ADD, wide, net.input(COLUMNS)) if bias else wide
     logits = reshape_to(b, wide, (ROWS, COLUMNS))
-    losses, _ = b.emit(CROSS_ENTROPY_ROWS, (logits, labels))
+    losses, *_ = b.emit(CROSS_ENTROPY_ROWS, (logits, labels))
     results["loss"] = b.one(MEAN, losses, axes=(0,), keepdims=False)
     seed = net.input(ROWS)
     seed = b.one(MUL, seed, results["loss"]) if factor == "loss" else seed
-    d, _ = gradient.get(CROSS_ENTROPY_ROWS)(b, b.producer_of(losses), (seed, None))
+    d, _ = gradient.get(CROSS_ENTROPY_ROWS)(b, b.producer_of(losses), (seed, None, None))
     flat = reshape_to(b, x, (ROWS, WIDTH))
     results["dx"] = b.one(MATMUL, d, w)
     if turned:
