@@ -41,7 +41,15 @@ from compiler.contract.plan_tables import (
     evaluates,
 )
 from compiler.contract.types import DType, TensorType
-from compiler.ops.primitives.sources import MOST_AT_FIRST, NUMBERS, PACKED, ROLES, ROUNDED, SCRATCH
+from compiler.ops.primitives.sources import (
+    EVALUATED,
+    MOST_AT_FIRST,
+    NUMBERS,
+    PACKED,
+    ROLES,
+    ROUNDED,
+    SCRATCH,
+)
 from compiler.verify.verify import verify_plan
 from memory.report import format_bytes
 
@@ -236,7 +244,7 @@ def _check_variable(plan: Plan, variable: Variable) -> None:
         return
     if variable.role not in ROLES or type_.dtype is DType.BFLOAT16:
         raise PlanFormatError(f"variable {variable.name!r} is {type_} with role {variable.role!r}")
-    if variable.name in ("step", "batches") and type_ != _COUNTER:
+    if (variable.name in ("step", "batches") or variable.role == EVALUATED) and type_ != _COUNTER:
         raise PlanFormatError(f"variable {variable.name!r} counts, and is {type_}")
     if variable.role == SCRATCH:
         return

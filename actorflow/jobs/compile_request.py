@@ -13,17 +13,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from actorflow.checkpoint.errors import Every
+from actorflow.environment.settings import logger
 from actorflow.optim.optimizers import AVERAGE, COUNT
 from actorflow.options.fit_options import Evaluation, spec_of_source
 from actorflow.options.job_options import JobOptions
 from actorflow.tensor.tracer import find_source
+from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import ALONE, Device, Ranks
 from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
 from compiler.graph.graph import UNPLACED, Graph
 from compiler.graph.target import CompileOptions
-from compiler.ops.primitives.sources import VARIABLE
+from compiler.ops.primitives.sources import EVALUATED, OF_MODEL, VARIABLE
 
 if TYPE_CHECKING:
     from actorflow.compile.compiling import Compilation
@@ -107,6 +109,13 @@ def compile_options(
     )
 
 
+def assigned_buffers(graph: Graph) -> frozenset[str]:
+    """Return the paths of the buffers that a traced job assigns."""
+    made_by = graph.producers()
+    variables = [graph.nodes[made_by[write.variable]].attrs for write in graph.writes]
+    return frozenset([v.str_("name") for v in variables if v.str_("role") in OF_MODEL])
+
+
 def evaluation_graph(
     evaluation: Evaluation | None, model: Module, devices: tuple[Device, ...], training: Graph
 ) -> Graph | None:
@@ -131,6 +140,7 @@ def evaluation_graph(
         )
     graph = job.graph(model, asked_rows(spec_of_source(evaluation.data)))
     check_results({o.name: graph.types[o.value] for o in graph.outputs}, job.name)
+    graph = _beside_training(graph, job.name)
     if evaluation.ema:
         graph = _of_averages(graph, training, job.name)
     if job.options.placed_on:
@@ -139,6 +149,31 @@ def evaluation_graph(
     place = 0 if len(devices) == 1 else UNPLACED
     nodes = [replace(node, device=place) for node in graph.nodes]
     return replace(graph, nodes=tuple(nodes))
+
+
+def _beside_training(graph: Graph, job: str) -> Graph:
+    """Return a graph that changes nothing of the training, and counts its batches by itself.
+
+    The training has its own count of steps. What the job assigns to buffers goes with the batch, or
+    a training would depend on how often it is looked at; the log says so.
+    """
+    made_by, nodes, writes = graph.producers(), list(graph.nodes), []
+    for write in graph.writes:
+        place = made_by[write.variable]
+        variable = nodes[place]
+        if variable.attrs.str_("role") in OF_MODEL:
+            logger.warning(
+                "%s: job %r assigns buffer %r; between the steps of a training it does so for one"
+                " batch alone, and the training keeps its own value",
+                nodes[made_by[write.value]].source,
+                job,
+                variable.attrs.str_("name"),
+            )
+            continue
+        attrs = {**variable.attrs, "name": f"{EVALUATED}/batches", "role": EVALUATED}
+        nodes[place] = replace(variable, attrs=Attrs(attrs))
+        writes.append(write)
+    return replace(graph, nodes=tuple(nodes), writes=tuple(writes))
 
 
 def _of_averages(graph: Graph, training: Graph, job: str) -> Graph:

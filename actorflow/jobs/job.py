@@ -29,6 +29,7 @@ from actorflow.jobs.compile_request import (
     CAPTURING,
     PlanCaptured,
     asked_rows,
+    assigned_buffers,
     compile_options,
     evaluation_graph,
 )
@@ -145,10 +146,10 @@ class Job:
         them counts from the next one on. Raises CompileError where another run trains the model.
         """
         check_model(model)
-        claim = self._claim(model, "fit")
+        asked = self._asked_for(model, options)
+        claim = self._claim(model, "fit", asked.graph)
         among = self._among()
         self.close(model)
-        asked = self._asked_for(model, options)
         plan = self._plan(asked, among)
         if CAPTURING.get():
             store_all = None
@@ -189,12 +190,13 @@ class Job:
     def _streamed(
         self, model: Module, data: DataSource, steps: int | None, on_nan: str, loop: OpenLoop
     ) -> Generator[Metrics, None, None]:
-        claim = self._claim(model, "stream")
+        asked = self._asked(self.ranks(), model, data, None, None, on_nan)
+        claim = self._claim(model, "stream", asked.graph)
         self.close(model)
         from actorflow.run.open_model import runner_on
 
         among, seed = self._among(), self.options.seed
-        plan = self._plan(self._asked(self.ranks(), model, data, None, None, on_nan), among)
+        plan = self._plan(asked, among)
         with runner_on(model, plan, claim, seed, loop, among=among) as runner:
             yield from runner.stream(data, steps=steps, on_nan=on_nan)
 
@@ -260,7 +262,7 @@ class Job:
         from actorflow.run.open_model import OpenModel
         from actorflow.run.runner import Runner
 
-        claim = self._claim(model, "step")
+        claim = self._claim(model, "step", traced.graph)
         among = self._among()
         asked = self._compilation(model, traced.spec, metrics_every=1, graph=traced.graph)
         plan = self._plan(asked, among)
@@ -270,13 +272,17 @@ class Job:
             carried = carried_over(plan, opened.close(), opened.signature, signature)
         values = {**carried, **newest(model.cells())}
         runner = Runner(plan, values=values, seed=self.options.seed, among=among)
-        trains = None if claim is None else claim.what
-        return self._open.set(model, OpenModel(model, runner, signature, trains))
+        return self._open.set(model, OpenModel(model, runner, signature, claim))
 
-    def _claim(self, model: Module, call: str) -> Claim | None:
-        """Return what a call that trains says of itself. Raises where another trains the model."""
-        what = f"{call} of job {self.name!r}"
-        return claimed(model.cells(), what) if self.options.train else None
+    def _claim(self, model: Module, call: str, graph: Graph) -> Claim | None:
+        """Return what a call says of itself that trains the model, or assigns buffers of it.
+
+        Raises CompileError where another call changes the same values.
+        """
+        names = None if self.options.train else assigned_buffers(graph)
+        if names is not None and not names:
+            return None
+        return claimed(model.cells(), f"{call} of job {self.name!r}", names)
 
     def _compilation(
         self,

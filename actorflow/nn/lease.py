@@ -75,10 +75,19 @@ class OpenRun(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who wants to train: a call in words, and the user's line."""
+    """Who wants to change values: a call in words, and the user's line.
+
+    `names` are the buffers that a job which does not train assigns; a training has all values.
+    """
 
     what: str
     source: SourceLocation
+    names: frozenset[str] | None = None
+
+    def part_of(self, cells: Mapping[str, Cell]) -> Mapping[str, Cell]:
+        """Return those cells of a model that are claimed."""
+        names = self.names
+        return cells if names is None else {n: cell for n, cell in cells.items() if n in names}
 
     def __str__(self) -> str:
         return f"{self.what} ({self.source})"
@@ -286,10 +295,11 @@ def lease(
     is_stepped: bool = False,
     loop: OpenLoop | None = None,
 ) -> Lease:
-    """Take a lease on cells, with their newest values in them.
+    """Take a lease on those cells that a claim is of, with their newest values in them.
 
     Raises CompileError with both lines when somebody else trains some of them.
     """
+    cells = claim.part_of(cells)
     while True:
         with _LOCK:
             leases = _open_leases(cells, claim)
@@ -316,14 +326,14 @@ def leased(
             taken.give_back()
 
 
-def claimed(cells: Mapping[str, Cell], what: str) -> Claim:
-    """Return a claim with the user's line; nothing is held yet.
+def claimed(cells: Mapping[str, Cell], what: str, names: frozenset[str] | None = None) -> Claim:
+    """Return a claim with the user's line, on all cells or some; nothing is held yet.
 
     Raises CompileError, before anything is compiled for nothing, where `lease` would.
     """
-    claim = Claim(what, find_source())
+    claim = Claim(what, find_source(), names)
     with _LOCK:
-        _open_leases(cells, claim)
+        _open_leases(claim.part_of(cells), claim)
     return claim
 
 
@@ -376,9 +386,12 @@ def _open_leases(cells: Mapping[str, Cell], claim: Claim) -> list[Lease]:
         if other is None:
             continue
         if not other.is_free:
+            would = "train parameter" if claim.names is None else "assign buffer"
+            is_assigned = other.claim is not None and other.claim.names is not None
+            how = "assigned" if is_assigned else "trained"
             raise CompileError(
-                f"{claim.source}: {claim.what} would train parameter {name!r}, which is being"
-                f" trained by {other.claim}: of two copies one would be lost. Let that end first"
+                f"{claim.source}: {claim.what} would {would} {name!r}, which is being"
+                f" {how} by {other.claim}: of two copies one would be lost. Let that end first"
                 " (leave its loop, or wait for its thread), or train another model"
             )
         leases[other] = None

@@ -243,9 +243,10 @@ class Buffer(Stored):
     def assign(self, value: Operand) -> None:
         """Give the buffer another value, of its type; inside a job.
 
-        Reads that follow in the job see it. A job that trains keeps the last one for the next
-        step, or, where a step has several batches, for the next batch; a step that is skipped
-        keeps none. In a job that does not train nothing is kept.
+        Reads that follow in the job see it. The last one is kept for the next step, or, where a
+        step has several batches, for the next batch; a step that is skipped keeps none. So it is
+        in a job with `train=False`, too, as in torch, but not between the steps of a training
+        (`af.Evaluation`), which an evaluation does not change: the log names the line.
         """
         trace = current_trace()
         if trace is None:

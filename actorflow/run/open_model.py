@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,17 +81,18 @@ class OpenModel:
         model: its parameters are kept in step with the runner.
         runner: not stepped before, with the model's values.
         signature: of the plan, to be compared by the job.
-        trains: the call in words, if steps change the parameters; else None, and what is in the
-            runner never comes back.
+        claim: on what steps change; else None, and what is in the runner never comes back.
     """
 
     def __init__(
-        self, model: Module, runner: Runner, signature: ModelSignature, trains: str | None
+        self, model: Module, runner: Runner, signature: ModelSignature, claim: Claim | None
     ) -> None:
         self.signature = signature
         self.runner = runner
         self._cells = model.cells()
-        self._trains = trains
+        self._claim = claim
+        own = {} if claim is None else claim.part_of(self._cells)
+        self._others = {name: cell for name, cell in self._cells.items() if name not in own}
         self._lease: Lease | None = None
         self._seen: dict[str, Array] = {}
         self._turn = forkable_lock()
@@ -102,14 +104,13 @@ class OpenModel:
         Raises CompileError where another run trains the model.
         """
         with self._turn:
-            if self._trains is None:
-                self._take_over()
-                return self.runner.step(batches)
-            held = self._hold(self._trains)
+            held = None if self._claim is None else self._hold(self._claim)
             try:
+                self._take_over(self._others)
                 return self.runner.step(batches)
             finally:
-                held.end_step()
+                if held is not None:
+                    held.end_step()
 
     def close(self) -> dict[str, Array]:
         """End the plan; the model has the newest values. Return all variables as they were left."""
@@ -117,16 +118,16 @@ class OpenModel:
         self.runner.close()
         return self.runner.variables()
 
-    def _hold(self, what: str) -> Lease:
+    def _hold(self, claim: Claim) -> Lease:
         """Have the lease for the time of a step."""
         held = self._lease
         if held is not None and held.begin_step():
             return held
         if held is not None:
-            self._seen = held.left_by_name()
-        held = lease(self._cells, Claim(what, find_source()), is_stepped=True)
+            self._seen |= held.left_by_name()
+        held = lease(self._cells, replace(claim, source=find_source()), is_stepped=True)
         try:
-            self._take_over()
+            self._take_over(claim.part_of(self._cells))
             self.runner.hold(held)
         except BaseException:
             held.end(None)
@@ -134,10 +135,10 @@ class OpenModel:
         self._lease = held
         return held
 
-    def _take_over(self) -> None:
-        """Write what others changed since into the plan's memory."""
-        arrays = newest(self._cells)
+    def _take_over(self, cells: Mapping[str, Cell]) -> None:
+        """Write what others changed in some cells since into the plan's memory."""
+        arrays = newest(cells) if cells else {}
         changed = {n: a for n, a in arrays.items() if a is not self._seen.get(n)}
         if changed:
             self.runner.write(changed)
-            self._seen = arrays
+            self._seen |= arrays

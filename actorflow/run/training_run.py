@@ -49,7 +49,7 @@ from compiler.contract.errors import ActorflowError, CompileError, InternalError
 from compiler.contract.plan import Plan
 from compiler.contract.types import numpy_dtype
 from compiler.graph.target import SKIPPED
-from compiler.ops.primitives.sources import SCRATCH
+from compiler.ops.primitives.sources import EVALUATED, SCRATCH
 
 
 class TraceFile:
@@ -375,9 +375,16 @@ class Run:
                 # A step overwrites it first; where a plan does not, all runs read the same.
                 dtype = numpy_dtype(self.plan.views[variable.view].type.dtype)
                 variables.write(variable.name, np.zeros((), dtype))
+            elif variable.role == EVALUATED:
+                variables.write(variable.name, np.asarray(self._evaluated_batches(), np.int64))
         if "batches" in variables:
             done = self._first_step * self._batches_per_step
             variables.write("batches", np.asarray(done, np.int64))
+
+    def _evaluated_batches(self) -> int:
+        """Return how many batches the runs before this one have evaluated."""
+        every = self.plan.int_option("evaluate_every", 1)
+        return self._first_step // every * self.plan.int_option("evaluate_batches", 0)
 
     def _ports(self, options: RunOptions) -> dict[str, HostPort]:
         metrics = MetricsPort(

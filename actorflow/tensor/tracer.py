@@ -362,6 +362,11 @@ class Trace:
         """Whether a variable has been used."""
         return name in self._variables
 
+    @property
+    def has_drawn(self) -> bool:
+        """Whether some op draws random numbers."""
+        return self._num_random > 0
+
     def next_random_key(self) -> int:
         """Return the identity of the next random op: its number in order of tracing."""
         self._num_random += 1

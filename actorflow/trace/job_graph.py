@@ -84,6 +84,10 @@ def trace_job(
         if options.train:
             losses = {key: outputs[key] for key in options.losses}
             _add_update(trace, name, source_of(function), options, model, losses)
+        elif trace.has_drawn:
+            _check_names(model)
+            _count_step(trace)
+        _add_assignments(trace)
         place_traced(trace)
     return b.freeze()
 
@@ -103,12 +107,7 @@ def _add_update(
     trainable = _trainable(where, job, options, model)
     paths = [path for path, _ in model.named_parameters()]
     parts = list(zip(options.parts, claims(options.parts, paths, trainable), strict=True))
-    for name, stored in model.named_stored():
-        if name in RESERVED:
-            raise CompileError(
-                f"{stored.source}: a {stored.kind} cannot be called {name!r}: the engine counts"
-                " under that name; give the attribute another"
-            )
+    _check_names(model)
     trained = {}
     for name in [name for _, own in parts for name in own]:
         parameter = trainable[name]
@@ -131,19 +130,34 @@ def _add_update(
             " of the gradients of a step. Give the job's own another name"
         )
     seed_of(trace)
-    step = step_of(trace)._value_in(trace)
+    step_of(trace)
     for part, own in parts:
         objective = losses[part.loss]._value_in(trace)
         rules = part.optimizer.rules(trace, {name: trained[name] for name in own})
         b.updates += [replace(rule, objective=objective) for rule in rules]
     if options.averaging is not None:
         options.averaging.add_to(trace, trained)
-    with trace.scope("optimizer"):
-        counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
-    b.writes.append(Write(step, counted))
-    _add_assignments(trace)
+    _count_step(trace)
     if options.accumulate > 1:
         b.accumulation = Accumulation(options.accumulate, batches_of(trace)._value_in(trace))
+
+
+def _check_names(model: Module) -> None:
+    """Raise CompileError where the model keeps something under a name of the engine's own."""
+    for name, stored in model.named_stored():
+        if name in RESERVED:
+            raise CompileError(
+                f"{stored.source}: a {stored.kind} cannot be called {name!r}: the engine counts"
+                " under that name; give the attribute another"
+            )
+
+
+def _count_step(trace: Trace) -> None:
+    """Count the steps of the job, by which each has random numbers of its own."""
+    step = step_of(trace)._value_in(trace)
+    with trace.scope("optimizer"):
+        counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
+    trace.builder.writes.append(Write(step, counted))
 
 
 def _trainable(

@@ -120,7 +120,7 @@ class Plan:
     @property
     def state(self) -> tuple[Variable, ...]:
         """The variables that mean something of their own between two steps."""
-        others = ("scratch", "rounded", "packed", "numbers")
+        others = ("scratch", "rounded", "packed", "numbers", "evaluated")
         return tuple([v for v in self.variables if v.role not in others])
 
     @property

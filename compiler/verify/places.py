@@ -22,7 +22,7 @@ from compiler.contract.errors import InternalError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind, View
 from compiler.contract.types import RegisterId, contiguous_strides
-from compiler.ops.primitives.sources import SCRATCH
+from compiler.ops.primitives.sources import EVALUATED, SCRATCH
 
 NO_BYTES = -1
 """The place of a view without elements."""
@@ -378,11 +378,13 @@ class CarriedCount:
         self._fired = [n + times * more for n, more in zip(self._fired, fired, strict=True)]
 
     def _check_rates(self, writers: tuple[tuple[int, int], ...]) -> None:
-        """Check that scratch is written at one rate, and all other state at one."""
+        """Check that all scratch is written at one rate, and so are counts and all state."""
         plan, every = self._plan, self._repetitions
-        first: dict[bool, tuple[int, int]] = {}
+        first: dict[str, tuple[int, int]] = {}
         for index, actor in writers:
-            other, rate = first.setdefault(plan.variables[index].role == SCRATCH, (index, actor))
+            role = plan.variables[index].role
+            kind = role if role in (SCRATCH, EVALUATED) else "state"
+            other, rate = first.setdefault(kind, (index, actor))
             if every[actor] != every[rate]:
                 names = [plan.variables[i].name for i in (index, other)]
                 raise InternalError(

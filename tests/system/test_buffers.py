@@ -170,13 +170,87 @@ def test_an_evaluation_between_steps_reads_the_newest_and_writes_nothing(every):
         assert model.state()[name].tobytes() == array.tobytes(), name
 
 
-def test_a_job_that_does_not_train_assigns_for_itself_alone():
+@pytest.mark.parametrize("options", [{}, {"device": "sim"}, {"streams": 2}], ids=str)
+@pytest.mark.parametrize("way", ["step", "stream", "fit"])
+def test_a_job_that_does_not_train_keeps_what_it_assigns_too(way, options):
+    model, rows = Centred(), batches(STEPS)
+    job_of = af.job(train=False, **options)
+
+    @job_of
+    def look(model, batch):
+        return model(batch.x)[1]
+
+    if way == "step":
+        seen = [look.step(model, row) for row in rows]
+    elif way == "stream":
+        seen = [*look.stream(model, source_of(rows), steps=STEPS)]
+    else:
+        seen = []
+        look.fit(
+            model, source_of(rows), steps=STEPS, progress=False,
+            on_step=lambda step, outputs: seen.append(outputs),
+        )  # fmt: skip
+    mean, count, expected = walk(rows)
+    found = [[m["before"], m["after"], m["count"]] for m in seen]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.mean.data, mean, rtol=1e-5)
+    assert model.count.data == count == STEPS
+
+
+def test_jobs_that_train_and_that_do_not_take_turns_at_one_buffer():
     model, (row,) = Centred(), batches(1)
-    for _ in range(3):
-        assert score.step(model, row)["count"] == 1.0
-    assert model.count.data == 0
-    fit(job(), model, batches(STEPS))
-    assert score.step(model, row)["count"] == STEPS + 1
+    train = job()
+    for done in range(0, 8, 4):
+        assert score.step(model, row)["count"] == done + 1
+        assert train.step(model, row)["count"] == done + 2
+        model.count.data = np.array(done + 3)
+        weights = model.lin.weight.data
+        assert score.step(model, row)["count"] == done + 4
+        np.testing.assert_array_equal(model.lin.weight.data, weights)
+    loss = score.step(model, row)["loss"]
+    model.lin.weight.data = model.lin.weight.data + 1.0  # between steps of a plan that stays open
+    assert score.step(model, row)["loss"] != loss
+
+
+def test_a_batch_of_another_length_goes_on_with_what_was_assigned():
+    class Cache(nn.Module):
+        def __init__(self):
+            self.keys, self.length = nn.Buffer((8, 2)), nn.Buffer((), dtype="int64")
+
+        def __call__(self, x):
+            at = af.arange(8).reshape(8, 1) - self.length
+            rows = x.gather(0, at.clamp(0, len(x) - 1).broadcast_to((8, 2)))
+            self.keys.assign(af.where((at >= 0) & (at < len(x)), rows, self.keys))
+            self.length.assign(self.length + len(x))
+            return self.keys.sum()
+
+    @af.job(train=False)
+    def read(model, batch):
+        return {"sum": model(batch.x)}
+
+    model, rows = Cache(), np.arange(16, dtype=np.float32).reshape(8, 2)
+    for first, last in ((0, 3), (3, 4), (4, 5), (5, 8)):
+        assert read.step(model, {"x": rows[first:last]})["sum"] == rows[:last].sum()
+    np.testing.assert_array_equal(model.keys.data, rows)
+
+
+def test_two_calls_that_assign_one_buffer_at_once_are_refused_with_both_lines():
+    model, rows = Centred(), batches(4)
+    outputs = score.stream(model, source_of(rows), steps=3)
+    next(outputs)
+    with pytest.raises(af.CompileError, match=r"would assign buffer 'mean'.*assigned by stream"):
+        af.job(score._function, train=False).step(model, rows[0])
+    with pytest.raises(af.CompileError, match=r"would train parameter 'mean'.*assigned by st"):
+        job().step(model, rows[0])
+    outputs.close()
+    assert job().step(model, rows[0])["loss"] > 0.0
+
+
+def test_an_evaluation_of_a_training_says_that_it_keeps_nothing(caplog):
+    valid = af.Evaluation(score, source_of(batches(1)), every=2, batches=1)
+    fit(job(), Centred(), batches(2), evaluation=valid)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "test_buffers.py:" in line and "'count'" in line]
 
 
 def test_what_is_written_outside_of_jobs_counts_from_the_next_step():

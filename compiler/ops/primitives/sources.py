@@ -65,13 +65,17 @@ NUMBERS = "numbers"
 """The role of a variable that holds 0, 1, 2, ...: of one rank's part of it the first says where the
 rank's rows begin, so that ranks with equal graphs tell their rows apart. It is never saved."""
 
+EVALUATED = "evaluated"
+"""The role of the count of batches that a training has evaluated, by which the random numbers of an
+evaluation go. It follows from the number of steps, and is never saved."""
+
 OF_MODEL = ("parameter", "buffer")
 """Roles of what a model keeps itself: what is trained, and what is not."""
 
-ROLES = (*OF_MODEL, "optimizer", "counter", SCRATCH, ROUNDED, PACKED, NUMBERS)
+ROLES = (*OF_MODEL, "optimizer", "counter", SCRATCH, ROUNDED, PACKED, NUMBERS, EVALUATED)
 """What a variable is for: the model's, state of an optimizer, a count, scratch, or a copy."""
 
-UNSAVED = (SCRATCH, ROUNDED, PACKED, NUMBERS)
+UNSAVED = (SCRATCH, ROUNDED, PACKED, NUMBERS, EVALUATED)
 """Roles of what is no state: it means nothing between two steps, or follows from another one."""
 
 MOST_AT_FIRST = 1e30

@@ -36,6 +36,107 @@ def test_uniform_bits_are_those_of_numpys_philox_everywhere(device):
         np.testing.assert_array_equal(own, np.random.Generator(bits).random((50, 3), np.float32))
 
 
+def philox(step, seed=0, count=5):
+    """Return the first numbers of `af.rand` at a step."""
+    bits = np.random.Philox(key=[seed, 1], counter=[0, 0, step, 0])
+    return np.random.Generator(bits).random(count, np.float32)
+
+
+def sampler(device=None, **options):
+    """Return a job that does not train, and draws five numbers."""
+    job_of = af.job(train=False, **(device or {}), **options)
+    return job_of(lambda model, batch: {"y": af.rand(5) + batch.x[0] * 0.0})
+
+
+def zeros(rows, batch=1):
+    return af.data.ArraySource({"x": np.zeros(rows, np.float32)}, batch=batch)
+
+
+def test_each_step_of_a_job_that_does_not_train_draws_its_own_numbers(device):
+    made = drawn(lambda x: af.rand(5), device, steps=3)
+    np.testing.assert_array_equal(made, [philox(step) for step in range(3)])
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_batches_of_a_stream_draw_what_steps_draw_and_begin_anew(device, seed):
+    job, model = sampler(device, seed=seed), nn.Module()
+    for _ in range(2):
+        made = [out["y"] for out in job.stream(model, zeros(3), steps=3)]
+        np.testing.assert_array_equal(made, [philox(step, seed) for step in range(3)])
+
+
+def test_a_fit_that_does_not_train_draws_by_the_seed_of_the_run(device):
+    made = []
+    sampler(device).fit(
+        nn.Module(), zeros(3), steps=3, seed=3, progress=False,
+        on_step=lambda step, outputs: made.append(outputs["y"]),
+    )  # fmt: skip
+    np.testing.assert_array_equal(made, [philox(step, 3) for step in range(3)])
+
+
+def test_batches_of_other_lengths_go_on_with_the_numbers_until_close():
+    job, model = sampler(), nn.Module()
+    made = [job.step(model, {"x": np.zeros(1 + n % 2, np.float32)})["y"] for n in range(4)]
+    np.testing.assert_array_equal(made, [philox(step) for step in range(4)])
+    job.close(model)
+    np.testing.assert_array_equal(job.step(model, {"x": np.zeros(1, np.float32)})["y"], philox(0))
+
+
+def test_a_plan_that_draws_goes_on_from_where_its_last_call_ended():
+    runner = af.Runner(sampler().compile(nn.Module(), zeros(4)), seed=5)
+    made = [out["y"] for _ in range(2) for out in runner.stream(zeros(4), steps=2)]
+    np.testing.assert_array_equal(made, [philox(step, 5) for step in range(4)])
+
+
+@pytest.mark.parametrize("kind", ["multinomial", "bernoulli", "randperm", "randn", "randint"])
+def test_no_two_steps_draw_the_same(kind):
+    draws = {
+        "multinomial": lambda x: af.multinomial(af.full((30, 4), 0.25), 1),
+        "bernoulli": lambda x: af.bernoulli(af.full((40,), 0.5)),
+        "randperm": lambda x: af.randperm(30),
+        "randn": lambda x: af.randn(4),
+        "randint": lambda x: af.randint(0, 100, (30,)),
+    }
+    made = drawn(draws[kind], steps=5)
+    assert len({array.tobytes() for array in made}) == 5
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"streams": 2}], ids=str)
+@pytest.mark.parametrize("batches", [1, 2])
+def test_each_batch_that_a_training_evaluates_draws_its_own_numbers(tmp_path, batches, options):
+    look = af.job(train=False)(lambda model, batch: {"y": af.rand(5).sum() + batch.x.sum() * 0.0})
+
+    def results(steps, checkpoint=None):
+        train = af.job(optimizer=af.optim.SGD(0.1), **options)(
+            lambda model, batch: af.square(model(batch.x.reshape(1, 1)) + af.rand(1)).mean()
+        )
+        evaluation = af.Evaluation(look, zeros(4), every=2, batches=batches)
+        found = train.fit(
+            nn.Linear(1, 1), zeros(32), steps=steps, evaluation=evaluation, seed=9,
+            progress=False, checkpoint=checkpoint, every=3,
+        )  # fmt: skip
+        return [means["y"] for _, means in found.evaluations]
+
+    sums = [philox(k, 9).sum(dtype=np.float64) for k in range(4 * batches)]
+    expected = np.reshape(sums, (4, batches)).mean(1)
+    np.testing.assert_allclose(results(8), expected, rtol=1e-6)
+    parts = results(3, tmp_path) + results(8, tmp_path)
+    np.testing.assert_allclose(parts, expected, rtol=1e-6)
+
+
+def test_what_a_job_that_draws_may_not_call_a_buffer():
+    class Model(nn.Module):
+        def __init__(self):
+            self.step = nn.Buffer((), dtype="int64")
+
+    @af.job(train=False)
+    def look(model, batch):
+        return {"y": af.rand(2) + model.step.float()}
+
+    with pytest.raises(af.CompileError, match=r"test_random\.py:\d+: a buffer cannot be call"):
+        look.step(Model(), {"x": np.zeros(1, np.float32)})
+
+
 def test_each_kind_of_number_is_distributed_as_it_says():
     def several(x):
         kinds = {"uniform": af.uniform(-1.0, 3.0, N), "normal": af.randn(N)}
