@@ -176,7 +176,8 @@ def _check_evaluation(plan: Plan, actors: dict[str, Actor]) -> None:
         if port.rate != 1:
             raise PlanFormatError(f"an evaluation's batches wait for {port.rate} credits each")
     for port in actors["eval_metrics"].inputs:
-        if port.rate != batches:
+        is_data = plan.registers[port.register].kind is RegisterKind.DATA
+        if is_data and port.rate != batches:
             raise PlanFormatError(f"an evaluation reads {port.rate} batches of {batches}")
     fields = _fields_of(plan, actors["eval_metrics"].inputs)
     if any([plan.views[field.view].type.dtype is DType.BFLOAT16 for field in fields]):

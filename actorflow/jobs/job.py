@@ -99,6 +99,7 @@ class Job:
         evaluation: Evaluation | None = None,
         rank: int | None = None,
         on_nan: str = "raise",
+        on_step: bool = False,
     ) -> Plan:
         """Return the plan for a model and the batches of a source (or their types).
 
@@ -108,9 +109,11 @@ class Job:
         is compiled here, whatever the other ranks do.
         With `on_nan="skip"` a step whose loss or gradients are not finite changes nothing but the
         counters; all gradients of a step are alive at once then. A job in float16 always does so.
+        With `on_step` a run of the plan waits at each step for its `on_step`, as `fit` does.
         Raises CompileError with the user's line.
         """
-        return self._plan(self._asked(self.ranks(rank), model, data, every, evaluation, on_nan))
+        ranks = self.ranks(rank)
+        return self._plan(self._asked(ranks, model, data, every, evaluation, on_nan, on_step))
 
     def _plan(self, asked: Compilation, among: Among | None = None) -> Plan:
         from actorflow.distributed.agreed_plan import plan_for
@@ -125,6 +128,7 @@ class Job:
         every: str | int | None,
         evaluation: Evaluation | None,
         on_nan: str,
+        on_step: bool = False,
     ) -> Compilation:
         check_model(model)
         check_evaluation(evaluation)
@@ -132,7 +136,10 @@ class Job:
         if every is not None:
             check_every(every)
         rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
-        return self._compilation(model, data, rate, every, evaluation, ranks, skips=skips)
+        asked = self._compilation(model, data, rate, every, evaluation, ranks, skips=skips)
+        # Ranks may listen on some of them only, and have one plan all the same.
+        waits = on_step and self.mesh.num_ranks == 1
+        return replace(asked, options=replace(asked.options, waits_for_listener=waits))
 
     @takes(FitOptions, Module)
     def fit(self, model: Module, options: FitOptions) -> FitResult:
@@ -166,7 +173,7 @@ class Job:
 
     def _asked_for(self, model: Module, options: FitOptions) -> Compilation:
         every = None if options.checkpoint is None else options.every
-        told = every, options.evaluation, options.on_nan
+        told = every, options.evaluation, options.on_nan, options.on_step is not None
         return self._asked(self.ranks(), model, options.data, *told)
 
     def stream(

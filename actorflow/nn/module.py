@@ -165,8 +165,9 @@ class Module:
         """Return the newest values of all parameters and buffers by path: read-only arrays.
 
         The arrays never change. Callable from any thread. While a run trains the model they are
-        those after its last finished step, all after the same one; they may be ahead of the outputs
-        that the caller has just got. Raises CompileError before anything was initialised.
+        those after its last finished step, all after the same one: in `on_step` and `on_result` of
+        one process that of the call, in a loop over `stream` perhaps a later one. Raises CompileError
+        before anything was initialised.
         """
         cells = self.cells()
         arrays = newest(cells)

@@ -238,8 +238,10 @@ class Evaluation:
     copy of the model is made. Every evaluation sees the same batches, the first ones of its source.
 
     `job` is one with train=False that returns at least one scalar. `on_result` is called as (step,
-    means) on the evaluation's own thread. Steps count over resumes. With `ema` it reads the
-    averages of the weights, where the training keeps some (`@af.job(ema=...)`).
+    means) on the evaluation's own thread. No further step begins before it returns: the model has
+    the values that were evaluated, and what is written to it counts from the next step on. So
+    `model.state()` is what to keep of the best result. Steps count over resumes. With `ema` it
+    reads the averages of the weights, where the training keeps some (`@af.job(ema=...)`).
 
     Raises:
         CompileError: a number is no integer of 1 or more, or the job trains or is none.
@@ -312,7 +314,11 @@ class FitOptions:
         progress: print the plan and live progress to stdout.
         seed: of initialisers and random ops, in place of the job's; no other plan is compiled. A
             model that has values keeps them, and a resumed run needs the seed that it began with.
-        on_step: called with (step, outputs) on the metrics thread, in order.
+        on_step: called with (step, outputs) on the metrics thread, in order. No further step begins
+            before it returns: the model has the values after this step meanwhile, and what is
+            written to it counts from the next one on. With `metrics_every=k` the run waits once in
+            k steps, for all k calls, with the values after the last of them. Of several ranks, and
+            where a plan was compiled without `on_step`, none waits: values may be of later steps.
         evaluation: what the plan was compiled to evaluate between steps.
     """
 

@@ -291,7 +291,10 @@ GOOD_STEPS = "loss_scale/good_steps"
 GRAD_NORM = "grad_norm"
 """The norm of the gradients of a step, before they are clipped: an output."""
 
-_IF_GIVEN = ("gpu", "deterministic", "clip_norm", "clip_value", "losses", "mesh", "zero")
+_IF_GIVEN = (
+    "waits_for_listener", "gpu", "deterministic", "clip_norm", "clip_value", "losses", "mesh",
+    "zero",
+)  # fmt: skip
 """Options that are recorded only where they are given, as most plans have none."""
 
 
@@ -307,6 +310,7 @@ _IN_WORDS: dict[str, tuple[str, Callable[[PlainValue], str]]] = {
     "evaluate_precision": ("precision= of the job of evaluation=", repr),
     "skips_broken_steps": ("on_nan=", lambda skips: "'skip'" if skips else "'raise'"),
     "num_streams": ("streams=", repr),
+    "waits_for_listener": ("on_step=", lambda waits: "given" if waits else "none"),
     "is_training": ("train=", repr),
     "losses": ("loss= of the optimizers", repr),
     "devices": ("device= or devices=", repr),
@@ -330,7 +334,8 @@ class CompileOptions:
     one, four snapshots to a period, so that the writer finds one soon after it is due. Both 0: no
     snapshots. `is_training`: whether the graph has an objective. `accumulate`: batches of a step,
     as the graph says too. `metrics_every`: steps whose outputs reach the metrics sink in one
-    firing. `devices`: what the plan runs on, in order; a node's device is a number into them.
+    firing; with `waits_for_listener` no step begins before the sink has handed them on.
+    `devices`: what the plan runs on, in order; a node's device is a number into them.
     `mesh`: the axes of the ranks that train together, by name and extent; none for one rank; they
     and the devices are those of the hardware, whatever is said here. `zero`: whether parameters and
     the optimizer's state lie in parts on the ranks that have different rows of a batch.
@@ -356,6 +361,7 @@ class CompileOptions:
     snapshot_seconds: float = 0.0
     accumulate: int = 1
     metrics_every: int = 1
+    waits_for_listener: bool = False
     devices: tuple[str, ...] = ("host:0",)
     num_streams: int = 1
     mesh: tuple[tuple[str, int], ...] = ()

@@ -404,6 +404,8 @@ class _Lowering:
         sink = add_sink(train, "metrics", outputs, rate, is_flushed=is_flushed)
         if len([chain for chain in program.chains if not chain.is_beside]) > 1:
             self._tell_of_steps(sink, begun, ended, outputs)
+        if self.options.waits_for_listener:
+            self._hold_steps("heard", (sink,), train, begun, ended, self.options.metrics_every)
         snapshot = add_snapshots(train, self.options, ended.update_gates)
         chains = [train]
         if evaluation is not None:
@@ -489,9 +491,10 @@ class _Lowering:
     ) -> ChainActors:
         """Add the actors that evaluate between two steps.
 
-        `evaluation` gives leave for all batches once n steps are done; `evaluated` hands the
-        credits of the steps back when the last batch is, so that no step changes the variables in
-        between.
+        `evaluation` gives leave for all batches once n steps are done; `evaluated` and the sink of
+        the results hand the credits of the steps back, when the last batch is done and the listener
+        has heard of it. So no step changes the variables in between, and whoever hears of a result
+        reads the values that it is of.
         """
         steps, batches = self.options.evaluate_every, self.options.evaluate_batches
         places = train.places()
@@ -501,14 +504,6 @@ class _Lowering:
         chains = self._chains(program, len(places), num_launches)
         due = self.actors.add("evaluation", ActorKind.COMPUTE, self.plan.compute)
         done = self.actors.add("evaluated", ActorKind.COMPUTE, self.plan.compute)
-        reason = f"{steps}: one credit per step between two evaluations"
-        for number in step.gates:
-            self.actors.credits("eval_due", number, {due: steps, done: steps}, steps, reason)
-        per_batch = steps * train.program.batches_per_step
-        for number in [n for n in batch.gates if n not in step.gates]:
-            reason = f"{per_batch}: one credit per batch between two evaluations"
-            consumers = {due: per_batch, done: per_batch}
-            self.actors.credits("eval_due", number, consumers, per_batch, reason)
         source, register = add_source(chains, "eval_data", "eval_batch")
         reason = f"{batches}: one credit per batch of an evaluation"
         leave = self.plan.register(
@@ -520,8 +515,28 @@ class _Lowering:
         outputs = place_outputs(chains, "eval_metrics", batches)
         span, _ = self._connect(chains, (source, register))
         self.actors.credits("eval_done", span.end, {done: batches}, batches, reason)
-        add_sink(chains, "eval_metrics", outputs, batches, is_flushed=False)
+        sink = add_sink(chains, "eval_metrics", outputs, batches, is_flushed=False)
+        self._hold_steps("eval_due", (due, done, sink), train, batch, step, steps)
         return chains
+
+    def _hold_steps(
+        self,
+        name: str,
+        holders: tuple[int, ...],
+        train: ChainActors,
+        batch: Span,
+        step: Span,
+        steps: int,
+    ) -> None:
+        """Let the next step begin when all holders have fired once for some steps.
+
+        They hold a credit of each of these steps, and of each batch, until then.
+        """
+        per_batch = steps * train.program.batches_per_step
+        for number in dict.fromkeys((*step.gates, *batch.gates)):
+            every, what = (steps, "step") if number in step.gates else (per_batch, "batch")
+            reason = f"{every}: one credit per {what} until {name}"
+            self.actors.credits(name, number, dict.fromkeys(holders, every), every, reason)
 
     # -- bytes -----------------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
 """Whoever reads a model in training gets its newest values: in loops, callbacks, threads."""
 
+import copy
 import threading
 
+import numpy as np
 import pytest
 
 import actorflow as af
@@ -14,9 +16,7 @@ from actors.machine.transitions import Message, message
 STEPS = 12
 
 
-def test_in_on_step_the_model_is_as_after_the_last_finished_step(
-    mlp, classification, classify, twin, options
-):
+def test_in_on_step_the_model_is_as_after_that_step(mlp, classification, classify, twin, options):
     model, seen = mlp(), []
     classify(**options).fit(
         model, classification(), steps=STEPS, progress=False,
@@ -24,8 +24,8 @@ def test_in_on_step_the_model_is_as_after_the_last_finished_step(
     )  # fmt: skip
     expected = twin(options)
     for step, state, bias in seen:
-        assert expected.step_of(state) >= step
-        assert bias.shape == (16,)
+        assert expected.step_of(state) == step
+        np.testing.assert_array_equal(bias, state["up.bias"])
     assert expected.step_of(model.state()) == STEPS
 
 
@@ -52,7 +52,56 @@ def test_in_a_stream_another_job_predicts_with_the_newest_values(
     score.close(model)
 
 
-def test_in_on_result_the_model_is_the_one_that_was_evaluated_or_a_newer_one(
+@pytest.mark.parametrize("more", [{"device": "sim"}, {"metrics_every": 3}], ids=str)
+def test_in_on_step_reads_of_all_kinds_are_of_that_step(mlp, classification, classify, twin, more):
+    model, seen = mlp(), []
+
+    @af.job(train=False)
+    def total(model, batch):
+        return {"sum": model.up.bias.sum() + batch.x[0, 0] * 0.0}
+
+    def listen(step, outputs):
+        seen.append((step, model.state(), copy.deepcopy(model).state()))
+        own = model.up.bias.data.sum(dtype=np.float64)
+        assert total.step(model, batch)["sum"] == pytest.approx(own, rel=1e-5)
+
+    batch, every = next(classification()), more.get("metrics_every", 1)
+    train = classify(**more)
+    train.fit(model, classification(), steps=STEPS, progress=False, on_step=listen)
+    expected = twin({})
+    for step, state, copied in seen:  # of steps that are told together, the values of the last
+        assert expected.step_of(state) == -(-step // every) * every
+        assert expected.step_of(copied) == -(-step // every) * every
+
+
+def test_in_on_step_of_a_resumed_run_the_model_is_as_after_that_step(
+    mlp, classification, classify, twin, options, tmp_path
+):
+    seen, train = [], classify(**options)
+    for steps in (5, STEPS):
+        model = mlp()
+        train.fit(
+            model, classification(), steps=steps, progress=False, checkpoint=tmp_path, every=2,
+            on_step=lambda step, _, m=model: seen.append((step, m.state())),
+        )  # fmt: skip
+    expected = twin(options)
+    assert [expected.step_of(state) for _, state in seen] == [step for step, _ in seen]
+    assert len(seen) == STEPS
+
+
+def test_a_plan_that_waits_for_its_listener_says_so(mlp, classification, classify):
+    plan = classify().compile(mlp(), classification(), on_step=True)
+    runner, seen = af.Runner(plan), []
+    runner.fit(
+        classification(), steps=6, progress=False,
+        on_step=lambda step, _: seen.append(int(runner.variables()["step"]) - step),
+    )  # fmt: skip
+    assert seen == [0] * 6
+    assert plan.option("waits_for_listener")
+    assert classify().compile(mlp(), classification()).option("waits_for_listener") is None
+
+
+def test_in_on_result_the_model_is_the_one_that_was_evaluated(
     mlp, classification, classify, twin, options, score
 ):
     model, seen = mlp(), []
@@ -65,7 +114,29 @@ def test_in_on_result_the_model_is_the_one_that_was_evaluated_or_a_newer_one(
     )
     expected = twin(options)
     assert [step for step, _ in seen] == [3, 6, 9, 12]
-    assert all(expected.step_of(state) >= step for step, state in seen)
+    assert all(expected.step_of(state) == step for step, state in seen)
+
+
+@pytest.mark.parametrize("device", ["host", "sim"])
+def test_the_best_state_of_two_runs_is_the_same_and_gives_the_loss_it_was_kept_for(
+    mlp, classification, classify, score, bytes_of, device
+):
+    held_out, kept = next(classification(seed=7)), []
+    for _ in range(2):
+        model, best = mlp(), {}
+
+        def keep(step, means, model=model, best=best):
+            if means["loss"] < best.get("loss", 1e9):
+                best.update(loss=means["loss"], state=model.state())
+
+        watched = af.Evaluation(score, classification(seed=7), every=2, batches=1, on_result=keep)
+        train = classify(optimizer=af.optim.AdamW(5e-2), device=device)
+        train.fit(model, classification(), steps=40, progress=False, evaluation=watched)
+        model.load(best["state"])
+        assert score.step(model, held_out)["loss"] == pytest.approx(best["loss"], rel=1e-6)
+        kept.append(best)
+    assert kept[0]["loss"] == kept[1]["loss"]
+    assert bytes_of(kept[0]["state"]) == bytes_of(kept[1]["state"])
 
 
 def test_snapshots_evaluations_and_readers_do_not_disturb_each_other(
@@ -78,7 +149,7 @@ def test_snapshots_evaluations_and_readers_do_not_disturb_each_other(
         checkpoint=tmp_path, every=2, on_step=lambda step, _: seen.append((step, model.state())),
     )  # fmt: skip
     expected = twin(options)
-    assert all(expected.step_of(state) >= step for step, state in seen)
+    assert all(expected.step_of(state) == step for step, state in seen)
     assert expected.step_of(model.state()) == STEPS
 
 

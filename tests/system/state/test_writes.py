@@ -1,7 +1,5 @@
 """Whoever writes to a model in training is heard in the next step, and nothing is lost."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -45,17 +43,55 @@ def test_what_is_assigned_in_on_step_is_trained_on_and_stays(mlp, classification
     assert model.up.bias.data[0] == 0.25
 
 
-class Slow(af.data.ArraySource):
-    """The second batch of the second evaluation waits until the model was loaded."""
+@pytest.mark.parametrize("way", ["data", "load", "many"])
+def test_what_is_written_in_on_step_counts_from_the_very_next_step(
+    mlp, classification, options, still, filled, way
+):
+    model, heard = mlp(), []
 
-    def begin(self):
-        self.num_given, self.is_asked, self.is_loaded = 0, threading.Event(), threading.Event()
+    def listen(step, metrics):
+        heard.append(told(metrics, model))
+        if step == 5 and way == "load":
+            model.load(filled(model, 0.25))
+        elif step == 5:
+            for _, parameter in model.named_parameters():
+                parameter.data = np.full(parameter.shape, 0.25, np.float32)
+        elif way == "many":
+            model.load(filled(model, step / 8))
+
+    still(**options).fit(model, classification(), steps=9, progress=False, on_step=listen)
+    if way == "many":
+        assert heard[1:] == [{n / 8} if n != 5 else {0.25} for n in range(1, 9)]
+    else:
+        assert heard[4] != {0.25}
+        assert heard[5:] == [{0.25}] * 4
+
+
+def test_what_is_written_in_on_result_counts_from_the_very_next_step(
+    mlp, classification, options, score, still, filled
+):
+    model, heard = mlp(), []
+    watched = af.Evaluation(
+        score, classification(seed=7), every=3, batches=2,
+        on_result=lambda step, means: model.load(filled(model, step / 8)),
+    )  # fmt: skip
+    still(**options).fit(
+        model, classification(), steps=9, progress=False, evaluation=watched,
+        on_step=lambda step, metrics: heard.append(told(metrics, model)),
+    )  # fmt: skip
+    assert heard[3:] == [{3 / 8}] * 3 + [{6 / 8}] * 3
+
+
+class Writing(af.data.ArraySource):
+    """Whoever is given to `begin` is called before the second batch of the second evaluation."""
+
+    def begin(self, write):
+        self.num_given, self.write = 0, write
 
     def next_into(self, views):
         self.num_given += 1
         if self.num_given == 6:
-            self.is_asked.set()
-            assert self.is_loaded.wait(30)
+            self.write()
         super().next_into(views)
 
 
@@ -63,18 +99,15 @@ def test_what_is_loaded_during_an_evaluation_waits_for_its_end(
     mlp, classification, options, score, still
 ):
     model, data = mlp(), classification(seed=7)
-    data.__class__ = Slow
-    data.begin()
+    data.__class__ = Writing
     new = np.arange(5, dtype=np.float32)
 
-    def load(step, means):
-        if step == 1:
-            assert data.is_asked.wait(30)
-            model.down.bias.data = new
-            assert model.down.bias.data[4] == 4
-            data.is_loaded.set()
+    def write():
+        model.down.bias.data = new
+        assert model.down.bias.data[4] == 4
 
-    watched = af.Evaluation(score, data, every=1, batches=4, on_result=load)
+    data.begin(write)
+    watched = af.Evaluation(score, data, every=1, batches=4)
     results = [
         means["loss"]
         for _, means in still(**options)
