@@ -109,6 +109,11 @@ def compile_options(
     )
 
 
+def variables_of(graph: Graph) -> frozenset[str]:
+    """Return the names of the variables that a traced job uses."""
+    return frozenset([n.attrs.str_("name") for n in graph.nodes if n.op is VARIABLE])
+
+
 def assigned_buffers(graph: Graph) -> frozenset[str]:
     """Return the paths of the buffers that a traced job assigns."""
     made_by = graph.producers()

@@ -32,9 +32,10 @@ from actorflow.jobs.compile_request import (
     assigned_buffers,
     compile_options,
     evaluation_graph,
+    variables_of,
 )
 from actorflow.nn.lease import Claim, OpenLoop, claimed, newest
-from actorflow.nn.module import ByIdentity, Memo, Module
+from actorflow.nn.module import ByIdentity, Memo, Module, initialise
 from actorflow.optim.optimizers import averages_in
 from actorflow.options.fit_options import (
     SKIP,
@@ -168,6 +169,7 @@ class Job:
         from actorflow.run.open_model import runner_on
 
         seed = self.options.seed if options.seed is None else options.seed
+        self._initialise(model, seed, asked.graph)
         with runner_on(model, plan, claim, seed, among=among) as runner:
             return runner.run(options)
 
@@ -204,6 +206,7 @@ class Job:
 
         among, seed = self._among(), self.options.seed
         plan = self._plan(asked, among)
+        self._initialise(model, seed, asked.graph)
         with runner_on(model, plan, claim, seed, loop, among=among) as runner:
             yield from runner.stream(data, steps=steps, on_nan=on_nan)
 
@@ -273,6 +276,7 @@ class Job:
         among = self._among()
         asked = self._compilation(model, traced.spec, metrics_every=1, graph=traced.graph)
         plan = self._plan(asked, among)
+        self._initialise(model, self.options.seed, traced.graph)
         carried: dict[str, Array] = {}
         if opened is not None:
             self._open.pop(model)
@@ -280,6 +284,13 @@ class Job:
         values = {**carried, **newest(model.cells())}
         runner = Runner(plan, values=values, seed=self.options.seed, among=among)
         return self._open.set(model, OpenModel(model, runner, signature, claim))
+
+    def _initialise(self, model: Module, seed: int, graph: Graph) -> None:
+        """Give the model the first values that it lacks, but those that a training makes itself.
+
+        A training makes them where it computes, one at a time, and the model gets them from there.
+        """
+        initialise(model, seed, variables_of(graph) if self.options.train else ())
 
     def _claim(self, model: Module, call: str, graph: Graph) -> Claim | None:
         """Return what a call says of itself that trains the model, or assigns buffers of it.

@@ -174,6 +174,11 @@ class Lease:
             self._given.clear()
             self._live = live
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the values are in the memory of a run."""
+        return self._live is not None
+
     def begin_step(self) -> bool:
         """Keep the values with the run until `end_step`; False where the lease has ended."""
         with _LOCK:
@@ -375,6 +380,19 @@ def change(arrays: Mapping[Cell, Array]) -> None:
         for cell in own:
             cell.lease = carrier
         carrier.end({str(i): array for i, array in enumerate(own.values())})
+
+
+def fill(arrays: Mapping[Cell, Array]) -> None:
+    """Give cells without values their first ones, read-only arrays; others keep what they have.
+
+    A run that has taken a lease and not begun yet begins with them.
+    """
+    with _LOCK:
+        for cell, array in arrays.items():
+            cell.come_home()
+            is_begun = cell.lease is not None and cell.lease.is_begun
+            if cell.array is None and not is_begun:
+                cell.array = array
 
 
 def _open_leases(cells: Mapping[str, Cell], claim: Claim) -> list[Lease]:

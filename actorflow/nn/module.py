@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 
-from actorflow.nn.lease import Cell, change, newest
+from actorflow.nn.lease import Cell, change, fill, frozen, newest
 from actorflow.nn.parameter import Buffer, Parameter, Stored
+from actorflow.tensor.initial_values import initial_value
 from actorflow.tensor.tensor import OF_MODULES, checked, missing
 from actorflow.tensor.tracer import current_trace, find_source
 from compiler.contract.errors import CompileError
@@ -166,8 +167,8 @@ class Module:
 
         The arrays never change. Callable from any thread. While a run trains the model they are
         those after its last finished step, all after the same one: in `on_step` and `on_result` of
-        one process that of the call, in a loop over `stream` perhaps a later one. Raises CompileError
-        before anything was initialised.
+        one process that of the call, in a loop over `stream` perhaps a later one. Raises
+        CompileError before the first run of a job has given the model its first values.
         """
         cells = self.cells()
         arrays = newest(cells)
@@ -206,6 +207,22 @@ class Module:
     def __repr__(self) -> str:
         """The tree of modules: settings, parameters with their types, and what is shared."""
         return "\n".join([*_tree(self, set()), f"{self.num_parameters():,} parameters"])
+
+
+def initialise(model: Module, seed: int, but: Collection[str] = ()) -> None:
+    """Give what has no values yet its first ones, which follow from seed and path.
+
+    Left out are the paths `but`. Whoever comes later, with whatever seed, finds these values.
+    """
+    stored = {path: s for path, s in model.named_stored() if path not in but}
+    has = newest({path: s.cell for path, s in stored.items()})
+    fill(
+        {
+            s.cell: frozen(initial_value(path, s.type, s.init, seed))
+            for path, s in stored.items()
+            if path not in has
+        }
+    )
 
 
 def _tree(module: Module, seen: set[int]) -> list[str]:

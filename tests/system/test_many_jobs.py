@@ -9,6 +9,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
+from actorflow.tensor.initial_values import initial_value
 
 
 @af.job(train=False)
@@ -183,11 +184,71 @@ def test_alternating_batch_shapes_leave_no_runner_behind(mlp, classification, cl
     train.close(model)
 
 
-def test_a_predicting_job_never_initialises_the_model(mlp, classification):
-    model = mlp()
-    predict.step(model, {"x": next(classification())["x"]})
-    predict.close(model)
-    assert model.up.weight.data is None
+class Parts(nn.Module):
+    """Some of it is of no use to a job, and a buffer is drawn, too."""
+
+    def __init__(self):
+        self.up, self.down, self.unused = nn.Linear(8, 6), nn.Linear(6, 5), nn.Linear(2, 2).freeze()
+        self.noise = nn.Buffer((6,), init=(("kind", "normal"), ("std", 1.0)))
+
+    def __call__(self, x):
+        return self.down(self.up(x) + self.noise)
+
+
+def logits_of(model, batch):
+    return {"logits": model(batch.x)}
+
+
+def still(seed, **options):
+    """A training that changes nothing."""
+    return af.job(optimizer=af.optim.SGD(0.0), seed=seed, **options)(
+        lambda model, batch: af.square(model(batch.x)).mean()
+    )
+
+
+TOUCHES = {
+    "step": lambda model, data: af.job(logits_of, train=False, seed=1).step(model, next(data)),
+    "stream": lambda model, data: list(
+        af.job(logits_of, train=False, seed=1).stream(model, data, steps=1)
+    ),
+    "fit of no training": lambda model, data: af.job(logits_of, train=False).fit(
+        model, data, steps=1, seed=1, progress=False
+    ),
+    "sim": lambda model, data: af.job(logits_of, train=False, seed=1, device="sim").step(
+        model, next(data)
+    ),
+    "training step": lambda model, data: still(1).step(model, next(data)),
+    "training stream": lambda model, data: list(still(1).stream(model, data, steps=1)),
+    "fit": lambda model, data: still(0).fit(model, data, steps=1, seed=1, progress=False),
+    "streams": lambda model, data: still(1, streams=2).fit(model, data, steps=1, progress=False),
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_the_first_job_gives_a_model_its_values_and_all_others_see_them(classification, touch):
+    model, x = Parts(), next(classification())["x"]
+    TOUCHES[touch](model, classification())
+    state = model.state()
+    assert list(state) == [path for path, _ in model.named_stored()]
+    for path, stored in model.named_stored():  # as by the seed and the path alone
+        expected = initial_value(path, stored.type, stored.init, 1)
+        assert state[path].tobytes() == expected.tobytes(), path
+    by_hand = (x @ state["up.weight"].T + state["up.bias"] + state["noise"]).astype(np.float64)
+    by_hand = by_hand @ state["down.weight"].T + state["down.bias"]
+    for seed in (1, 2):
+        seen = af.job(logits_of, train=False, seed=seed).step(model, {"x": x})["logits"]
+        np.testing.assert_allclose(seen, by_hand, rtol=1e-4, atol=1e-5)
+    still(3).fit(model, classification(), steps=1, progress=False, seed=4)
+    after = model.state()
+    assert [after[path].tobytes() for path in state] == [a.tobytes() for a in state.values()]
+
+
+def test_a_part_of_a_model_that_had_its_values_first_keeps_them_in_the_whole(classification):
+    model = Parts()
+    first = af.job(lambda part, batch: {"y": part(batch.x)}, train=False, seed=5)
+    made = first.step(model.up, {"x": np.eye(8, dtype=np.float32)})["y"]
+    still(6).fit(model, classification(), steps=1, progress=False)
+    np.testing.assert_allclose(made, model.up.weight.data.T + model.up.bias.data, rtol=1e-6)
 
 
 def test_scalar_parameters_that_multiply_each_other_are_updated_from_their_old_values():
