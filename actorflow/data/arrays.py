@@ -274,6 +274,10 @@ class ArraySource:
         """Samples in a batch."""
         return self._batch
 
+    def __bool__(self) -> bool:
+        """Whether there is a source; how many batches it has, `len` says where they are counted."""
+        return True
+
     def __len__(self) -> int:
         """Batches from the start to the end.
 

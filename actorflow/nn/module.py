@@ -198,7 +198,7 @@ class Module:
                 f"{find_source()}: cannot load {type(self).__name__}:"
                 f" missing {missing or 'nothing'}, unknown {unknown or 'nothing'}"
             )
-        change({stored.cell: stored.checked(arrays[name]) for name, stored in own.items()})
+        change({stored.cell: stored.checked(arrays[path], path) for path, stored in own.items()})
 
     def cells(self) -> dict[str, Cell]:
         """Return where the values of `state()` are, by path; for whoever runs plans."""

@@ -75,16 +75,17 @@ class Stored(Tensor):
         """
         change({self.cell: self.checked(array)})
 
-    def checked(self, array: Array) -> Array:
+    def checked(self, array: Array, path: str = "") -> Array:
         """Return an array as it is if nobody can write into it, else a read-only copy.
 
-        Raises CompileError when shape or dtype are not its own.
+        Raises CompileError when shape or dtype are not its own, with the path in the model.
         """
         is_array = isinstance(array, (np.ndarray, np.generic))
         came = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
         if came != str(self._type):
+            which = f"{self.kind} {path!r}" if path else f"a {self.kind}"
             raise CompileError(
-                f"{find_source()}: a {self.kind} (made at {self.source}) expected {self._type},"
+                f"{find_source()}: {which} (made at {self.source}) expected {self._type},"
                 f" got {came}; give it a numpy array of that dtype and shape"
             )
         return frozen(np.asarray(array))

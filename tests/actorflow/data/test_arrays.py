@@ -19,6 +19,16 @@ def made(samples, batch, **options):
     )
 
 
+@pytest.mark.parametrize("used", [0, 1, 2])
+@pytest.mark.parametrize("options", [{}, {"epochs": 1}, {"epochs": 1, "shuffle": False}], ids=str)
+def test_a_source_is_true_however_many_batches_it_has_left(options, used):
+    source = made(8, 4, **options)
+    for _ in range(used):
+        next(source)
+    assert bool(source) is True
+    assert (source or None) is source
+
+
 def labels(source, count):
     return [next(source)["label"].tolist() for _ in range(count)]
 

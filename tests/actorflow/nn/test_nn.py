@@ -14,6 +14,28 @@ class Model(nn.Module):
         self.heads = {"a": nn.Linear(8, 3), "b": nn.Linear(8, 3, bias=False)}
 
 
+@pytest.mark.parametrize(
+    ("path", "array", "came"),
+    [
+        ("emb.weight", np.zeros((9, 8), np.float32), r"float32\[9, 8\]"),
+        ("blocks.1.attn.qkv.weight", np.zeros((24, 8), np.float16), r"float16\[24, 8\]"),
+        ("blocks.0.norm1.weight", np.zeros(8), r"float64\[8\]"),
+        ("heads.a.bias", [0.0, 0.0, 0.0], "list"),
+        ("heads.b.weight", np.float32(1.0), r"float32\[\]"),
+        ("seen", np.zeros((), np.int32), r"int32\[\]"),
+    ],
+)
+def test_what_does_not_fit_is_named_by_its_path_and_nothing_is_loaded(path, array, came):
+    model = Model()
+    model.seen = nn.Buffer((), dtype="int64")
+    own = {name: np.ones(s.type.shape, s.type.dtype.value) for name, s in model.named_stored()}
+    model.load(own)
+    kind = "buffer" if path == "seen" else "parameter"
+    with pytest.raises(CompileError, match=rf"^tests.*test_nn\.py:\d+: {kind} '{path}' .* {came};"):
+        model.load({**own, "emb.weight": np.zeros((10, 8), np.float32), path: array})
+    assert {float(a.min()) for a in model.state().values()} == {1.0}
+
+
 def test_parameters_are_named_by_path_in_order_of_assignment():
     names = [name for name, _ in Model().named_parameters()]
     assert names[0] == "emb.weight"

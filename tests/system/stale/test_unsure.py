@@ -49,6 +49,38 @@ UNSURE = {
 # fmt: on
 
 
+_TUPLE = (
+    "import collections, typing\nPair = collections.namedtuple('Pair', 'a b', defaults=(2.0,))\n"
+)
+_CLASS = "import dataclasses\n@dataclasses.dataclass({})\nclass Size:\n    n: float\n    m: float = 1.0\n"
+
+# fmt: off
+SURE = {
+    "a gradient": ("af.grad((x * self.w).sum(), self.w)", ""),
+    "a named tuple": ("x * self.w * Pair(1.0).b", _TUPLE),
+    "a changed named tuple": ("x * self.w * Pair(1.0)._replace(b=3.0).b", _TUPLE),
+    "a named tuple of the job's own": (
+        "x * self.w * collections.namedtuple('T', 'u v')(1.0, 2.0).v", _TUPLE),
+    "a typed tuple of the job's own": (
+        "x * self.w * typing.NamedTuple('T', [('u', float)])(3.0).u", _TUPLE),
+    "a frozen dataclass": (
+        "x * self.w * {Size(1.0): 2.0}[Size(1.0)]", _CLASS.format("frozen=True")),
+    "an ordered dataclass": (
+        "x * self.w * max(Size(1.0), Size(2.0)).n", _CLASS.format("order=True")),
+    "a dataclass with slots": (
+        "x * self.w * dataclasses.replace(Size(1.0), m=2.0).m", _CLASS.format("slots=True")),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", SURE)
+def test_what_a_library_generates_for_a_class_is_no_reason_to_warn(program, model_text, said, name):
+    returns, above = SURE[name]
+    module = program(model_text(returns, above=above))
+    module.run.step(module.model, X)
+    assert said() == []
+
+
 @pytest.mark.parametrize("name", UNSURE)
 def test_what_cannot_be_compared_is_said_once_with_the_users_line(
     program, model_text, traces, said, name
