@@ -52,7 +52,10 @@ UNSURE = {
 _TUPLE = (
     "import collections, typing\nPair = collections.namedtuple('Pair', 'a b', defaults=(2.0,))\n"
 )
-_CLASS = "import dataclasses\n@dataclasses.dataclass({})\nclass Size:\n    n: float\n    m: float = 1.0\n"
+_CLASS = (
+    "import dataclasses\n@dataclasses.dataclass({})\n"
+    "class Size:\n    n: float\n    m: float = 1.0\n"
+)
 
 # fmt: off
 SURE = {
