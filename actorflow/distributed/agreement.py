@@ -18,7 +18,8 @@ has waited long enough holds: it begins no step more. The others are told to hol
 is the last step that any of them has begun; who lacks data for that is waited for, nobody else.
 
 *Data.* Each takes its rows of a batch that all were given, so ranks say a digest of what they were
-given, and all digests of a step are equal.
+given, and all digests of a step are equal. So are those of what was written to variables between
+two steps that the user makes one by one.
 
 *Ends.* A rank whose data ends says after which step. Others answer if they have data for more, for
 they would wait for it in a collective. All that ended must name the same step.
@@ -120,6 +121,18 @@ def other_batch(rank: int, other: int, given: BatchGiven) -> RankFailure:
     )
 
 
+def other_values(rank: int, other: int, step: int, wrote: str, *, is_alone: bool) -> RankFailure:
+    """Return the failure of a rank that wrote to the model what the other one did not."""
+    where = f" ({wrote})" if wrote else ""
+    did = f"which rank {other} did not" if is_alone else f"other values than rank {other}"
+    return RankFailure(
+        rank,
+        f"wrote to the variables of the job before step {step}{where}, {did}: ranks would train two"
+        " models. Write the same values on all ranks, before the same step",
+        line=wrote,
+    )
+
+
 def other_end(rank: int, step: int, others: str, why: str) -> RankFailure:
     """Return the failure of a rank that ended after a step; `others` says where another was."""
     mend = "the data of all ranks must have the same number of batches"
@@ -158,7 +171,7 @@ class _AgreedRun:
     is_settled: bool = False
     is_checkpoint_asked: bool = False
     held: dict[int, int] = field(default_factory=dict)
-    given: dict[int, tuple[int, int]] = field(default_factory=dict)
+    given: dict[int, tuple[int, BatchGiven]] = field(default_factory=dict)
     whys: dict[int, str] = field(default_factory=dict)
 
 
@@ -386,10 +399,18 @@ class Agreement:
         run = self._run(message.run)
         if run is None:
             return []
-        other, digest = run.given.setdefault(message.step, (rank, message.digest))
-        if digest != message.digest:
+        other, before = run.given.setdefault(message.step, (rank, message))
+        if before.digest != message.digest:
             first, last = sorted((rank, other))
             return self._fail(other_batch(last, first, message))
+        if before.written != message.written:
+            # A rank that alone has written is at fault, or else the later one.
+            told = sorted(
+                [(bool(m.written), r, m.wrote) for r, m in ((other, before), (rank, message))]
+            )
+            (is_both, first, _), (_, last, wrote) = told
+            step = message.step
+            return self._fail(other_values(last, first, step, wrote, is_alone=not is_both))
         if len(run.given) > MOST_DIGESTS:
             del run.given[min(run.given)]
         return []

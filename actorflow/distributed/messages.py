@@ -107,13 +107,16 @@ class WouldEnd:
 class BatchGiven:
     """The whole batch of a step, as a rank was given it, has this digest.
 
-    `line` is the user's line that reads it, or nothing.
+    `line` is the user's line that reads it, or nothing. `written` is the digest of the variables
+    that the user has written since the step before, 0 for none, and `wrote` the last line that did.
     """
 
     run: int
     step: int
     digest: int
     line: str
+    written: int = 0
+    wrote: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,13 +245,14 @@ def agree_on_values(among: Among, plan: Plan, given: Mapping[str, np.ndarray[Any
 
     Each takes its part of them, and nothing brings together again what begins apart: sums of
     gradients are the same on all ranks whatever they are of. Values by an initialiser and the seed
-    are the same without a look. Reads what is given, once. Raises CompileError on every rank.
+    are the same without a look. What other stages have counts, too: their ranks were to be given it
+    as well. Reads what is given, once. Raises CompileError on every rank.
     """
     if among is ONE_RANK:
         return
     own = [
         (name, content_hash(np.atleast_1d(given[name])) if name in given else "")
-        for name in [variable.name for variable in plan.state]
+        for name in dict.fromkeys([*[variable.name for variable in plan.state], *sorted(given)])
     ]
     first: dict[PlainValue, tuple[int, PlainValue]] = {}
     for rank, rows in enumerate(among.gather(f"begin job {plan.name!r} with values", tuple(own))):
@@ -264,6 +265,21 @@ def agree_on_values(among: Among, plan: Plan, given: Mapping[str, np.ndarray[Any
                     f" rank {other}; give all ranks the same: draw random numbers of your own from"
                     " one seed, load the same file, write the same to the model"
                 )
+
+
+def agree_on_writes(among: Among, written: int, line: str) -> None:
+    """Check that all ranks wrote the same to variables since the last step; by its digest.
+
+    Raises CompileError on every rank.
+    """
+    said = _rows(among.gather("compare what was written to variables", (written, line)))
+    for rank, (own, where) in enumerate(said):
+        if own != said[0][0]:
+            lines = " and ".join([str(text) for text in (where, said[0][1]) if text])
+            raise CompileError(
+                f"{lines or find_source()}: rank {rank} and rank 0 wrote other values to the"
+                " variables of the job since its last step; write the same on all ranks"
+            )
 
 
 def _rows(said: list[PlainValue]) -> list[tuple[PlainValue, ...]]:
@@ -322,9 +338,9 @@ class Together:
         line, is_every = next(iter(lines.values()), ""), self._callbacks.is_stepped
         return GivenBatches(self._given, line, self._first_step, is_every=is_every)
 
-    def _given(self, step: int, digest: int, line: str) -> None:
+    def _given(self, *told: Any) -> None:
         if self._shared is not None:
-            self._shared.given(step, digest, line)
+            self._shared.given(*told)
 
     def data_ended(self, step: int, why: str) -> None:
         """Say that there is no data after a step, and what ended it, where something did."""

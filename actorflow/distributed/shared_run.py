@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from actorflow.data.source import content_hash
 from actorflow.distributed.messages import (
     BatchGiven,
     CheckpointAsked,
@@ -98,9 +99,9 @@ class SharedRun:
         self._reached = max(self._reached, step)
         self._say(Reached(self.number, step))
 
-    def given(self, step: int, digest: int, line: str) -> None:
-        """Say the digest of the whole batch of a step, and the user's line that reads it."""
-        self._say(BatchGiven(self.number, step, digest, line))
+    def given(self, step: int, digest: int, line: str, written: int, wrote: str) -> None:
+        """Say the digest of the whole batch of a step, and more of it; see `BatchGiven`."""
+        self._say(BatchGiven(self.number, step, digest, line, written, wrote))
 
     def data_ended(self, step: int, why: str = "") -> None:
         """Say that this rank has no data after a step, and what ended it, where something did."""
@@ -176,19 +177,25 @@ _FIRST_STEPS, _EVERY = 8, 16
 _BITS = (1 << 62) - 1
 
 
+NOTHING_WRITTEN = (0, "")
+
+
 class GivenBatches:
     """Tells the digest of the batches of a step; belongs to the thread that fetches them.
 
     Args:
-        tell: called with a step, its digest, and the user's line that reads it.
+        tell: called with what `SharedRun.given` takes.
         line: that line.
         first_step: the step before the first one.
         is_every: whether all steps are told, as those that the user makes one by one.
+
+    `written` is of the step that is fed next: the digest of what was written to variables, and the
+    user's line; it is set before the step is fed.
     """
 
     def __init__(
         self,
-        tell: Callable[[int, int, str], object],
+        tell: Callable[[int, int, str, int, str], object],
         line: str,
         first_step: int,
         *,
@@ -197,13 +204,14 @@ class GivenBatches:
         self._tell, self._line = tell, line
         self._first_step, self._is_every = first_step, is_every
         self._digest = 0
+        self.written = NOTHING_WRITTEN
 
     def see(self, step: int, batch: Mapping[str, Any], *, is_last: bool) -> None:
         """Take a batch of a step, of which it may be the last."""
         if self._is_every or step - self._first_step <= _FIRST_STEPS or step % _EVERY == 0:
             self._digest = digest_of(batch, self._digest)
             if is_last:
-                self._tell(step, self._digest & _BITS, self._line)
+                self._tell(step, self._digest & _BITS, self._line, *self.written)
         if is_last:
             self._digest = 0
 
@@ -221,6 +229,16 @@ def digest_of(batch: Mapping[str, Any], seed: int = 0) -> int:
             hasher.update(f"{name} {array.dtype.str} {array.shape}".encode())
             hasher.update(_sample(array).reshape(-1).view(np.uint8).data)
     return int(hasher.intdigest())
+
+
+def digest_of_state(values: Mapping[str, np.ndarray[Any, Any]]) -> int:
+    """Return a hash of variables, names and all elements; 0 for none."""
+    if not values:
+        return 0
+    hasher = xxhash.xxh3_64()
+    for name in sorted(values):
+        hasher.update(f"{name} {content_hash(np.atleast_1d(values[name]))}".encode())
+    return 1 + (int(hasher.intdigest()) >> 3)  # as a message has it
 
 
 def _sample(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -246,11 +246,10 @@ class Lease:
     def write(self, arrays: Mapping[Cell, Array]) -> None:
         """Give some cells of this lease new values; under the lock, and it is open."""
         live = self._live
-        to_run = {cell: a for cell, a in arrays.items() if live and self._names[cell] in live}
         if live is not None:
-            live.write({self._names[cell]: array for cell, array in to_run.items()})
+            live.write({self._names[cell]: array for cell, array in arrays.items()})
         for cell, array in arrays.items():
-            if cell not in to_run:
+            if live is None or self._names[cell] not in live:
                 cell.array = array
 
     @property

@@ -3,6 +3,11 @@
 The values that a run trains are in its arena, and change there. A read is a copy of the values
 after the last finished step, whoever asks and whenever; a write waits in `pending`, where every
 read sees it, until the dispatcher writes it into the arena before the next step begins.
+
+Of several ranks each is at a step of its own while a run goes on by itself (`fit`, `stream`), so a
+read or a write there would be of another step on each: both are refused. A run that is stepped
+stands still between steps, after the same one on all ranks. What is written there is handed over
+when the next step is asked for (`flush`), and its digest is compared with those of the others.
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.distributed.process_group import ONE_RANK, Among, agree_on_writes
+from actorflow.distributed.shared_run import NOTHING_WRITTEN, digest_of_state
 from actorflow.distributed.unshard import cut, gather_whole
 from actorflow.tensor.initial_values import check_values, steps_done
-from actorflow.tensor.tracer import find_source
+from actorflow.tensor.tracer import find_source, users_line
 from actors.loop.admission import Rest, Visit
 from actors.loop.bound import VariableMemory
 from actors.loop.loop import Loop
@@ -70,6 +76,8 @@ class LiveVariables:
         self._registers = {v.name: plan.views[v.view].register for v in plan.state}
         self._loop = loop
         self._lock = threading.Lock()
+        self._written: dict[str, Array] = {}
+        self._wrote = ""
         self.pending: Mapping[str, Array] = {}
         """What was written and is not in the arena yet."""
         self.can_be_lost = any([arena.device.kind is not HOST.kind for arena in plan.arenas])
@@ -110,24 +118,15 @@ class LiveVariables:
         None where a failure cut an update in two, or took the memory along. Blocks until no update
         is under way. Of variables that ranks have parts of the whole ones are returned, those of
         other stages with them, and all ranks read them at the same place of their script. Raises
-        CompileError where the run is being closed in the middle of a step, or where ranks may be at
-        different steps.
+        CompileError where the run is being closed in the middle of a step, and where ranks may be
+        at different steps, or have written different values.
         """
         wanted = tuple(names)
-        # Names of no stage at all, which the job does not read, are kept by their cells.
+        self._check_agreed("read", wanted)
+        # Names of no stage at all, which the job does not read, are kept by their cells. What is
+        # one stage's own is asked for by the ranks of others all the same.
         far = [name for name in wanted if name in self._split or name not in self]
-        is_together = self._is_stepped or self._loop.is_still
-        if far and not is_together:
-            where = f"{far[0]!r} is not of this rank's stage"
-            if far[0] in self._split:
-                where = f"every rank has a part of {far[0]!r}"
-            raise CompileError(
-                f"{find_source()}: {where}, and ranks may be at different steps while"
-                f" plan {self._plan.name!r} runs on; read it after the run, or between steps of a"
-                " job that is stepped"
-            )
-        # What is one stage's own is asked for by the ranks of others all the same.
-        are_joined = bool(far) or (self._has_stages and is_together)
+        are_joined = bool(far) or self._has_stages
         copies = self._joined(wanted) if are_joined else self._own(wanted)
         if self.can_be_lost and copies is not None and len(copies) == len(self._registers):
             self.last_read = copies
@@ -135,6 +134,7 @@ class LiveVariables:
 
     def _joined(self, wanted: tuple[str, ...]) -> dict[str, Array] | None:
         """Return whole variables, when all ranks have done the same steps."""
+        self.agree_on_writes()
         among, counter = self._among, [name for name in ("step",) if name in self]
         here = [name for name in wanted if name in self]
         while (own := self._own((*here, *counter))) is not None:
@@ -151,7 +151,8 @@ class LiveVariables:
     def _own(self, wanted: tuple[str, ...]) -> dict[str, Array] | None:
         """Return copies of what this rank has."""
         copies: dict[str, Array] = {}
-        visit = Visit(self._between_updates(wanted), lambda: copies.update(self._copy(wanted)))
+        rest = self._between_steps if self._is_stepped else self._between_updates(wanted)
+        visit = Visit(rest, lambda: copies.update(self._copy(wanted)))
         self._loop.visit(visit)
         if visit.wait():
             return copies
@@ -165,16 +166,51 @@ class LiveVariables:
     def write(self, values: Mapping[str, Array]) -> None:
         """Give variables new values from the next step on; unknown names are left out.
 
-        The arrays must not change any more. Waits for nothing. Raises CompileError for other types.
+        The arrays must not change any more. Waits for nothing. Raises CompileError for other types,
+        and where ranks may be at different steps. Of several ranks each is told all names, those of
+        other stages as well: what is written has to be the same on all.
         """
         known = {name: array for name, array in values.items() if name in self}
         check_values(self._plan, known)
-        if known:
-            with self._lock:
-                self.pending = {**self.pending, **known}
-                if self.last_read is not None:
-                    self.last_read = {**self.last_read, **known}
-            self._loop.visit(Visit(self._between_steps, self._apply))
+        self._check_agreed("written", tuple(values))
+        with self._lock:
+            self.pending = {**self.pending, **known}
+            if self.last_read is not None:
+                self.last_read = {**self.last_read, **known}
+            if values and not self._among.is_alone:
+                self._written |= values
+                self._wrote = users_line()
+        if known and self._among.is_alone:
+            self._loop.visit(Visit(self._between_steps, lambda: self._apply(self.pending)))
+
+    def flush(self) -> tuple[int, str]:
+        """Have what was written to one of several ranks count from the next step on.
+
+        To be called when that step is asked for, and not admitted yet, so that what another thread
+        writes belongs to one step for certain. Return the digest of what was written since the last
+        call, 0 for nothing, and the user's line.
+        """
+        with self._lock:
+            written, self._written, pending = self._written, {}, self.pending
+        if not written:
+            return NOTHING_WRITTEN
+        if pending:
+            self._loop.visit(Visit(self._between_steps, lambda: self._apply(pending)))
+        return digest_of_state(written), self._wrote
+
+    def agree_on_writes(self) -> None:
+        """Check that all ranks wrote the same since the last step; all call it. CompileError."""
+        if not self._among.is_alone:
+            agree_on_writes(self._among, digest_of_state(self._written), self._wrote)
+
+    def _check_agreed(self, done: str, names: tuple[str, ...]) -> None:
+        if names and not (self._among.is_alone or self._is_stepped or self._loop.is_closed):
+            raise CompileError(
+                f"{find_source()}: {names[0]!r} is {done} while plan {self._plan.name!r} runs on"
+                f" {self._plan.mesh.num_ranks} ranks, which may be at different steps: on each it"
+                " would be of another step. Do so before or after the run, or between steps of a"
+                " job that is stepped (job.step); for an evaluation give evaluation="
+            )
 
     def whole(self) -> dict[str, Array] | None:
         """Return all variables of a loop that is closed, a rank's parts; None where `read` does.
@@ -208,9 +244,8 @@ class LiveVariables:
         array.flags.writeable = False
         return array
 
-    def _apply(self) -> None:
+    def _apply(self, written: Mapping[str, Array]) -> None:
         """Write into the arena what waits for it."""
-        written = self.pending
         for name, array in self._cut(written).items():
             self._variables.write(name, array)
         with self._lock:
@@ -260,7 +295,7 @@ class LiveVariables:
         within = [a for a in kernels if a not in evaluates and not actors[a].is_flushed]
         steps = [a for a in within if not self._touched(actors[a]).isdisjoint(state)]
         per_step = gcd(*[repetitions[a] for a in steps])
-        rounds = [tuple([(a, repetitions[a] // per_step) for a in steps])]
+        rounds = [tuple([(a, repetitions[a] // per_step) for a in steps])] if steps else []
         if evaluates:
             rounds.append(((ids["evaluation"], 1), (ids["evaluated"], 1)))
         return Rest(frozenset(kernels), tuple(rounds))

@@ -239,10 +239,11 @@ class Runner:
         Callable from any thread. Raises CompileError when shape or dtype differ.
         """
         names = {variable.name for variable in self.plan.state}
-        known = {n: frozen(a) for n, a in values.items() if n in names}
+        all_values = {n: frozen(a) for n, a in values.items()}
+        known = {n: a for n, a in all_values.items() if n in names}
         check_values(self.plan, known)
         if self._live is not None:
-            self._live.write(known)
+            self._live.write(all_values)
         self.given = {**self.given, **known}
 
     def variables(self) -> dict[str, Array]:
@@ -347,21 +348,25 @@ class Runner:
         if failed is not None:
             raise failed
 
-    def _join(self, run: Run, parts: Mapping[str, Array], apart: str) -> PeerFailed | None:
+    def _join(
+        self, run: Run, parts: Mapping[str, Array], apart: str
+    ) -> CompileError | PeerFailed | None:
         """Begin the next run with what this one leaves on all ranks; return why that cannot be.
 
         A rank that failed, or has a reason to do so apart, asks nobody: the others wait for it
         elsewhere, and learn of it first by its error.
         """
-        why, failed = "it failed" if run.loop.failure is not None else apart, None
+        failed: CompileError | PeerFailed | None = None
+        why = "it failed" if run.loop.failure is not None else apart
         if why == apart != "" and not run.variables.are_shared_out:
             self.given = parts  # of all that is whole here the others have the same
             return None
         try:
             if not why:
                 among = self.among
+                run.variables.agree_on_writes()
                 self.given = gather_whole(self.plan, parts, among.gather, among.rank)
-        except PeerFailed as error:
+        except (CompileError, PeerFailed) as error:
             why, failed = str(error), error
         if why:
             logger.log(

@@ -93,6 +93,7 @@ class Stepping:
 
     def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
         """Run one step on its batches and return its outputs."""
+        self.run.flush()
         for batch in batches:
             self._mailbox.put(batch)
         self.run.admit(1)

@@ -24,6 +24,7 @@ from actorflow.compile.plan_facts import (
 )
 from actorflow.data import DataSource
 from actorflow.distributed.process_group import Among, Together
+from actorflow.distributed.shared_run import GivenBatches
 from actorflow.environment.host import is_cuda
 from actorflow.environment.settings import SettingsError, logger
 from actorflow.run.devices import as_run, devices_of, open_devices, said_of, share_cores
@@ -122,6 +123,7 @@ class Run:
         self._saver = options.saver
         self._keeping = Keeping(plan, options, self._ask_checkpoint)
         self._together = self._with_others(options.among, is_stepped=options.is_stepped)
+        self._given: GivenBatches | None = None
         self._data = self._data_port(source)
         self._broken = broken_steps_of(plan, options)
         self._checkpoint: CheckpointPort | None = None
@@ -177,6 +179,12 @@ class Run:
         if self._total_steps is not None:
             steps = max(0, self._total_steps - self._first_step)
             self.loop.admit(steps * self._batches_per_step + 1)
+
+    def flush(self) -> None:
+        """Have what was written to variables count from the step on that is fed next."""
+        written = self.variables.flush()
+        if self._given is not None:
+            self._given.written = written
 
     def admit(self, steps: int) -> None:
         """Permit more steps of a run that was started without a total."""
@@ -414,6 +422,8 @@ class Run:
     def _data_port(self, source: DataSource) -> DataPort:
         fields = batch_fields(self.plan)
         check_fields_of(source, *fields)
+        if self._together is not None:
+            self._given = self._together.batches(fields[1])
         return DataPort(
             source,
             *fields,
@@ -423,7 +433,7 @@ class Run:
             in_flight=batch_slots(self.plan),
             parts=batch_parts(self.plan, self._rank),
             on_fed=None if self._together is None else self._together.fed,
-            given=None if self._together is None else self._together.batches(fields[1]),
+            given=self._given,
         )
 
     def _ask_now(self, reason: str) -> None:

@@ -184,6 +184,11 @@ class Loop:
         return self._dispatcher.is_still or self._is_joined
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, and its threads have ended."""
+        return self._is_joined
+
+    @property
     def failure(self) -> BaseException | None:
         """What ended the run, or None."""
         return self._dispatcher.failure

@@ -392,7 +392,7 @@ def test_between_steps_all_ranks_read_what_any_stage_has(tmp_path, monkeypatch, 
         code, _, err = end_of(begin(STEPPED))
     assert code == 1
     assert re.search(
-        r"'(up|down)\.weight' is not of this rank's stage, and ranks may be at", err
+        r"'(up|down)\.weight' is read while plan 'train' runs on 2 ranks, which may be at", err
     ), err
     subprocess.run([sys.executable, "script.py"], check=True)
     alone = told(None)

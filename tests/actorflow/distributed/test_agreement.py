@@ -299,6 +299,35 @@ def test_one_that_was_given_another_batch_is_told_with_the_other_and_the_mend():
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (
+            [5, 0],
+            "rank 0 wrote to the variables of the job before step 3 (x.py:0), which rank 1 did",
+        ),
+        (
+            [0, 5],
+            "rank 1 wrote to the variables of the job before step 3 (x.py:1), which rank 0 did",
+        ),
+        (
+            [5, 6],
+            "rank 1 wrote to the variables of the job before step 3 (x.py:1), other values than",
+        ),
+    ],
+)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_ranks_that_write_apart_are_told_in_any_order_of_messages(written, told, order):
+    agreement = begun(2)
+    for rank in order:
+        agreement.take(rank, BatchGiven(1, 2, 9, "", 4, "x.py:2"))
+    assert agreement.failure is None
+    for rank in order:
+        agreement.take(rank, BatchGiven(1, 3, 9, "", written[rank], f"x.py:{rank}"))
+    assert agreement.failure.told.startswith(told)
+    assert agreement.failure.told.endswith("the same values on all ranks, before the same step")
+
+
 def test_batches_of_long_ago_are_forgotten():
     agreement = begun(2)
     for step in range(1, 500):

@@ -1,0 +1,39 @@
+"""Jobs as users call them, on ranks that are threads of this process and have a coordinator."""
+
+import threading
+from contextlib import contextmanager
+
+import ranks_in_process
+
+from actorflow.distributed import process_group
+from actorflow.distributed.process_group import ONE_RANK, Among
+
+_own = threading.local()
+
+
+@contextmanager
+def launched(monkeypatch):
+    """Have jobs find the rank of the thread that calls them, as under `actorflow launch`."""
+
+    def among(environ, job, mesh):
+        return getattr(_own, "among", ONE_RANK)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process_group, "among_launched", among)
+        patch.setenv("RANK", "that of the thread")
+        yield
+
+
+def on_ranks(count, script, wait_s=60.0):
+    """Return what script(rank) returned or raised, by rank; an error is told as by a launcher."""
+    with ranks_in_process.joined(count, wait_s=wait_s) as (_, members):
+
+        def one(member):
+            _own.among = Among(member.rank, member.gather, member)
+            try:
+                return script(member.rank)
+            except Exception as error:
+                member.fail(error)
+                return error
+
+        return ranks_in_process.at_once(*[lambda m=member: one(m) for member in members])
