@@ -195,6 +195,10 @@ def environment_of(
     return {**environ, **own}
 
 
+AGAIN_S = 2.0
+"""How long after the first a signal counts as a second wish: later than for a rank that trains
+(`actorflow.run.stopping.AGAIN_S`), which then takes the copy that it is sent for a second one, too.
+"""
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BY_SIGNAL = 128
 """What a shell adds to the number of the signal that ended a process."""
@@ -235,8 +239,10 @@ class _Launcher:
         self._asked, self._environ = asked, environ
         self._coordinator = Coordinator(asked.num_ranks, asked.wait_s)
         self._ranks: list[RankProcess] = []
-        self._signals: list[int] = []
-        self._num_passed_on = 0
+        self._noted: list[tuple[int, float]] = []
+        self._num_noted = 0
+        self._signals: dict[int, float] = {}
+        """Those that were passed on, and when each came first."""
         self._ending_since_s: float | None = None
         self._waiting_since_s: float | None = None
         self._poller = zmq.Poller()
@@ -309,14 +315,17 @@ class _Launcher:
             os.close(write_end)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
+        self._noted.append((number, time.monotonic()))
 
     def _pass_on_signals(self, now_s: float) -> None:
-        while self._num_passed_on < len(self._signals):
-            number = self._signals[self._num_passed_on]
-            self._num_passed_on += 1
-            if self._signals[: self._num_passed_on].count(number) > 1:
+        while self._num_noted < len(self._noted):
+            number, came_s = self._noted[self._num_noted]
+            self._num_noted += 1
+            if number in self._signals:
+                if came_s < self._signals[number] + AGAIN_S:
+                    continue  # a copy of one wish: ranks have it
                 self._begin_ending(now_s)  # asked for twice: at once
+            self._signals.setdefault(number, came_s)
             for rank in self._ranks:
                 _send(rank, number)
 

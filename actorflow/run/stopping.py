@@ -27,6 +27,13 @@ Item = TypeVar("Item")
 PATIENCE_S = 1.5
 """How long a run that is to stop waits for a source."""
 
+AGAIN_S = 1.0
+"""How long after the first a signal counts as a second wish.
+
+One wish often comes twice within milliseconds: `timeout` signals its child and then the group, a
+service manager or a scheduler every process of a job, to which the launcher of ranks adds its copy.
+"""
+
 _GLANCE_S = 0.25
 """How long a wait lasts before the main thread looks whether a signal came."""
 
@@ -191,7 +198,9 @@ def _stopping_text(reason: str, waited_for: str) -> str:
     text = f"{reason}: stopping after the step that is under way"
     if waited_for:
         text += f"; waiting for {waited_for}, for a data source at most {PATIENCE_S} s"
-    return text + (f"; {reason} again quits at once" if reason in ("SIGINT", "SIGTERM") else "")
+    if reason not in ("SIGINT", "SIGTERM"):
+        return text
+    return f"{text}; {reason} again quits at once, {AGAIN_S:g} s later or more"
 
 
 _ENDING = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
@@ -202,17 +211,23 @@ _handling: list[StopSignals] = []
 
 
 class StopSignals:
-    """Reports the first ending signal; the same one again leaves the process at once.
+    """Reports ending signals; the same one again, `AGAIN_S` later, leaves the process at once.
 
-    A closing terminal often sends SIGHUP twice, so that one never leaves at once. What was ignored
-    before stays ignored (`nohup`, and SIGINT of jobs in the background). A forked child gets the
-    handlers from before the run. Outside of the main thread signals are not ours to handle.
+    A copy that comes earlier is the same wish, and is not reported. A closing terminal often sends
+    SIGHUP twice, so that one never leaves at once. What was ignored before stays ignored (`nohup`,
+    and SIGINT of jobs in the background). A forked child gets the handlers from before the run.
+    Outside of the main thread signals are not ours to handle.
 
     Args:
         on_signal: called in the handler, so it may take no lock that the main thread may hold.
+        clock: seconds, of no meaning but their difference.
     """
 
-    def __init__(self, on_signal: Callable[[int], object]) -> None:
+    def __init__(
+        self, on_signal: Callable[[int], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._first_s: dict[int, float] = {}
         self.received: list[int] = []
         self._on_signal = on_signal
         self._before: dict[int, Any] = {}
@@ -245,12 +260,14 @@ class StopSignals:
             self.give_back()
             os.kill(os.getpid(), signum)
             return
-        is_again = signum in self.received
-        self.received.append(signum)
+        now_s = self._clock()
+        if signum not in self._first_s:
+            self._first_s[signum] = now_s
+            self.received.append(signum)
+            self._on_signal(signum)
         # A terminal that closes may send SIGHUP more than once; nobody presses that key.
-        if is_again and signum != signal.SIGHUP:
+        elif signum != signal.SIGHUP and now_s >= self._first_s[signum] + AGAIN_S:
             os._exit(128 + signum)  # not sys.exit: a thread in user code would hold that up
-        self._on_signal(signum)
 
 
 def _give_back_in_child() -> None:

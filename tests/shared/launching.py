@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 ENOUGH_S = 100
 
@@ -31,6 +31,15 @@ def launcher(folder):
         for process in started:
             process.kill()
             process.communicate()
+
+
+def insist(process, number):
+    """Send a signal again and again until a process ends, as a person does who presses a key."""
+    while True:
+        process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+            return
 
 
 def end_of(process):

@@ -8,6 +8,7 @@ import signal
 import termios
 
 import pytest
+from launching import insist
 
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.run.stopping import StopSignals
@@ -109,9 +110,43 @@ def test_a_second_interrupt_leaves_at_once_and_says_so_before(start_python):
     program = start_python(BLOCKED)
     program.until("blocked")
     program.process.send_signal(signal.SIGINT)
-    assert "SIGINT again quits at once" in program.until("stopping after")
-    program.process.send_signal(signal.SIGINT)
+    assert "SIGINT again quits at once, 1 s later or more" in program.until("stopping after")
+    insist(program.process, signal.SIGINT)
     assert program.finish()[0] == 130
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_copies_of_a_signal_are_one_wish_and_the_last_step_is_saved(start_python, tmp_path, name):
+    signum = signal.Signals[name]
+    program = start_python(BLOCKED)
+    program.until("blocked")
+    for _ in range(3):  # as `timeout` does
+        program.process.send_signal(signum)
+        program.process.send_signal(signal.SIGCONT)
+    assert f"stopped by {name} after step 3; it is checkpointed" in program.until("stopped by")
+    assert program.finish()[0] == 128 + signum
+    assert CheckpointManager(tmp_path / "run").latest().manifest.step == 3
+
+
+@pytest.mark.parametrize(
+    ("signals", "reported", "left"),
+    [
+        ([(15, 0.0), (15, 0.001), (15, 0.999)], [15], []),
+        ([(15, 0.0), (15, 1.0)], [15], [143]),
+        ([(2, 0.0), (15, 0.5), (2, 0.9), (15, 1.4)], [2, 15], []),
+        ([(2, 0.0), (15, 0.5), (2, 1.2), (15, 1.4)], [2, 15], [130]),
+        ([(1, 0.0), (1, 0.5), (1, 9.0)], [1], []),
+    ],
+)
+def test_the_same_signal_counts_again_when_some_time_has_passed(
+    monkeypatch, signals, reported, left
+):
+    exits, told, now_s = [], [], [0.0]
+    monkeypatch.setattr("actorflow.run.stopping.os._exit", exits.append)
+    with StopSignals(told.append, clock=lambda: now_s[0]) as taken:
+        for number, now_s[0] in signals:
+            taken._handle(number, None)
+    assert (told, exits) == (reported, left)
 
 
 def test_a_terminal_that_closes_twice_still_lets_the_step_be_saved(start_python, tmp_path):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import ENOUGH_S, end_of, launcher
+from launching import ENOUGH_S, end_of, insist, launcher
 
 from actorflow.distributed.launcher import MOST_BYTES, MOST_LINES, OutputTail, shares, start_rank
 from actorflow.distributed.messages import RankKeys
@@ -306,9 +306,7 @@ def test_ranks_end_with_their_launcher_when_it_is_killed(launched, tells):
 def test_a_second_signal_ends_ranks_that_do_not_listen_with_all_that_they_started(launched, tells):
     process = launched(WAITING, "ignore")
     rows = [[int(word) for word in line.split()] for line in tells(2)]
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGINT)
+    insist(process, signal.SIGTERM)
     _, err = process.communicate(timeout=ENOUGH_S)
     assert process.returncode != 0
     assert are_gone([pid for row in rows for pid in row]), err

@@ -61,7 +61,8 @@ def test_who_asks_is_told_once_with_what_the_run_waits_for(watched, monkeypatch)
     stopper.attend(said.append)
     assert said == [
         "SIGTERM: stopping after the step that is under way; waiting for the data source"
-        " (train.py:41 in __next__), for a data source at most 0.0 s; SIGTERM again quits at once"
+        " (train.py:41 in __next__), for a data source at most 0.0 s; SIGTERM again quits at once,"
+        " 1 s later or more"
     ]
     assert run.called() == ["stop", "stop", "give up"]
     assert stopper.reasons == ["SIGTERM", "on_step raised KeyError"]
