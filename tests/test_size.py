@@ -18,7 +18,7 @@ BUDGET = {
     "actors": 42_100,
     "compiler": 30_550,
     "memory": 3_700,
-    "tests": 92_200,
+    "tests": 92_700,
     "benchmarks": 14_300,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

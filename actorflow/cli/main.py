@@ -2,8 +2,8 @@
 
 Each command is a few lines over the library; what it prints goes to stdout, errors go to stderr
 with exit code 1, and a stop by signal exits with 128 + signal. `actorflow.cli.launch` decides what
-is shown of an error of a script that is run here. A plan file is proven before anything is done
-with it, for its hash guards against accidents only. `bench` is in benchmarks/compare of the clone
+is shown of an error of a script that is run here. A plan file is read by `read_plan`, which proves
+it, for its hash guards against accidents only. `bench` is in benchmarks/compare of the clone
 that this package lies in, and is loaded by path.
 """
 
@@ -32,7 +32,7 @@ from actorflow.cli.inspect import (
 )
 from actorflow.cli.launch import is_of_script, run_script, tell_error
 from actorflow.compile.plan_facts import batch_fields
-from actorflow.compile.prove import prove_consistent
+from actorflow.compile.prove import read_plan
 from actorflow.data import Tokens
 from actorflow.distributed.agreed_plan import classes_of_ranks
 from actorflow.environment.host import check_gpu, gpu_of
@@ -290,7 +290,7 @@ def _run(options: argparse.Namespace) -> int:
     if not _is_plan_file(options.file):
         run_script(options.file, options.rest)
         return 0
-    plan = _proven(options.file)
+    plan = read_plan(options.file)
     if options.text is None or options.steps is None:
         raise CompileError("a plan file needs --text FILE and --steps N to be trained")
     types, lines = batch_fields(plan)
@@ -324,7 +324,7 @@ def _tune(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> int:
     _set_device(options)
     _tune(options)
-    draw = memory_map.drawing(options, _proven)
+    draw = memory_map.drawing(options, read_plan)
     rank = asked_rank(options, is_plan_file=_is_plan_file(options.file))
     plan, store_all, asked = _plans_of(options.file, options.rest, rank)
     settings = Settings.from_env(os.environ)
@@ -357,7 +357,7 @@ def _plans_of(
     Of a plan file there is the plan alone, of a job that does not recompute no second one.
     """
     if _is_plan_file(file):
-        return _proven(file), None, None
+        return read_plan(file), None, None
     with capturing_plan(ranks):
         try:
             run_script(file, rest)
@@ -385,16 +385,6 @@ def _bench(options: argparse.Namespace) -> int:
     sys.modules[_BENCH] = package
     code: int = importlib.import_module(f"{_BENCH}.command").main(options.rest)
     return code
-
-
-def _proven(file: str) -> Plan:
-    """Load a plan file to be shown. Raises PlanFormatError where it contradicts itself.
-
-    Whoever runs it proves more (`actorflow.compile.prove`): that asks this machine's kernels.
-    """
-    plan = Plan.load(file)
-    prove_consistent(plan, file)
-    return plan
 
 
 def _is_plan_file(file: str) -> bool:

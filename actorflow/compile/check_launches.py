@@ -21,10 +21,11 @@ import compiler.pipeline.standard_ops  # noqa: F401  # fills the columns
 from actorflow.environment.host import gpu_of, is_cuda
 from actors.kernels.common.kernel import Asked, KernelNeeds, Operand
 from actors.kernels.cuda import catalogue as cuda_catalogue
+from actors.kernels.cuda.kernel import known_gpus
 from actors.kernels.host import catalogue
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.codec import packed
-from compiler.contract.errors import ActorflowError, PlanFormatError
+from compiler.contract.errors import ActorflowError, InternalError, PlanFormatError
 from compiler.contract.placement import Device
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Actor, ActorKind, Launch, RegisterKind, View
@@ -32,6 +33,7 @@ from compiler.contract.types import DType, RegisterId, TensorType
 from compiler.graph.registry import (
     Op,
     OpTypeError,
+    all_ops,
     find_op,
     infer_type,
     is_comm,
@@ -62,12 +64,15 @@ Views = tuple[View, ...]
 Pairs = tuple[tuple[int, int], ...]
 
 
-def check_launches(plan: Plan) -> None:
+def check_launches(plan: Plan, *, is_run: bool = True) -> None:
     """Check all launches of a plan. Raises PlanFormatError naming launch and user's line.
 
-    O(launches), with one question to op and kernel per distinct launch.
+    A plan that is only shown or simulated (not `is_run`) may be of another machine. So ops and
+    kernels that are not known here pass, and where a launch writes is not asked. O(launches), with
+    one question to op and kernel per distinct launch.
     """
-    prover = _Prover(plan, _kernels_by_device(plan), _packed(plan))
+    prover = _Prover(plan, _kernels_by_device(plan, is_run=is_run), _packed(plan), is_run)
+    known = {op.name for op in all_ops()}
     for actor in plan.actors:
         if actor.launches and actor.kind not in _RUNNING:
             raise PlanFormatError(f"actor {actor.name!r} ({actor.kind.value}) cannot run here")
@@ -75,6 +80,8 @@ def check_launches(plan: Plan) -> None:
         made = {port.register for port in actor.outputs}
         taken = {port.register for port in actor.inputs}
         for index, launch in enumerate(actor.launches):
+            if not is_run and launch.op not in known:
+                continue
             try:
                 if is_comm.get(_op_of(launch)) is not meets:
                     raise PlanFormatError(
@@ -85,11 +92,13 @@ def check_launches(plan: Plan) -> None:
                 raise PlanFormatError(_where(plan, actor, index, launch) + str(error)) from None
 
 
-def _kernels_by_device(plan: Plan) -> dict[Device, Mapping[str, Asked]]:
+def _kernels_by_device(plan: Plan, *, is_run: bool) -> dict[Device, Mapping[str, Asked]]:
     """Return the kernels of each device, by name: a simulated one has the host's."""
     devices = dict.fromkeys([stream.device for stream in plan.streams])
     gpu = gpu_of(plan)
     host: Mapping[str, Asked] = catalogue.binders()
+    if not is_run and gpu not in known_gpus():
+        return {d: {} if is_cuda(d) else host for d in devices}
     return {d: cuda_catalogue.binders(gpu) if is_cuda(d) else host for d in devices}
 
 
@@ -117,6 +126,7 @@ class _Prover:
     plan: Plan
     kernels: Mapping[Device, Mapping[str, Asked]]
     packed: Mapping[RegisterId, RegisterId]
+    is_run: bool
     answers: dict[object, tuple[Pairs, int | None]] = field(default_factory=dict)
 
     def check(
@@ -137,6 +147,8 @@ class _Prover:
         if key not in self.answers:
             kernel = self.kernels[device].get(launch.kernel)
             self.answers[key] = self._asked(kernel, launch, inputs, outputs, scratch)
+        if not self.is_run:
+            return
         pairs, keeps = self.answers[key]
         self._check_homes(launch, inputs, outputs, made, taken)
         self._check_workspace(scratch, None if keeps is None else inputs[keeps].register)
@@ -161,7 +173,13 @@ class _Prover:
                 raise PlanFormatError(f"writes output {position} with strides {view.strides_bytes}")
         if is_comm.get(op):
             return _check_meeting(self.plan, launch, op, inputs, outputs, scratch), None
+        if kernel is None and not self.is_run:
+            return (), None
         needs = _needs(kernel, launch, op, attrs, inputs, outputs)
+        if needs is None and not self.is_run:
+            return (), None
+        if needs is None:
+            raise PlanFormatError(f"is not taken by its kernel {launch.kernel}")
         _check_scratch(scratch, needs.workspace_bytes)
         # A program comes with the plan, so what may lie over what is its kernel's word alone.
         pairs = needs.in_place if runs_as.get(op) else (*needs.in_place, *writes.get(op))
@@ -215,23 +233,27 @@ def _needs(
     attrs: Mapping[str, AttrValue],
     inputs: Views,
     outputs: Views,
-) -> KernelNeeds:
+) -> KernelNeeds | None:
     wanted, given = (COPY.name, {}) if op is COPY_TO else (op.name, attrs)
     if kernel is None or kernel.op not in (wanted, runs_as.get(op) or wanted):
         computes = "no such kernel" if kernel is None else f"a kernel of {kernel.op}"
         raise PlanFormatError(f"names {launch.kernel!r}, which is {computes} here")
     try:
-        needs = catalogue.needs_of(
+        return catalogue.needs_of(
             kernel,
             MappingProxyType(dict(given)),
             tuple([_operand(view) for view in inputs]),
             tuple([_operand(view) for view in outputs]),
         )
     except _FOREIGN as error:
-        raise PlanFormatError(f"is refused by {launch.kernel}: {error}") from None
-    if needs is None:
-        raise PlanFormatError(f"is not taken by its kernel {launch.kernel}")
-    return needs
+        raise PlanFormatError(f"is refused by {launch.kernel}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what an op or a kernel said; it is no bug of ours where the plan is at fault."""
+    if isinstance(error, InternalError):
+        return error.reason
+    return f"no {error}" if isinstance(error, LookupError) else str(error)
 
 
 def _op_of(launch: Launch) -> Op:
@@ -275,7 +297,7 @@ def _check_types(op: Op, attrs: Attrs, inputs: Views, outputs: Views) -> None:
     try:
         expected = infer_type.get(op)(types, attrs)
     except _FOREIGN as error:
-        raise PlanFormatError(f"{error}") from None
+        raise PlanFormatError(f"does not fit its op: {_reason(error)}") from None
     if expected != made:
         raise PlanFormatError(f"makes {_listed(expected)}, the plan has {_listed(made)}")
 

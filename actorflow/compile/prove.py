@@ -342,8 +342,29 @@ def prove(plan: Plan) -> None:
     _newest = weakref.ref(plan)
 
 
+def read_plan(file: str) -> Plan:
+    """Read a plan file to be shown, drawn or simulated: the one way in for all commands.
+
+    Whoever runs the plan proves more of it (`prove`): that asks this machine, whose kernels may be
+    others than those that it was compiled for.
+
+    Raises:
+        PlanFormatError: The file is damaged, or the plan contradicts itself, its ops or its
+            kernels; the message begins with `file`.
+        CompileError: The plan deadlocks or its rates do not balance.
+        OSError: The file cannot be read.
+    """
+    plan = Plan.load(file)
+    prove_consistent(plan, file)
+    with _refusing(file):
+        for inner in sub_plans(plan):
+            check_launches(inner.plan, is_run=False)
+        check_launches(plan, is_run=False)
+    return plan
+
+
 def prove_consistent(plan: Plan, what: str) -> tuple[int, ...]:
-    """Check a plan against itself alone, as whoever only shows or simulates it needs it.
+    """Check a plan against itself alone.
 
     Return the firings of each actor in one period. Raises PlanFormatError, which begins with
     `what`, and CompileError for a deadlock.
