@@ -49,6 +49,7 @@ from actorflow.checkpoint.shard import (
     tensor_hash,
     write_shard,
 )
+from compiler.contract.files import user_path
 
 # The commit protocol. Each line is there because a crash without it loses or spoils a checkpoint
 # (the tests take the lines away one by one, and find the crash):
@@ -251,7 +252,7 @@ class CheckpointManager(CheckpointReader):
         if type(keep_last) is not int or keep_last < 1:
             raise CheckpointError(f"keep_last: expected an int of 1 or more, got {keep_last!r}")
         # Real path: a name is made durable by syncing the directory that truly holds it.
-        super().__init__(fs or Fs(), Path(os.path.realpath(directory)), report)
+        super().__init__(fs or Fs(), Path(os.path.realpath(user_path(directory))), report)
         self._keep_last = keep_last
         self._lock: WriterLock | None = None
 

@@ -42,6 +42,7 @@ from actorflow.jobs.compile_request import PlanCaptured, capturing_plan
 from actorflow.run.devices import said_of
 from actorflow.run.runner import Runner
 from compiler.contract.errors import ActorflowError, CompileError
+from compiler.contract.files import user_path
 from compiler.contract.placement import ALONE, Ranks
 from compiler.contract.plan import Plan
 from compiler.pipeline.printer import print_plan, summarise
@@ -128,6 +129,10 @@ _JOINED = ("-n", *[f"{name}=" for name in _WITH_VALUE if name.startswith("--")])
 """How those begin that have their value in the same word."""
 
 
+_PATHS = ("file", "text", "checkpoint", "save", "memory", "without", "trace", "run", "directory")
+"""Options and arguments of all commands that are files or folders."""
+
+
 _ROOT = Path(__file__).resolve().parents[2]
 """The folder of this package: a clone of the repository, or site-packages."""
 _BENCH = "actorflow_bench"
@@ -206,6 +211,9 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     if unknown and not takes_script:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.rest = [*unknown, *rest]
+    for name in _PATHS:
+        if isinstance(given := getattr(options, name, None), str):
+            setattr(options, name, user_path(given))  # a shell leaves --save=~/x as it is
     return options
 
 

@@ -25,6 +25,7 @@ from actorflow.data.source import (
     position_state,
     positive,
 )
+from compiler.contract.files import user_path
 from compiler.contract.types import DType, TensorType
 
 _ASCII_SIZE = 128
@@ -121,7 +122,7 @@ class Tokens:
         """
         if isinstance(paths, (str, os.PathLike)):
             paths = (paths,)
-        parts = [_ascii(Path(path).read_bytes(), errors, str(path)) for path in paths]
+        parts = [_ascii(Path(user_path(path)).read_bytes(), errors, str(path)) for path in paths]
         tokens = np.concatenate(parts) if parts else np.empty(0, np.uint8)
         return cls(tokens, seq=seq, batch=batch, seed=seed)
 

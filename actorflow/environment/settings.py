@@ -16,6 +16,7 @@ from pathlib import Path
 
 from actorflow.environment.option_values import parse_bytes
 from compiler.contract.errors import ActorflowError
+from compiler.contract.files import user_path
 from compiler.contract.placement import HOST, Device, distinct_devices
 
 __version__ = "0.1.0"
@@ -194,7 +195,7 @@ def _expanded(value: str, environ: Mapping[str, str]) -> Path:
     home = environ.get("HOME", "")
     if home and (value == "~" or value.startswith("~/")):
         return Path(home) / value[2:]
-    return Path(value)
+    return Path(user_path(value))
 
 
 def _cache(environ: Mapping[str, str]) -> Path | None:

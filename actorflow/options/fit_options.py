@@ -23,6 +23,7 @@ from actorflow.nn.module import Module
 from actorflow.options.job_options import JobOptions
 from actorflow.tensor.tracer import find_source, source_of
 from compiler.contract.errors import CompileError
+from compiler.contract.files import user_path
 from compiler.contract.placement import Mesh
 from compiler.contract.types import TensorType
 from compiler.graph.graph import Graph
@@ -339,6 +340,8 @@ class FitOptions:
         check_source(self.data)
         check_steps(self.steps)
         check_directory(self.checkpoint)
+        if self.checkpoint is not None:
+            object.__setattr__(self, "checkpoint", user_path(self.checkpoint))
         check_listener("on_step", self.on_step)
         check_evaluation(self.evaluation)
         check_fields(self, find_source())

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from actorflow.environment.settings import logger, once
-from compiler.contract.files import open_regular, read_regular
+from compiler.contract.files import open_regular, read_regular, user_path
 
 # Progress text is never the reason for which a run ends, or waits. A stream may be full, closed,
 # replaced or not there, its reader may be gone or asleep, its encoding may lack a letter. The first
@@ -234,7 +234,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises OSError where it is no regular file, or has more than 1 GiB.
     """
     rows = []
-    for line in read_regular(path, _MOST_BYTES, is_link_followed=True).split(b"\n"):
+    for line in read_regular(user_path(path), _MOST_BYTES, is_link_followed=True).split(b"\n"):
         try:
             row = json.loads(line)
         except ValueError:  # damaged UTF-8 too

@@ -27,7 +27,7 @@ from actorflow.run.stopping import ON_RESULT, ON_STEP, Stopper
 from actors.machine.history import Statistics
 from compiler.contract.codec import Bounds, WrongValue, float_in, int_in, printable, shown
 from compiler.contract.errors import ActorflowError
-from compiler.contract.files import read_regular, replace_regular
+from compiler.contract.files import read_regular, replace_regular, user_path
 from compiler.contract.plan import Plan
 from compiler.graph.target import SKIPPED
 
@@ -115,7 +115,7 @@ class Status:
 
 def read_status(run: str | os.PathLike[str]) -> Status:
     """Return the newest status of a run's directory. Raises StatusError."""
-    directory = Path(run)
+    directory = Path(user_path(run))
     path = directory / STATUS_FILE
     if not directory.is_dir():
         raise StatusError(

@@ -25,6 +25,14 @@ _CHUNK_BYTES = 1 << 20
 StrPath = str | os.PathLike[str]
 
 
+def user_path(path: StrPath) -> str:
+    """Return a path that a user wrote, with the home folder in place of a leading `~` or `~name`.
+
+    As in a shell, one of a user that there is not stays as it is.
+    """
+    return os.path.expanduser(os.fspath(path))
+
+
 def open_regular(
     path: StrPath,
     flags: int,

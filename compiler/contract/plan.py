@@ -28,7 +28,7 @@ from compiler.contract.codec import (
     unpacked,
 )
 from compiler.contract.errors import InternalError, PlanFormatError
-from compiler.contract.files import read_regular
+from compiler.contract.files import read_regular, user_path
 from compiler.contract.placement import Mesh, mesh_of
 from compiler.contract.plan_tables import (
     PORTED,
@@ -90,7 +90,7 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file."""
-        Path(path).write_bytes(self.to_bytes())
+        Path(user_path(path)).write_bytes(self.to_bytes())
 
     @staticmethod
     def from_bytes(data: bytes, where: str = "plan") -> Plan:
@@ -114,7 +114,7 @@ class Plan:
 
         Raises PlanFormatError, or OSError when it cannot be read or is no regular file.
         """
-        data = read_regular(path, MOST_PLAN_BYTES, is_link_followed=True)
+        data = read_regular(user_path(path), MOST_PLAN_BYTES, is_link_followed=True)
         return Plan.from_bytes(data, str(path))
 
     @property
