@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actorflow.functional.shape import split
 from actorflow.tensor.literals import checked_number, with_numpy_names
+from actorflow.tensor.op_math import in_float32
 from actorflow.tensor.tensor import Tensor, apply, as_tensor, checked_axis
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
@@ -152,6 +153,7 @@ def logsigmoid(x: Tensor) -> Tensor:
     return apply(activation.LOG_SIGMOID, x)
 
 
+@in_float32
 def softsign(x: Tensor) -> Tensor:
     """Return x / (1 + |x|)."""
     return x / (apply(arithmetic.ABS, x) + 1)

@@ -14,6 +14,7 @@ from actorflow.functional.reduce import max as largest
 from actorflow.functional.reduce import searchsorted
 from actorflow.functional.shape import concat
 from actorflow.tensor.literals import checked_size
+from actorflow.tensor.op_math import rounded, widened
 from actorflow.tensor.tensor import Tensor, apply, as_tensor
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
@@ -148,17 +149,20 @@ def embedding_bag(
             f" {list(ids.shape)} of the ids; got {list(per_sample_weights.shape)} in {mode!r}"
         )
     bags = _Bags(ids, offsets, include_last_offset)
-    rows, share = embedding(ids, weight), ones((*ids.shape, 1), dtype=weight.dtype)
+    rows = widened(embedding(ids, weight))
+    share = ones((*ids.shape, 1), dtype=rows.dtype)
     if padding_idx is not None:
         counts = ids != padding_row(padding_idx, weight.shape[0])
-        share = counts.to(weight.dtype).reshape(share.shape)
+        share = counts.to(rows.dtype).reshape(share.shape)
         rows = where(share > 0, rows, _LOWEST if mode == "max" else 0.0)
     if mode == "max":
-        return bags.largest(rows)
+        return rounded(bags.largest(rows), weight.dtype)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape(share.shape)
     total = bags.total(rows)
-    return total / maximum(bags.total(share), 1.0) if mode == "mean" else total
+    if mode == "mean":
+        total = total / maximum(bags.total(share), 1.0)
+    return rounded(total, weight.dtype)
 
 
 class _Bags:

@@ -12,6 +12,7 @@ import numpy as np
 
 from actorflow.functional.elementwise import exp, log, maximum, sqrt, square, where
 from actorflow.tensor.literals import checked_number, checked_size, with_numpy_names
+from actorflow.tensor.op_math import in_float32
 from actorflow.tensor.tensor import Operand, Tensor, apply, apply_many, as_tensor, checked_axis
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
@@ -54,16 +55,19 @@ def reduced(losses: Tensor, reduction: str, known: tuple[str, ...] = REDUCTIONS)
     return {"mean": losses.mean, "sum": losses.sum, "none": lambda: losses}[reduction]()
 
 
+@in_float32
 def mse_loss(input: Operand, target: Operand, reduction: str = "mean") -> Tensor:
     """Return squared differences."""
     return reduced(square(_difference(input, target)), reduction)
 
 
+@in_float32
 def l1_loss(input: Operand, target: Operand, reduction: str = "mean") -> Tensor:
     """Return absolute differences."""
     return reduced(_absolute(_difference(input, target)), reduction)
 
 
+@in_float32
 def smooth_l1_loss(
     input: Operand, target: Operand, reduction: str = "mean", beta: float = 1.0
 ) -> Tensor:
@@ -75,6 +79,7 @@ def smooth_l1_loss(
     return reduced(where(d < beta, square(d) * (0.5 / beta), d - 0.5 * beta), reduction)
 
 
+@in_float32
 def huber_loss(
     input: Operand, target: Operand, reduction: str = "mean", delta: float = 1.0
 ) -> Tensor:
@@ -84,6 +89,7 @@ def huber_loss(
     return reduced(where(d <= delta, square(d) * 0.5, (d - 0.5 * delta) * delta), reduction)
 
 
+@in_float32
 def poisson_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -106,6 +112,7 @@ def poisson_nll_loss(
     return reduced(losses, reduction)
 
 
+@in_float32
 def gaussian_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -128,6 +135,7 @@ def gaussian_nll_loss(
     return reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
 
 
+@in_float32
 def hinge_embedding_loss(
     input: Tensor, target: Tensor, margin: float = 1.0, reduction: str = "mean"
 ) -> Tensor:
@@ -138,6 +146,7 @@ def hinge_embedding_loss(
     return reduced(far + where(y != -1, x, 0.0), reduction)
 
 
+@in_float32
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
@@ -148,6 +157,7 @@ def margin_ranking_loss(
 
 
 @with_numpy_names
+@in_float32
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle between vectors along `dim`; norms are at least `eps`."""
     a, b = as_tensor(x1), as_tensor(x2)
@@ -159,6 +169,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     return (parts[0] * parts[1]).sum(axis)
 
 
+@in_float32
 def cosine_embedding_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
@@ -174,6 +185,7 @@ def cosine_embedding_loss(
     return reduced(near + where(y == -1, _positive(likeness - margin), 0.0), reduction)
 
 
+@in_float32
 def pairwise_distance(
     x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Tensor:
@@ -192,6 +204,7 @@ def pairwise_distance(
     return total if power == 1.0 else total ** (1.0 / power)
 
 
+@in_float32
 def triplet_margin_loss(
     anchor: Tensor,
     positive: Tensor,
@@ -239,6 +252,7 @@ def _not_negative(number: float, what: str) -> float:
     return found
 
 
+@in_float32
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -287,6 +301,7 @@ def cross_entropy(
     return _weighed(losses, shares, is_valid, reduction, target)
 
 
+@in_float32
 def nll_loss(
     input: Tensor,
     target: Tensor,
@@ -303,6 +318,7 @@ def nll_loss(
     return _weighed(losses, shares, is_valid, reduction, target)
 
 
+@in_float32
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Operand | None = None, reduction: str = "mean"
 ) -> Tensor:
@@ -311,6 +327,7 @@ def binary_cross_entropy(
     return reduced(losses if weight is None else losses * weight, reduction)
 
 
+@in_float32
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Operand,
@@ -327,11 +344,13 @@ def binary_cross_entropy_with_logits(
     return reduced(losses if weight is None else losses * weight, reduction)
 
 
+@in_float32
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return log(1 + exp(-y x)) for targets of 1 and -1."""
     return binary_cross_entropy_with_logits(as_tensor(input) * target, 1.0, reduction=reduction)
 
 
+@in_float32
 def kl_div(
     input: Tensor,
     target: Tensor,

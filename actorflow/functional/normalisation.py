@@ -13,10 +13,17 @@ from typing import Any
 import numpy as np
 
 from actorflow.functional.elementwise import maximum, sqrt, square
-from actorflow.tensor.literals import checked_number, checked_size, with_numpy_names
+from actorflow.tensor.literals import (
+    checked_number,
+    checked_size,
+    result_type,
+    with_numpy_names,
+)
+from actorflow.tensor.op_math import in_float32, rounded, widened
 from actorflow.tensor.tensor import Operand, Tensor, apply, apply_many, as_tensor, integers
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
+from compiler.contract.types import DType
 from compiler.ops.families import normalisation
 from compiler.ops.families.arithmetic import RSQRT
 from compiler.ops.families.normalisation import BATCH_NORM
@@ -36,6 +43,7 @@ __all__ = [
 Axes = int | Sequence[int]
 
 
+@in_float32
 def layer_norm(
     x: Tensor,
     normalized_shape: Axes,
@@ -61,6 +69,7 @@ def layer_norm(
     return _scaled_and_shifted(y, weight, bias)
 
 
+@in_float32
 def rms_norm(
     x: Tensor,
     normalized_shape: Axes,
@@ -69,7 +78,8 @@ def rms_norm(
 ) -> Tensor:
     """Divide by the root of the mean square of the last axes, then scale (Zhang & Sennrich, 2019).
 
-    `eps` is added to the mean square; by default it is the dtype's machine epsilon, as in torch.
+    `eps` is added to the mean square; by default it is the machine epsilon of the dtype in which
+    the norm is computed, as in torch: float32 for floats of 16 bits.
     """
     x = as_tensor(x)
     if not x.dtype.is_float:
@@ -83,6 +93,7 @@ def rms_norm(
     return made[0].reshape(x.shape)
 
 
+@in_float32
 def group_norm(
     x: Tensor,
     num_groups: int,
@@ -117,6 +128,7 @@ def group_norm(
     return _scaled_and_shifted(y, *own).reshape(x.shape)
 
 
+@in_float32
 def local_response_norm(
     x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Tensor:
@@ -141,6 +153,7 @@ def local_response_norm(
 
 
 @with_numpy_names
+@in_float32
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """Divide by the p-norm along `dim`, which is at least `eps`; p is 1 or 2."""
     x, p = as_tensor(x), checked_number(p, "p of normalize")
@@ -213,6 +226,8 @@ def batch_norm(
         None if tensor is None else as_tensor(tensor, x.dtype) for tensor in given
     ]
     _check(x, running_mean, running_var, weight, bias)
+    dtype = _dtype_of(x, running_mean, running_var, weight, bias)
+    x = widened(x)
     channels = x.shape[1]
     flat = x.reshape(x.shape[0], channels, math.prod(x.shape[2:]))
     scale = _along(1.0 if weight is None else weight, x)
@@ -224,7 +239,8 @@ def batch_norm(
                 " running_var; give both, or training=True"
             )
         rstd = apply(RSQRT, _along(running_var, x) + small)
-        return ((flat - _along(running_mean, x)) * (rstd * scale) + shift).reshape(x.shape)
+        y = (flat - _along(running_mean, x)) * (rstd * scale) + shift
+        return rounded(y.reshape(x.shape), dtype)
     count = x.shape[0] * flat.shape[2]
     if count < 2:
         raise CompileError(
@@ -235,7 +251,8 @@ def batch_norm(
     _update(running_mean, mean, momentum)
     _update(running_var, var * (count / (count - 1)), momentum)
     rstd = apply(RSQRT, _along(var, x) + small)
-    return apply(BATCH_NORM, flat, _along(mean, x), rstd, scale, shift).reshape(x.shape)
+    y = apply(BATCH_NORM, flat, _along(mean, x), rstd, scale, shift)
+    return rounded(y.reshape(x.shape), dtype)
 
 
 def instance_norm(
@@ -261,6 +278,8 @@ def instance_norm(
         )
     if not use_input_stats:
         return batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
+    dtype = _dtype_of(x, weight, bias)
+    x = widened(x)
     if running_mean is not None or running_var is not None:
         flat = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
         if flat.shape[2] < 2:
@@ -270,7 +289,15 @@ def instance_norm(
             )
         _update(running_mean, flat.mean(2).mean(0), momentum)
         _update(running_var, flat.var(2).mean(0), momentum)
-    return group_norm(x, x.shape[1], weight, bias, eps)
+    return rounded(group_norm(x, x.shape[1], weight, bias, eps), dtype)
+
+
+def _dtype_of(*given: Tensor | None) -> DType:
+    """Return the dtype of a norm of floats, which it computes in float32 where that has 16 bits.
+
+    Running statistics are buffers, which `in_float32` would make tensors that nothing assigns to.
+    """
+    return result_type([tensor for tensor in given if tensor is not None])
 
 
 def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -291,12 +318,13 @@ def _update(running: Tensor | None, new: Tensor, momentum: float | Tensor) -> No
             f" must be nn.Buffers then, got {running!r}; leave them out to keep none"
         )
     share = checked_number(momentum, "momentum") if not isinstance(momentum, Tensor) else momentum
-    running.assign(running * (1.0 - share) + new.detach() * share)
+    kept = widened(running) * (1.0 - share) + new.detach() * share
+    running.assign(kept.to(running.dtype))
 
 
 def _along(operand: Operand, x: Tensor) -> Tensor:
     """Return what there is of each channel as it is read beside x [N, C, S]."""
-    tensor = as_tensor(operand, x.dtype)
+    tensor = widened(as_tensor(operand, x.dtype))
     return tensor.reshape(1, x.shape[1], 1) if tensor.ndim else tensor
 
 

@@ -17,6 +17,7 @@ from actorflow.functional.indexing import picked
 from actorflow.functional.reduce import mean
 from actorflow.functional.shape import concat
 from actorflow.tensor.literals import checked_number, checked_size, of_ranks
+from actorflow.tensor.op_math import in_float32
 from actorflow.tensor.tensor import Tensor, apply, apply_many, as_tensor, integers
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
@@ -90,6 +91,7 @@ def max_pool(
     return unbatched(y, x, rank), unbatched(places, x, rank)
 
 
+@in_float32
 def avg_pool(
     rank: int,
     x: Tensor,
@@ -193,6 +195,7 @@ def adaptive(rank: int, x: Tensor, output_size: Sizes, pool: Callable[..., Tenso
     return unbatched(made, x, rank)
 
 
+@in_float32
 def adaptive_avg_pool(rank: int, x: Tensor, output_size: Sizes) -> Tensor:
     """Return the means of windows, as many as are asked for, that cover x [N, C, *spatial]."""
     return adaptive(rank, x, output_size, _mean_of)
@@ -269,6 +272,7 @@ _CUBIC = -0.75
 """The parameter of the cubic convolution, as torch has it (Keys, 1981)."""
 
 
+@in_float32
 def interpolate(
     x: Tensor,
     size: int | Sequence[int] | None = None,

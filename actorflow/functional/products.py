@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from actorflow.functional.arranging import diagonal, roll
 from actorflow.tensor.literals import checked_number, checked_size, with_numpy_names
+from actorflow.tensor.op_math import in_float32
 from actorflow.tensor.tensor import Operand, Tensor, apply, as_tensor, checked_axis, integers
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
@@ -105,6 +106,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 
 
 @with_numpy_names
+@in_float32
 def cross(a: Tensor, b: Tensor, dim: int | None = None) -> Tensor:
     """Return the cross product along an axis of extent 3; other axes broadcast.
 

@@ -29,6 +29,7 @@ from actorflow.functional.elementwise import (
 from actorflow.functional.indexing import gather
 from actorflow.functional.shape import concat
 from actorflow.tensor.literals import checked_number, checked_size, with_numpy_names
+from actorflow.tensor.op_math import in_float32
 from actorflow.tensor.tensor import Tensor, apply, as_tensor, checked_axis, integers
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
@@ -102,6 +103,7 @@ def nansum(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
 
 
 @with_numpy_names
+@in_float32
 def prod(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
     """Return the product over `dim`, multiplied in pairs; of integers and bools in int64."""
     x = _wide(x)
@@ -120,6 +122,7 @@ def prod(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
 
 
 @with_numpy_names
+@in_float32
 def var(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
     """Return the variance over `dim` of floats: squares over the number less `correction`."""
     x, less = as_tensor(x), checked_number(correction, "correction of var")
@@ -131,6 +134,7 @@ def var(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
 
 
 @with_numpy_names
+@in_float32
 def std(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
     """Return the square root of `var`. Where it is 0 no gradient flows."""
     return _root(var(x, dim, correction=correction, keepdim=keepdim))
@@ -142,6 +146,7 @@ def _root(x: Tensor) -> Tensor:
 
 
 @with_numpy_names
+@in_float32
 def logsumexp(x: Tensor, dim: Dims, *, keepdim: bool = False) -> Tensor:
     """Return log(sum(e^x)) over `dim`, of which nothing overflows in between."""
     x = as_tensor(x)
@@ -153,6 +158,7 @@ def logsumexp(x: Tensor, dim: Dims, *, keepdim: bool = False) -> Tensor:
 
 
 @with_numpy_names
+@in_float32
 def norm(
     x: Tensor, p: float | str | None = "fro", dim: Dims = None, *, keepdim: bool = False
 ) -> Tensor:
@@ -325,6 +331,7 @@ def cumsum(x: Tensor, dim: int) -> Tensor:
 
 
 @with_numpy_names
+@in_float32
 def cumprod(x: Tensor, dim: int) -> Tensor:
     """Return the product of the elements up to each one along `dim`; of integers int64.
 
@@ -379,6 +386,7 @@ def _places(row: Tensor, is_better: Callable[[Tensor, Tensor], Tensor]) -> Tenso
 
 
 @with_numpy_names
+@in_float32
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """Return the logarithm of the sum of exponentials up to each one along `dim`.
 

@@ -19,6 +19,7 @@ from actorflow.functional.random import dropped_by
 from actorflow.functional.reduce import cumsum
 from actorflow.functional.shape import concat, stack
 from actorflow.tensor.literals import checked_number, checked_size
+from actorflow.tensor.op_math import in_float32
 from actorflow.tensor.tensor import Operand, Tensor, apply_many, as_tensor, integers
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
@@ -45,8 +46,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> Tenso
             that of `scaled_dot_product_attention`, whose first query sees the first key alone.
     """
     q, k = as_tensor(q), as_tensor(k)
-    scores = q @ k.swapaxes(-1, -2)
-    return softmax(scores, scale=1.0 / math.sqrt(max(q.shape[-1], 1)), causal=causal) @ v
+    return _attended(q, k, as_tensor(v), 1.0 / math.sqrt(max(q.shape[-1], 1)), causal=causal)
+
+
+@in_float32
+def _attended(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Tensor:
+    """Return what a pass makes one op of, but can be differentiated twice."""
+    return softmax(q @ k.swapaxes(-1, -2), scale=scale, causal=causal) @ v
 
 
 def scaled_dot_product_attention(
@@ -105,8 +111,8 @@ def scaled_dot_product_attention(
     if columns and (masks or drawn or (is_causal and rows > columns)):
         options = {"scale": factor, "causal": is_causal, **options}
         y = apply_many(ATTENTION, q, k, v, *masks, *drawn, **options)[0]
-    else:  # a pass makes the same op of it, and it can be differentiated twice
-        y = softmax(q @ k.swapaxes(-1, -2), scale=factor, causal=is_causal) @ v
+    else:
+        y = _attended(q, k, v, factor, causal=is_causal)
     return y.flatten(-4, -3) if enable_gqa else y
 
 
@@ -152,6 +158,7 @@ def _one_batch(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> tuple[Tensor,
     return *[x.broadcast_to(*batch, *x.shape[-2:]) for x in (q, k, v)], *aligned
 
 
+@in_float32
 def rotary(
     x: Tensor,
     positions: Operand | None = None,

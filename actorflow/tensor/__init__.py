@@ -7,6 +7,7 @@ region it stands in.
 tensor.py          `Tensor`, `apply`, the table METHODS, `checked` for public functions and layers
 tracer.py          `Trace`; the user's line that messages name; a function's code by content
 literals.py        numbers, sizes and dtypes checked; the dtype that operands meet in
+op_math.py         `in_float32`: composed functions of 16-bit floats compute in float32
 layouts.py         af.Mesh and sbp=, af.device and x.to, af.stage
 initial_values.py  the first value of each variable, from the seed and its name
 

@@ -10,14 +10,14 @@ import numpy as np
 from compiler.contract.attrs import NO_ATTRS, Attrs
 from compiler.contract.program import Kind
 from compiler.contract.spaces import Shape, Space, access_of
-from compiler.contract.types import HALVES, TensorType, ValueId, encoded
+from compiler.contract.types import HALVES, DType, TensorType, ValueId, encoded
 from compiler.fusion.members import Members
 from compiler.graph.graph import Graph, Node, consumers, new_value
 from compiler.graph.program_builder import ProgramBuilder, expand, frame, pointwise_frame
 from compiler.graph.registry import Op, broadcast_shape, is_exact, reference
 from compiler.ops.language.program_ops import FUSED, fused_attrs
 from compiler.ops.primitives.reduce import ARGMAX, MAX, MEAN, SUM, reduced_shape
-from compiler.ops.primitives.shape import BROADCAST_TO, COPY, RESHAPE, TRANSPOSE
+from compiler.ops.primitives.shape import BROADCAST_TO, CAST, COPY, RESHAPE, TRANSPOSE
 from compiler.ops.primitives.sources import CONSTANT, constant_array
 
 # Copy what a fused kernel cannot read as it lies, so that no op with a program is left.
@@ -210,8 +210,10 @@ def _is_pointwise(node: Node) -> bool:
 # neighbours, all of them on dense tensors. One row of all elements could not be walked over
 # together with what made it. The mean of equally many means is the mean.
 #
-# Guarantees: the same values but for rounding; reduced axes are neighbours, but in short floats,
-# which would be rounded twice; no other node changes.
+# Floats of 16 bits are cast up before several stages, and down behind them: what a stage leaves
+# would be rounded, and overflow, where the result does neither.
+#
+# Guarantees: the same values but for rounding; reduced axes are neighbours; no other node changes.
 
 
 def stage_reductions(graph: Graph) -> Graph:
@@ -223,7 +225,7 @@ def stage_reductions(graph: Graph) -> Graph:
         if node.op is ARGMAX:
             nodes += _over_last_axis(node, types)
         elif node.op in (SUM, MEAN, MAX):
-            nodes += _staged(_before_transpose(node, turned), types)
+            nodes += _staged_wide(_before_transpose(node, turned), types)
         else:
             nodes.append(node)
     if all([before is after for before, after in zip(graph.nodes, nodes, strict=False)]):
@@ -245,6 +247,24 @@ def _before_transpose(node: Node, turned: dict[ValueId, Node]) -> Node:
     return replace(node, inputs=before.inputs, attrs=attrs)
 
 
+def _staged_wide(node: Node, types: list[TensorType]) -> list[Node]:
+    """Return the reductions that stand for one, in float32 where there are several of 16 bits."""
+    (x,), (y,), count = node.inputs, node.outputs, len(types)
+    made = _staged(node, types)
+    if len(made) == 1 or types[x].dtype not in HALVES:
+        return made
+    del types[count:]
+    wide, result = [
+        new_value(types, replace(types[value], dtype=DType.FLOAT32)) for value in (x, y)
+    ]
+    up, down = [Attrs({"dtype": dtype.value}) for dtype in (DType.FLOAT32, types[x].dtype)]
+    return [
+        replace(node, op=CAST, inputs=(x,), outputs=(wide,), attrs=up),
+        *_staged(replace(node, inputs=(wide,), outputs=(result,)), types),
+        replace(node, op=CAST, inputs=(result,), outputs=(y,), attrs=down),
+    ]
+
+
 def _staged(node: Node, types: list[TensorType]) -> list[Node]:
     """Return the reductions that stand for one, the last axes first."""
     x, axes = types[node.inputs[0]], node.attrs.ints("axes")
@@ -258,8 +278,7 @@ def _staged(node: Node, types: list[TensorType]) -> list[Node]:
             last.insert(0, axis)
         elif last:
             break
-    is_short = x.dtype in HALVES
-    if is_short or not {*wide} & {*axes} - {*last}:
+    if not {*wide} & {*axes} - {*last}:
         return [node]
     first, others = _split(node, tuple(last), types)
     return [first, *_staged(others, types)]

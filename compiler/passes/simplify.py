@@ -23,7 +23,7 @@ import numpy as np
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import InternalError
-from compiler.contract.types import TensorType, ValueId, encoded
+from compiler.contract.types import HALVES, DType, TensorType, ValueId, encoded
 from compiler.graph.graph import (
     Graph,
     GraphBuilder,
@@ -40,7 +40,7 @@ from compiler.ops.families.loops import SCAN, ScanParts
 from compiler.ops.families.normalisation import SOFTMAX
 from compiler.ops.primitives.body import narrowed, needed_operands
 from compiler.ops.primitives.matmul import MATMUL
-from compiler.ops.primitives.shape import swap_last_axes
+from compiler.ops.primitives.shape import CAST, cast_to, swap_last_axes
 from compiler.ops.primitives.sources import CONSTANT, constant_array
 
 FOLD_LIMIT_BYTES = 1 << 16
@@ -145,6 +145,9 @@ def _fold(b: GraphBuilder, node: Node, inputs: tuple[ValueId, ...]) -> tuple[Val
 # them, or drops some of them out, they have to exist. Operands with other leading axes than each
 # other's are left alone, too: one key for all heads is one large product as it is.
 #
+# Functions compute 16-bit floats in float32, and attention does so inside: where operands are cast
+# up and the result down again, the new op reads the operands, and makes the result, as they were.
+#
 # Runs before autodiff, so that the gradient is of the new op, and in every job: what a plan may
 # spend on memory never changes its results.
 #
@@ -161,6 +164,8 @@ class _Scores:
     scale: float
     softmax: Node
     nodes: tuple[int, ...]
+    low: DType | None
+    """The type of 16 bits that the result is rounded to, if it is read so alone."""
 
 
 def fuse_attention(graph: Graph) -> Graph:
@@ -189,8 +194,8 @@ def _find(graph: Graph) -> dict[int, _Scores]:
     """Return, by the index of the product with v, the scores whose probabilities it alone reads."""
     if not any([node.op is SOFTMAX for node in graph.nodes]):
         return {}
-    producers = graph.producers()
-    is_kept = [reader < 0 for reader in sole_readers(graph)]
+    producers, readers = graph.producers(), sole_readers(graph)
+    is_kept = [reader < 0 for reader in readers]
     found: dict[int, _Scores] = {}
     for index, node in enumerate(graph.nodes):
         if node.op is not MATMUL or is_kept[node.inputs[0]]:
@@ -201,8 +206,17 @@ def _find(graph: Graph) -> dict[int, _Scores]:
             scores = _trace_back(graph, made_by, producers, is_kept)
             # One launch runs on one device and stage, and each of these where the user put it.
             if scores is not None and _is_in_one_place(graph, (index, *scores.nodes)):
-                found[index] = scores
+                reader = readers[node.outputs[0]]
+                found[index] = replace(scores, low=_rounded_to(graph, reader))
     return found
+
+
+def _rounded_to(graph: Graph, reader: int) -> DType | None:
+    """Return the type of 16 bits that a value's only reader rounds it to, or None."""
+    if reader < 0 or graph.nodes[reader].op is not CAST:
+        return None
+    dtype = graph.types[graph.nodes[reader].outputs[0]].dtype
+    return dtype if dtype in HALVES else None
 
 
 def _trace_back(
@@ -219,7 +233,7 @@ def _trace_back(
             q, k_swapped = producer.inputs
             if not _is_same_batch(graph, q, k_swapped) or graph.types[value].shape[-1] == 0:
                 return None
-            return _Scores(q, k_swapped, scale, node, tuple(passed))
+            return _Scores(q, k_swapped, scale, node, tuple(passed), None)
         factored = _without_factor(graph, producer, producers)
         if factored is None:
             return None
@@ -262,8 +276,16 @@ def _emit(
     attrs = {"scale": scores.scale, "causal": node.attrs.bool_("causal")}
     with b.beside(node):
         k = swap_last_axes(b, new_id[scores.k_swapped])
-        y, _ = b.emit(ATTENTION, (new_id[scores.q], k, v), attrs)
-    return (y,)
+        operands = (new_id[scores.q], k, v)
+        low = tuple([_before_cast(b, x) for x in operands])
+        is_low = all([b.type_of(x).dtype is scores.low for x in low])
+        y, _ = b.emit(ATTENTION, low if is_low else operands, attrs)
+        return (cast_to(b, y, b.type_of(operands[0]).dtype),)
+
+
+def _before_cast(b: GraphBuilder, value: ValueId) -> ValueId:
+    node = b.producer_of(value)
+    return node.inputs[0] if node.op is CAST else value
 
 
 # Leave out of scans what nobody reads: ys, carries, and operands that served those only.

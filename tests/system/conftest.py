@@ -146,3 +146,28 @@ def start_python(tmp_path):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # what was still to be sent
                     pipe.close()
+
+
+@pytest.fixture(params=["native", "numpy", "cuda"])
+def options(request, monkeypatch):
+    """Options of a job on native kernels, on numpy's, and on an emulated GPU."""
+    if request.param == "native":
+        request.getfixturevalue("native")
+    elif request.param == "numpy":
+        monkeypatch.setenv("ACTORFLOW_NATIVE", "0")
+    else:
+        request.getfixturevalue("native_toolchain")
+        monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
+        return {"device": "cuda", "gpu": "h200"}
+    return {"device": "host"}
+
+
+@pytest.fixture
+def computed():
+    """A function (function of a batch, options of a job, **batch) -> arrays by name."""
+
+    def run(function, options, **batch):
+        job = af.job(lambda model, b: function(b), train=False, **options)
+        return {name: np.asarray(y) for name, y in job.step(nn.Module(), batch).items()}
+
+    return run

@@ -11,36 +11,15 @@ import numpy as np
 import pytest
 
 import actorflow as af
-from actorflow import nn
 
 pytestmark = pytest.mark.host("it says where each job runs")
-
-
-@pytest.fixture(params=["native", "numpy", "cuda"])
-def options(request, monkeypatch):
-    """Options of a job on native kernels, on numpy's, and on an emulated GPU."""
-    if request.param == "native":
-        request.getfixturevalue("native")
-    elif request.param == "numpy":
-        monkeypatch.setenv("ACTORFLOW_NATIVE", "0")
-    else:
-        request.getfixturevalue("native_toolchain")
-        monkeypatch.setenv("ACTORFLOW_CUDA", "emulated")
-        return {"device": "cuda", "gpu": "h200"}
-    return {"device": "host"}
-
-
-def computed(function, options, **batch):
-    """Return the outputs of a job: arrays by name."""
-    job = af.job(lambda model, b: function(b), train=False, **options)
-    return {name: np.asarray(y) for name, y in job.step(nn.Module(), batch).items()}
 
 
 SIZES = (1e4, 1e6, 1e10, 3e12)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_equal_numbers_have_equal_shares_after_a_product(options, size):
+def test_equal_numbers_have_equal_shares_after_a_product(options, computed, size):
     x = np.full((3, 7), size, np.float32)
     scaled = np.float32(size) * np.float32(0.3)
 
@@ -69,7 +48,9 @@ def test_equal_numbers_have_equal_shares_after_a_product(options, size):
 
 @pytest.mark.parametrize("width", [8, 32, 50])
 @pytest.mark.parametrize("size", [2.0**10, 2.0**17, 2.0**20])  # sums of products are exact
-def test_attention_weighs_equal_scores_alike_where_its_scale_is_no_power_of_2(options, size, width):
+def test_attention_weighs_equal_scores_alike_where_its_scale_is_no_power_of_2(
+    options, computed, size, width
+):
     q = np.full((1, 2, 40, width), size, np.float32)
     v = np.random.default_rng(0).normal(size=q.shape).astype(np.float32)
 
@@ -99,7 +80,7 @@ def formulas(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_formula_has_the_bits_of_numpy_which_rounds_each_operation(options, seed):
+def test_a_formula_has_the_bits_of_numpy_which_rounds_each_operation(options, computed, seed):
     function, text = formulas(seed)
     rng = np.random.default_rng(100 + seed)
     x, y, z = (rng.normal(size=(9, 33)).astype(np.float32) for _ in range(3))

@@ -58,9 +58,12 @@ def test_what_no_kernel_walks_at_once_goes_in_stages(b, op, keepdims, shape, axe
     assert staged(b, evaluate, {"x": x}, y=y) == [op.name] * count
 
 
-def test_short_floats_are_rounded_once(b, evaluate):
-    y = b.one(SUM, input_of(b, "x", (3, 4, 5), "float16"), axes=(0, 2), keepdims=False)
-    assert staged(b, evaluate, {"x": np.ones((3, 4, 5), np.float16)}, y=y) == ["sum"]
+@pytest.mark.parametrize("axes", [(0, 2), (0, 1, 2)])
+def test_short_floats_are_rounded_once_behind_all_stages(b, axes, evaluate):
+    x = np.full((3, 4, 5), 3e4, np.float16)
+    x[1:] = [[[-3e4]], [[0.0]]]  # sums over the last axis are 150,000
+    y = b.one(SUM, input_of(b, "x", x.shape, "float16"), axes=axes, keepdims=False)
+    assert staged(b, evaluate, {"x": x}, y=y) == ["cast", "sum", "sum", "cast"]
 
 
 @pytest.mark.parametrize(
