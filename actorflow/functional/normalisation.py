@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from actorflow.functional.elementwise import maximum, sqrt, square
+from actorflow.functional.reduce import moments
 from actorflow.tensor.literals import (
     checked_number,
     checked_size,
@@ -247,11 +248,13 @@ def batch_norm(
             f"{find_source()}: batch_norm needs more than one value per channel in training, got"
             f" {x.type}"
         )
-    mean, var = _statistics(flat)
-    _update(running_mean, mean, momentum)
+    mean = flat.mean((0, 2)).detach()
+    flat = flat - _along(mean, x)
+    rest, var = moments(flat, (0, 2))
+    _update(running_mean, mean + rest, momentum)
     _update(running_var, var * (count / (count - 1)), momentum)
     rstd = apply(RSQRT, _along(var, x) + small)
-    y = apply(BATCH_NORM, flat, _along(mean, x), rstd, scale, shift)
+    y = apply(BATCH_NORM, flat, _along(rest, x), rstd, scale, shift)
     return rounded(y.reshape(x.shape), dtype)
 
 
@@ -298,15 +301,6 @@ def _dtype_of(*given: Tensor | None) -> DType:
     Running statistics are buffers, which `in_float32` would make tensors that nothing assigns to.
     """
     return result_type([tensor for tensor in given if tensor is not None])
-
-
-def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance per channel of x [N, C, S].
-
-    The variance is that of differences to the mean, in a second walk, so that nothing cancels.
-    """
-    mean = x.mean((0, 2))
-    return mean, square(x - mean.reshape(1, x.shape[1], 1)).mean((0, 2))
 
 
 def _update(running: Tensor | None, new: Tensor, momentum: float | Tensor) -> None:

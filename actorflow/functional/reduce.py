@@ -128,9 +128,21 @@ def var(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
     x, less = as_tensor(x), checked_number(correction, "correction of var")
     axes = _axes(x, dim)
     count = math.prod([x.shape[i] for i in axes])
-    squares = square(x - mean(x, axes, keepdim=True))
+    difference = x - mean(x, axes, keepdim=True).detach()
+    _, variance = moments(difference, axes, keepdim=keepdim)
     divisor = count - less
-    return sum(squares, axes, keepdim=keepdim) / (divisor if divisor > 0 else 0.0)
+    return variance * (count / divisor if divisor > 0 else math.inf)
+
+
+def moments(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance over `dim` of differences x to nearly the mean.
+
+    Where that is rounded their own mean is not 0: the variance is the mean of squares less its
+    square (Chan, Golub & LeVeque, 1983), and 0 where the numbers are equal but for rounding.
+    """
+    rest, squares = mean(x, dim, keepdim=keepdim), mean(square(x), dim, keepdim=keepdim)
+    less = square(rest)
+    return rest, where((less > squares) | (less == math.inf), 0.0, squares - less)
 
 
 @with_numpy_names

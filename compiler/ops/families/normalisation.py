@@ -22,23 +22,43 @@ from compiler.ops.primitives.reduce import sum_to
 
 Three = tuple[Expression, Expression, Expression]
 
+# The mean of numbers around 1e5 is rounded to 0.004 in float32, which would be missing in every
+# difference to it, and squared in the variance. Differences to the rounded mean are exact, so what
+# it lacks is their mean, and the variance that of their squares less its square: the corrected
+# two-pass algorithm (Chan, Golub & LeVeque, Algorithms for Computing the Sample Variance, 1983).
 
-def _layer_norm(x: Expression, gamma: Expression, beta: Expression, *, eps: float) -> Three:
-    """Take the variance of differences to the mean: a second walk in cache, no cancellation."""
+
+def _centred(x: Expression) -> Three:
+    """Return the rounded mean of a row, what it lacks, and the biased variance."""
     mean = x.mean()
     difference = x - mean
-    rstd = ((difference * difference).mean() + eps).rsqrt()
-    return difference * rstd * gamma + beta, mean, rstd
+    rest = difference.mean()
+    squares, square = (difference * difference).mean(), rest * rest
+    is_rounding = (square > squares) | (square == math.inf)  # of numbers that are equal
+    return mean, rest, is_rounding.where(0.0, squares - square)
+
+
+def _layer_norm(
+    x: Expression, gamma: Expression, beta: Expression, *, eps: float
+) -> tuple[Expression, ...]:
+    mean, rest, variance = _centred(x)
+    rstd = (variance + eps).rsqrt()
+    return (x - mean - rest) * rstd * gamma + beta, mean, rest, rstd
 
 
 def _norm_gradient(
-    dy: Expression, x: Expression, gamma: Expression, mean: Expression, rstd: Expression
+    dy: Expression,
+    x: Expression,
+    gamma: Expression,
+    mean: Expression,
+    rest: Expression,
+    rstd: Expression,
 ) -> Three:
     """Two sums that do not wait for one another, where the derived formula has them in turn."""
-    normal = (x - mean) * rstd
+    normal = (x - mean - rest) * rstd
     inner = dy * gamma
-    rest = inner - inner.mean() - normal * (inner * normal).mean()
-    return rstd * rest, dy * normal, dy
+    left = inner - inner.mean() - normal * (inner * normal).mean()
+    return rstd * left, dy * normal, dy
 
 
 def _check_norm(inputs: Types, attrs: Attrs) -> None:
@@ -48,18 +68,21 @@ def _check_norm(inputs: Types, attrs: Attrs) -> None:
 
 LAYER_NORM = fused_op(
     "layer_norm",
-    "x[*, D], gamma[D], beta[D] -> y[*, D], mean[*], rstd[*]",
+    "x[*, D], gamma[D], beta[D] -> y[*, D], mean[*], rest[*], rstd[*]",
     _layer_norm,
     gradient=_norm_gradient,
     check=_check_norm,
 )
-"""y = (x - mean) * rstd * gamma + beta with rstd = 1 / sqrt(var + eps) and the biased variance."""
+"""y = (x - mean) * rstd * gamma + beta with rstd = 1 / sqrt(var + eps) and the biased variance.
+
+The mean is the sum of the outputs `mean` and `rest`, which is what the first lacks by rounding.
+"""
 
 
 def _standardised(x: Expression, *, eps: float) -> tuple[Expression, Expression]:
-    difference = x - x.mean()
-    rstd = ((difference * difference).mean() + eps).rsqrt()
-    return difference * rstd, rstd
+    mean, rest, variance = _centred(x)
+    rstd = (variance + eps).rsqrt()
+    return (x - mean - rest) * rstd, rstd
 
 
 def _standardised_gradient(dy: Expression, y: Expression, rstd: Expression) -> Expression:

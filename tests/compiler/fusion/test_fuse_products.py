@@ -70,7 +70,7 @@ def test_the_product_goes_along_wherever_the_program_reads_it(net, evaluate):
 
 def test_residual_norm_and_column_sums_go_along_too(net, evaluate):
     x = net.b.one(ADD, net.b.one(RESHAPE, product(net), shape=(2, 3, N)), net.input(2, 3, N))
-    y, _, rstd = net.b.emit(LAYER_NORM, (x, net.input(N), net.input(N)), {"eps": 1e-5})
+    y, *_, rstd = net.b.emit(LAYER_NORM, (x, net.input(N), net.input(N)), {"eps": 1e-5})
     total = net.b.one(SUM, x, axes=(0, 1), keepdims=False)
     after = fused(net, evaluate, x=x, y=y, rstd=rstd, total=total)
     assert names(after) == ["region"]
