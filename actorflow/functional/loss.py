@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from actorflow.functional.elementwise import exp, log, maximum, sqrt, square, where
+from actorflow.functional.reduce import norm
 from actorflow.tensor.literals import checked_number, checked_size, with_numpy_names
 from actorflow.tensor.op_math import in_float32
 from actorflow.tensor.tensor import Operand, Tensor, apply, apply_many, as_tensor, checked_axis
@@ -165,7 +166,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     shape = (a * b).shape
     wide = [a.broadcast_to(shape), b.broadcast_to(shape)]
     axis = checked_axis(wide[0], dim)
-    parts = [x / _at_least(sqrt(square(x).sum(axis, keepdim=True)), small) for x in wide]
+    parts = [x / _at_least(norm(x, dim=axis, keepdim=True), small) for x in wide]
     return (parts[0] * parts[1]).sum(axis)
 
 
@@ -194,14 +195,7 @@ def pairwise_distance(
     small = checked_number(eps, "the eps of pairwise_distance")
     if not power > 0:
         raise CompileError(f"{find_source()}: p of pairwise_distance must be above 0, got {power}")
-    d = as_tensor(x1) - as_tensor(x2) + small
-    if power == 2.0:
-        return sqrt(square(d).sum(-1, keepdim=keepdim))
-    size = _absolute(d)
-    if power == math.inf:
-        return size.amax(-1, keepdim=keepdim)
-    total = (size if power == 1.0 else size**power).sum(-1, keepdim=keepdim)
-    return total if power == 1.0 else total ** (1.0 / power)
+    return norm(as_tensor(x1) - as_tensor(x2) + small, power, -1, keepdim=keepdim)
 
 
 @in_float32

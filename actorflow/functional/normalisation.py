@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.functional.elementwise import maximum, sqrt, square
-from actorflow.functional.reduce import moments
+from actorflow.functional.elementwise import maximum, square
+from actorflow.functional.reduce import moments, norm
 from actorflow.tensor.literals import (
     checked_number,
     checked_size,
@@ -156,13 +156,8 @@ def local_response_norm(
 @with_numpy_names
 @in_float32
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """Divide by the p-norm along `dim`, which is at least `eps`; p is 1 or 2."""
-    x, p = as_tensor(x), checked_number(p, "p of normalize")
-    if p not in (1, 2):
-        raise CompileError(f"{find_source()}: normalize knows the norms of p = 1 and 2, got {p!r}")
-    size = (
-        sqrt(square(x).sum(dim, keepdim=True)) if p == 2 else maximum(x, -x).sum(dim, keepdim=True)
-    )
+    """Divide by the p-norm along `dim`, which is at least `eps`. No gradient flows to one of 0."""
+    size = norm(x, checked_number(p, "p of normalize"), dim, keepdim=True)
     return x / maximum(size, checked_number(eps, "the eps of normalize"))
 
 
