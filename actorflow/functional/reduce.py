@@ -225,13 +225,13 @@ def mean(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
 
 @with_numpy_names
 def amax(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
-    """Return the maximum over `dim`, NaN where one is. Ties share the gradient."""
+    """Return the maximum over `dim`, NaN where one is. Ties share the gradient, NaN of a NaN."""
     return _over(reduce.MAX, x, dim, keepdim)
 
 
 @with_numpy_names
 def amin(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
-    """Return the minimum over `dim`, NaN where one is. Ties share the gradient."""
+    """Return the minimum over `dim`, NaN where one is. Ties share the gradient, NaN of a NaN."""
     return _turned(amax(_turned(x), dim, keepdim=keepdim))
 
 
@@ -253,7 +253,7 @@ def min(  # noqa: A001  # torch's name
     if isinstance(dim, Tensor):
         return _of_two(minimum, x, dim, keepdim)
     if dim is None:
-        return amin(x, keepdim=keepdim)
+        return _turned(_largest(_turned(x), keepdim))
     values, indices = max(_turned(x), dim, keepdim=keepdim)
     return ValuesAndIndices(_turned(values), indices)
 
@@ -282,11 +282,18 @@ def max(  # noqa: A001  # torch's name
     if isinstance(dim, Tensor):
         return _of_two(maximum, x, dim, keepdim)
     if dim is None:
-        return amax(x, keepdim=keepdim)
+        return _largest(x, keepdim)
     x = as_tensor(x)
     axes = (checked_axis(x, dim),)
     largest = apply(reduce.MAX, x, axes=axes, keepdims=bool(keepdim), by_place=True)
     return ValuesAndIndices(largest, argmax(x, dim, keepdim=keepdim))
+
+
+def _largest(x: Tensor, keepdim: bool) -> Tensor:
+    """Return the largest of all elements; of several, or NaN, each has a share of the gradient."""
+    x = as_tensor(x)
+    axes = tuple(range(x.ndim))
+    return apply(reduce.MAX, x, axes=axes, keepdims=bool(keepdim), nan_shares=True)
 
 
 @with_numpy_names
@@ -521,7 +528,10 @@ def searchsorted(sorted_sequence: Tensor, values: Any, *, right: bool = False) -
         )
     own = row if row.ndim == 1 else row.reshape(*row.shape[:-1], 1, row.shape[-1])
     each = given.reshape(*given.shape, 1)
-    return (own <= each if right else own < each).to("int64").sum(-1)
+    is_before = own <= each if right else own < each
+    if given.dtype.is_float:
+        is_before = is_before | (isnan(each) if right else isnan(each) & ~isnan(own))
+    return is_before.to("int64").sum(-1)
 
 
 def bucketize(x: Any, boundaries: Tensor, *, right: bool = False) -> Tensor:

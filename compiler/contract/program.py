@@ -403,14 +403,28 @@ def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
     return made
 
 
-UFUNCS: dict[str, np.ufunc] = {
+def power(x: Array, n: Array, out: Array | None = None) -> Array:
+    """Return x to the power of n in their dtype, as IEEE 754 has it.
+
+    numpy takes the root where the exponent is one number, 0.5: NaN of -inf, and -0.0 of -0.0.
+    """
+    is_limit = (n == 0.5) & ((x == 0) | (x == -np.inf))
+    if not is_limit.any():
+        return np.asarray(np.power(x, n, out=out))
+    limits = np.abs(x)  # before it is written over
+    made = np.asarray(np.power(x, n, out=out))
+    np.copyto(made, limits, where=is_limit)
+    return made
+
+
+UFUNCS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
     "max": np.maximum,
     "min": np.minimum,
-    "pow": np.power,
+    "pow": power,
     "mod": np.remainder,
     "neg": np.negative,
     "abs": np.absolute,
@@ -444,4 +458,4 @@ UFUNCS: dict[str, np.ufunc] = {
     "or": np.bitwise_or,
     "not": np.invert,
 }
-"""`select`, `rsqrt`, `erf` and `erfc` are none of numpy's."""
+"""Functions of arrays with `out`. `select`, `rsqrt`, `erf` and `erfc` are none of numpy's."""

@@ -183,6 +183,9 @@ AF_FUNCTION int64_t af_floordiv_int(int64_t a, int64_t b) {
     return a / b - (a % b != 0 && (a < 0) != (b < 0));
 }
 AF_FUNCTION uint64_t af_floordiv_uint(uint64_t a, uint64_t b) { return b == 0 ? 0 : a / b; }
+AF_FUNCTION double af_pow(double x, double n) { return pow(x, n); }
+AF_FUNCTION float af_powf(float x, float n) { return powf(x, n); }
+
 AF_FUNCTION double af_mod_double(double a, double b) {
     const double m = fmod(a, b);
     if (m == 0.0) return copysign(0.0, b);

@@ -179,6 +179,15 @@ AF_INLINE float af_mod_float(float a, float b) {
     return (m < 0.0f) != (b < 0.0f) ? m + b : m;
 }
 
+/* gcc's vectoriser takes a power of 0.5 for the root: of -inf and of -0.0 they are not the same. */
+AF_INLINE double af_pow(double x, double n) {
+    return n == 0.5 && (x == 0.0 || x == -INFINITY) ? fabs(x) : pow(x, n);
+}
+
+AF_INLINE float af_powf(float x, float n) {
+    return n == 0.5f && (x == 0.0f || x == -INFINITY) ? fabsf(x) : powf(x, n);
+}
+
 /* Philox4x64-10 (Salmon et al. 2011). Writes the four words of counters (first, 0, step, 0) up to
  * (first + count - 1, 0, step, 0); four counters at a time, which hides the multiplier's latency. */
 AF_INLINE void af_philox(uint64_t *words, uint64_t first, int64_t count, uint64_t step,

@@ -204,7 +204,7 @@ def _touch(x: Array, out: Array) -> bool:
     return address(x) + x.nbytes == address(out) or address(out) + out.nbytes == address(x)
 
 
-def _in_halves(function: np.ufunc, operands: Arrays, out: Array) -> list[Launch]:
+def _in_halves(function: Callable[..., Array], operands: Arrays, out: Array) -> list[Launch]:
     """Return calls for parts of arrays that touch, which do not."""
     axis = 0 if out.shape[0] > 1 else out.ndim - 1
     half = out.shape[axis] // 2

@@ -115,7 +115,7 @@ MISH_BOUND = 20.0
 
 
 def _hardtanh_gradient(dy: Expression, x: Expression, *, low: float, high: float) -> Expression:
-    return ((x > low) & (x < high)).where(dy, 0.0)
+    return ((x <= low) | (x >= high)).where(0.0, dy)
 
 
 def _hard_gate(x: Expression) -> Expression:
@@ -155,9 +155,9 @@ RELU = fused_op(
     "relu",
     "x: signed -> y",
     lambda x: x.maximum(0),
-    gradient=lambda dy, y: (y > 0).where(dy, 0.0),
+    gradient=lambda dy, y: (y <= 0).where(0.0, dy),
 )
-"""NaN for NaN."""
+"""NaN for NaN, with all of the gradient, as in torch."""
 
 GELU = fused_op("gelu", "x -> y", _gelu, gradient=_gelu_gradient)
 

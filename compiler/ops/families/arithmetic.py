@@ -383,7 +383,7 @@ def _clamp_gradient(
     """As torch has it: all of it to x at a bound, and to `high` where the bounds are crossed."""
     is_over, is_under = (x > high) | (low > high), x < low
     return (
-        (is_over | is_under).where(0.0, dy),
+        ((x >= low) & (x <= high)).where(dy, 0.0),
         (is_under & (low < high)).where(dy, 0.0),
         is_over.where(dy, 0.0),
     )

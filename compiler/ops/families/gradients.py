@@ -19,7 +19,15 @@ from compiler.contract.errors import CompileError
 from compiler.contract.types import Phase, ValueId
 from compiler.graph.columns import Grads, LocalCall, gradient_of, project
 from compiler.graph.graph import GraphBuilder, Node, gradient
-from compiler.ops.families.arithmetic import ADD, DIV, EQUAL, WHERE, scaled
+from compiler.ops.families.arithmetic import (
+    ADD,
+    BITWISE_OR,
+    DIV,
+    EQUAL,
+    NOT_EQUAL,
+    WHERE,
+    scaled,
+)
 from compiler.ops.primitives.reduce import ARGMAX, MAX, MEAN, SUM, kept_shape, num_reduced, sum_to
 from compiler.ops.primitives.shape import (
     BROADCAST_TO,
@@ -128,10 +136,15 @@ def _max(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
         place = b.one(ARGMAX, x, axis=axis, keepdims=True)
         is_there = b.one(EQUAL, constant(b, numbers), place)
         return (b.one(WHERE, is_there, reshape_to(b, dy, kept), scalar(b, 0.0, dtype)),)
-    is_largest = b.one(EQUAL, x, reshape_to(b, node.outputs[0], kept))
+    largest = reshape_to(b, node.outputs[0], kept)
+    is_largest, rest = b.one(EQUAL, x, largest), scalar(b, 0.0, dtype)
+    if "nan_shares" in node.attrs:
+        is_largest = b.one(BITWISE_OR, is_largest, b.one(NOT_EQUAL, x, x))
+    else:
+        rest = b.one(WHERE, b.one(EQUAL, largest, largest), rest, largest)
     ties = b.one(SUM, cast_to(b, is_largest, dtype), axes=axes, keepdims=True)
     share = b.one(DIV, reshape_to(b, dy, kept), ties)
-    return (b.one(WHERE, is_largest, share, scalar(b, 0.0, dtype)),)
+    return (b.one(WHERE, is_largest, share, rest),)
 
 
 @gradient_of(RESHAPE)

@@ -199,12 +199,17 @@ _POWERS: dict[float, Callable[[Expression], Expression]] = {
     1: lambda x: x,
     2: lambda x: x * x,
     3: lambda x: x * x * x,
-    0.5: Expression.sqrt,
-    -0.5: Expression.rsqrt,
+    0.5: lambda x: _radicand(x).sqrt(),
+    -0.5: lambda x: _radicand(x).rsqrt(),
     -1: Expression.reciprocal,
 }
-"""Powers that have an instruction, or two, with fewer roundings than `pow` and a hundredth of its
+"""Powers that have an instruction, or a few, with fewer roundings than `pow` and a hundredth of its
 time."""
+
+
+def _radicand(x: Expression) -> Expression:
+    """Return what has x's power for a root: in IEEE 754 those of -inf and -0.0 are positive."""
+    return (x == -math.inf).where(math.inf, x) + 0.0
 
 
 def _two(name: str, a: object, b: object) -> Expression:
@@ -272,8 +277,8 @@ Rule = Callable[..., Adjoints]
 
 
 def _pow(g: Expression, y: Expression, x: Expression, n: Expression) -> Adjoints:
-    """0^0 counts as constant in both arguments, as does 0^b in b; so no NaN arises from 0 * inf."""
-    return power_gradient(g, y, x, n), g * (x == 0).where(0.0, y * x.log())
+    """0^b counts as constant in b from 0 on, and 0^0 in both; so no NaN arises from 0 * inf."""
+    return power_gradient(g, y, x, n), g * ((x == 0) & (n >= 0)).where(0.0, y * x.log())
 
 
 def power_gradient(g: Expression, y: Expression, x: Expression, n: Expression) -> Expression:
@@ -281,9 +286,10 @@ def power_gradient(g: Expression, y: Expression, x: Expression, n: Expression) -
     return (n == 0).where(0.0, g * (n * x.power(n - 1)))
 
 
-def _extremum(g: Expression, a: Expression, b: Expression, wins: Any, loses: Any) -> Adjoints:
+def _extremum(g: Expression, a: Expression, b: Expression, loses: Any, wins: Any) -> Adjoints:
+    """Of two that tie each has half; beside NaN neither loses, and both have all, as in torch."""
     share = (a == b).where(g * 0.5, g)
-    return wins.where(share, 0.0), loses.where(share, 0.0)
+    return loses.where(0.0, share), wins.where(0.0, share)
 
 
 RULES: dict[str, Rule] = {
@@ -292,8 +298,8 @@ RULES: dict[str, Rule] = {
     "mul": lambda g, y, a, b: (g * b, g * a) if a.value != b.value else (g * 2.0 * a, None),
     # y is divided, not g: with a small b, g / b may be infinite where y is 0.
     "div": lambda g, y, a, b: (g / b, -(g * (y / b))),
-    "max": lambda g, y, a, b: _extremum(g, a, b, a >= b, a <= b),
-    "min": lambda g, y, a, b: _extremum(g, a, b, a <= b, a >= b),
+    "max": lambda g, y, a, b: _extremum(g, a, b, a < b, a > b),
+    "min": lambda g, y, a, b: _extremum(g, a, b, a > b, a < b),
     "pow": _pow,
     "mod": lambda g, y, a, b: (g, -(g * (a / b).floor())),
     "neg": lambda g, y, x: (-g,),
@@ -325,9 +331,9 @@ RULES: dict[str, Rule] = {
 
 
 def _shared(g: Expression, y: Expression, x: Expression) -> Expression:
-    """Give those that tie for a row's extreme equal shares of its adjoint."""
+    """Give those that tie for a row's extreme equal shares of its adjoint; NaN where it is NaN."""
     is_extreme = x == y
-    return is_extreme.where(g / is_extreme.to(x.dtype).sum(), 0.0)
+    return is_extreme.where(g / is_extreme.to(x.dtype).sum(), (y == y).where(0.0, y))
 
 
 # The signature of a fused op, as text: what it reads and makes, and how that lies.

@@ -39,7 +39,8 @@ MEAN = define("mean")
 MAX = define("max")
 """x -> maximum over axes, NaN where one is. Attrs: axes, keepdims.
 
-Ties share the gradient; `by_place`, of one axis, the first has it.
+Ties share the gradient; `by_place`, of one axis, the first has it. Where the maximum is NaN the
+gradient is NaN, or, with `nan_shares`, those that are NaN share it.
 """
 
 ARGMAX = define("argmax")

@@ -16,9 +16,9 @@ def test_arrays_that_touch_give_the_bits_of_arrays_that_do_not(op, dtype, shape,
     count, function = shape[0] * shape[1], UFUNCS[op]
     block = np.random.default_rng(1).uniform(0.1, 3.0, 3 * count).astype(dtype.value)
     held = [block[count * i : count * (i + 1)].reshape(shape) for i in places]
-    operands, out = held[: function.nin], held[-1]
+    operands, out = held[: 2 if op in ("pow", "atan2") else 1], held[-1]
     expected = function(*[x.copy() for x in operands])
-    instruction = Instruction(op, (0, 1)[: function.nin], dtype, Kind.FULL)
+    instruction = Instruction(op, (0, 1)[: len(operands)], dtype, Kind.FULL)
     for call in step_calls(instruction, tuple(operands), out):
         call()
     np.testing.assert_array_equal(out, expected)
