@@ -140,7 +140,7 @@ def _spec_of(group: str, name: str, value: object, owner: dict[str, str]) -> Ten
             f"{where}: group {owner[name]!r} has a tensor of this name too; names are unique"
         )
     owner[name] = group
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise CheckpointError(f"{where}: expected a numpy array, got {type(value).__name__}")
     if value.dtype.name not in FORMAT_DTYPES:
         raise CheckpointError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -202,7 +202,7 @@ def check_batch(batch: object, spec: Mapping[str, TensorType], where: str = "") 
         raise DataError(_keys_message(at, spec, batch, missing, unexpected))
     for name, expected in spec.items():
         value = batch[name]
-        if not isinstance(value, np.ndarray):
+        if not is_plain_array(value):
             raise DataError(_not_an_array(name, value, at, f"{expected}, "))
         if value.shape != expected.shape or value.dtype != np.dtype(expected.dtype.value):
             raise DataError(_mismatch(name, value, expected, at))
@@ -229,7 +229,7 @@ def _mismatch(name: str, value: npt.NDArray[Any], expected: TensorType, at: str)
 
 
 def _type_of(name: str, value: object, where: str) -> TensorType:
-    if not isinstance(value, np.ndarray):
+    if not is_plain_array(value):
         raise DataError(_not_an_array(name, value, _at(where), ""))
     if value.dtype.name not in _DTYPE_NAMES or not value.dtype.isnative:
         raise DataError(
@@ -239,10 +239,22 @@ def _type_of(name: str, value: object, where: str) -> TensorType:
     return TensorType(DType(value.dtype.name), value.shape)
 
 
+def is_plain_array(value: object) -> TypeGuard[npt.NDArray[Any]]:
+    """Return whether a value is an array of numpy without a mask, which a plan has no place for."""
+    return isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
+
+
+def mend_of_array(value: object) -> str:
+    """Return how to make a plain array of a value."""
+    if isinstance(value, np.ma.MaskedArray):
+        return "give array.filled(number), and np.ma.getmaskarray(array) as an array of its own"
+    return "convert it in the data source with np.asarray(...)"
+
+
 def _not_an_array(name: str, value: object, at: str, expected: str) -> str:
     return (
         f"batch[{name!r}]{at}: expected {expected}a numpy array, came {type(value).__name__};"
-        f" convert it in the data source with np.asarray(...)"
+        f" {mend_of_array(value)}"
     )
 
 

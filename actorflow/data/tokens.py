@@ -21,6 +21,8 @@ from actorflow.data.source import (
     Batch,
     DataError,
     content_hash,
+    is_plain_array,
+    mend_of_array,
     position_of,
     position_state,
     positive,
@@ -222,10 +224,10 @@ class Tokens:
 
 
 def _checked(tokens: object) -> npt.NDArray[Any]:
-    if not isinstance(tokens, np.ndarray):
+    if not is_plain_array(tokens):
         raise DataError(
             f"Tokens: expected a 1-D numpy array of integers, came {type(tokens).__name__};"
-            " for text use Tokens.from_text, for a list np.asarray"
+            f" for text use Tokens.from_text, else {mend_of_array(tokens)}"
         )
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         shape = ", ".join(map(str, tokens.shape))

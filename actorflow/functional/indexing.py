@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from actorflow.functional.elementwise import maximum, where
-from actorflow.tensor.literals import with_numpy_names
+from actorflow.tensor.literals import refuse_masked, with_numpy_names
 from actorflow.tensor.tensor import Operand, Tensor, apply, as_tensor, checked_axis
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
@@ -145,6 +145,7 @@ def together(shapes: Sequence[tuple[int, ...]], what: str = "indices") -> tuple[
 
 def index_value(given: Index, what: str) -> Tensor | np.ndarray:
     """Return an index as a tensor or an array of int64. Raises CompileError for other elements."""
+    refuse_masked(given, what)
     try:
         index = given if isinstance(given, Tensor) else np.asarray(given)
     except ValueError as error:

@@ -14,7 +14,7 @@ import numpy as np
 from actorflow.nn.lease import Cell, change, frozen, newest
 from actorflow.tensor.initial_values import initial_value
 from actorflow.tensor.layouts import LayerWords, Layout, Words, constraint, layout_of, layouts_of
-from actorflow.tensor.literals import checked_size, dtype_named
+from actorflow.tensor.literals import checked_size, dtype_named, refuse_masked
 from actorflow.tensor.tensor import Operand, Tensor, as_tensor
 from actorflow.tensor.tracer import Constraint, InitSpec, Trace, current_trace, find_source
 from compiler.contract.errors import CompileError
@@ -80,6 +80,7 @@ class Stored(Tensor):
 
         Raises CompileError when shape or dtype are not its own, with the path in the model.
         """
+        refuse_masked(array, f"the value of a {self.kind}")
         is_array = isinstance(array, (np.ndarray, np.generic))
         came = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
         if came != str(self._type):
@@ -226,7 +227,7 @@ class Buffer(Stored):
                 )
             type_ = TensorType(dtype_named(values.dtype, "buffers of dtype"), np.shape(values))
             super().__init__(type_, _GIVEN)
-            self.load(np.asarray(values))
+            self.load(values)
             return
         sizes = tuple(values) if isinstance(values, Sequence) else (values,)
         shape = tuple([checked_size(e, "an extent of a buffer") for e in sizes])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from actorflow.data import DataError, DataSource, check_batch
-from actorflow.data.source import Part, filler_of
+from actorflow.data.source import Part, filler_of, is_plain_array
 from actorflow.distributed.shared_run import GivenBatches
 from actorflow.environment.settings import logger
 from actorflow.options.fit_options import Metrics, StopTraining, reason_of
@@ -354,7 +354,7 @@ class DataPort:
         for name, view in views.items():
             array: Any = batch.get(name) if isinstance(batch, Mapping) else None
             if (
-                not isinstance(array, np.ndarray)
+                not is_plain_array(array)
                 or array.shape != self._types[name].shape
                 or array.dtype != self._dtypes[name]
             ):

@@ -67,6 +67,15 @@ def _holds(dtype: DType, number: int | float) -> bool:
     return low <= number <= high
 
 
+def refuse_masked(array: object, what: str) -> None:
+    """Raise CompileError for a masked array of numpy: a plan has no place for its mask."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise CompileError(
+            f"{find_source()}: {what} is a masked array of numpy, whose mask would be lost; give"
+            " array.filled(number), and the mask, np.ma.getmaskarray(array), as an array of its own"
+        )
+
+
 def dtype_named(name: DType | npt.DTypeLike, what: str) -> DType:
     """Return a dtype by its name. Raises CompileError, which begins with `what`, for others."""
     try:

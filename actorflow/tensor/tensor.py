@@ -23,7 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from actorflow.tensor.layouts import Words, device_number, is_device_name, laid_out
-from actorflow.tensor.literals import checked_size, dtype_named, result_type, scalar
+from actorflow.tensor.literals import (
+    checked_size,
+    dtype_named,
+    refuse_masked,
+    result_type,
+    scalar,
+)
 from actorflow.tensor.tracer import Trace, current_trace, find_source
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.errors import CompileError
@@ -389,6 +395,7 @@ def _value_of(trace: Trace, operand: Operand, partner: DType) -> ValueId:
     if isinstance(operand, (bool, int, float)):
         return _constant(trace, scalar(operand, partner))
     if isinstance(operand, (np.generic, np.ndarray)):
+        refuse_masked(operand, "an operand")
         array = np.ascontiguousarray(operand)
         return _constant(trace, array.reshape(np.shape(operand)))
     raise CompileError(
