@@ -167,6 +167,27 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(reversed(strides))
 
 
+def runs_of(
+    shape: tuple[int, ...], strides_bytes: tuple[int, ...], itemsize: int
+) -> tuple[int, int] | None:
+    """Return the bytes of a run of elements and the distance of two runs.
+
+    None where the elements do not lie in runs at one distance. A place in a register has to.
+    """
+    run, period, count = itemsize, 0, 1
+    axes = [a for a in zip(strides_bytes, shape, strict=True) if a[1] != 1]
+    for stride, length in sorted(axes):
+        if count == 1 and stride == run:
+            run *= length
+        elif count == 1 and stride > run:
+            period, count = stride, length
+        elif count > 1 and stride == period * count:
+            count *= length
+        else:
+            return None
+    return run, period or run
+
+
 # bfloat16 is the upper half of a float32: eight bits of exponent, seven of fraction (Kalamkar et
 # al., A Study of BFLOAT16 for Deep Learning Training, 2019). References take and give float32 (or
 # wider) arrays that hold bfloat16 values; whoever stores such a result in bfloat16 rounds it.

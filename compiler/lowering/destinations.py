@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from compiler.contract.attrs import NO_ATTRS
-from compiler.contract.types import ValueId
+from compiler.contract.types import TensorType, ValueId, runs_of
 from compiler.graph.graph import Graph, Node, consumers, new_value
 from compiler.graph.registry import Layout, inside, is_comm, is_source, view
 from compiler.graph.target import CallOperand, Hardware, KernelCall, KernelInfo
@@ -76,6 +76,11 @@ def place_parts(
     return work.result()
 
 
+def _is_place(type_: TensorType, layout: Layout) -> bool:
+    """Whether something may be written there: of parts that lie less evenly no proof is known."""
+    return runs_of(type_.shape, layout.strides_bytes, type_.dtype.itemsize) is not None
+
+
 class _Decisions:
     """The state of the decisions so far."""
 
@@ -115,7 +120,7 @@ class _Decisions:
         move = _Move()
         copied: list[tuple[int, ValueId, Layout]] = []
         for place, (value, layout) in enumerate(zip(node.inputs, layouts, strict=True)):
-            if layout is None:
+            if layout is None or not _is_place(self._types[value], layout):
                 return
             made = self._moved(index, value, layout, root, move)
             if made is not None:
@@ -169,6 +174,8 @@ class _Decisions:
         if found is None:
             return None
         made, own_layout = found
+        if not _is_place(self._types[made], own_layout):
+            return None
         maker = self._draft_of[self._producers[made]]
         draft = self._drafts[maker]
         if draft is None or self._root[made] != made or made in self._owned or made in so_far.root:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from compiler.contract.errors import InternalError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind, View
-from compiler.contract.types import RegisterId, contiguous_strides
+from compiler.contract.types import RegisterId, contiguous_strides, runs_of
 from compiler.ops.primitives.sources import EVALUATED, SCRATCH
 
 NO_BYTES = -1
@@ -282,25 +282,9 @@ def _extent(view: View) -> Extent:
     pairs = zip(view.type.shape, view.strides_bytes, dense, strict=True)
     is_dense = all([length <= 1 or own == row for length, own, row in pairs])
     start, end = start - view.offset_bytes, end - view.offset_bytes
-    runs = None if start else _runs(view, item)
+    runs = None if start else runs_of(view.type.shape, view.strides_bytes, item)
     run, period = runs or (end - start, end - start)
     return Extent(start, end, is_dense, run, period, runs is not None)
-
-
-def _runs(view: View, item: int) -> tuple[int, int] | None:
-    """Return the bytes of a run and the distance of two; None where the view is not that even."""
-    run, period, count = item, 0, 1
-    axes = [a for a in zip(view.strides_bytes, view.type.shape, strict=True) if a[1] != 1]
-    for stride, length in sorted(axes):
-        if count == 1 and stride == run:
-            run *= length
-        elif count == 1 and stride > run:
-            period, count = stride, length
-        elif count > 1 and stride == period * count:
-            count *= length
-        else:
-            return None
-    return run, period or run
 
 
 # Which version a read finds of what another actor updates in place depends on how often that one
