@@ -22,6 +22,7 @@ from actorflow.tensor.tensor import Tensor, apply, apply_many, as_tensor, intege
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
 from compiler.ops.primitives.convolution import CONV, MAX_POOL
+from compiler.ops.primitives.matmul import KEEPS_PRECISION, MATMUL
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -137,6 +138,7 @@ def avg_pool(
         high=high,
         dilation=(1,) * rank,
         groups=channels,
+        **{KEEPS_PRECISION: True},
     )
     sums = sums.reshape(*images.shape[:2], *sums.shape[2:])
     if divisor_override is not None:
@@ -448,8 +450,9 @@ def _weighed(x: Tensor, axis: int, table: np.ndarray) -> Tensor:
     """Return the product of an axis and a table: one pass over x, and its gradient is another."""
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     shape = (*x.shape[:axis], len(table), *x.shape[axis + 1 :])
-    own = table.astype(x.dtype.value)
+    own, kept = table.astype(x.dtype.value), {KEEPS_PRECISION: True}
     if after == 1:
-        return (x.reshape(before, x.shape[axis]) @ as_tensor(own.T.copy())).reshape(shape)
+        rows = x.reshape(before, x.shape[axis])
+        return apply(MATMUL, rows, as_tensor(own.T.copy()), **kept).reshape(shape)
     parts = x.reshape(before, x.shape[axis], after)
-    return (as_tensor(own) @ parts).reshape(shape)
+    return apply(MATMUL, as_tensor(own), parts, **kept).reshape(shape)

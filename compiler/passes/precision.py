@@ -36,6 +36,7 @@ from compiler.graph.target import Hardware
 from compiler.ops.families import activation, arithmetic, attention
 from compiler.ops.language.vjp import grad_op
 from compiler.ops.primitives import convolution, matmul, shape, slicing
+from compiler.ops.primitives.matmul import KEEPS_PRECISION
 from compiler.ops.primitives.shape import CAST, cast_to
 from compiler.ops.primitives.sources import CONSTANT, DROPOUT, ROUNDED, VARIABLE, constant_array
 from compiler.ops.primitives.transfer import COPY_TO, TO_SBP
@@ -45,7 +46,8 @@ from compiler.ops.primitives.transfer import COPY_TO, TO_SBP
 # After torch's autocast on the CPU (Micikevicius et al., Mixed Precision Training, 2018, section
 # 3): products read low values, what only moves or bends single elements takes what comes, and all
 # else (sums, means, exponentials, softmax, norms, losses, updates) stays in float32. An op of
-# another file says so itself, where it is registered; one that says nothing stays in float32.
+# another file says so itself, where it is registered; one that says nothing stays in float32. So
+# does a product that no user called one, by its attribute: pooling and resizing are lowered to it.
 
 
 class Width(Enum):
@@ -131,8 +133,8 @@ def narrow_products(graph: Graph, low: DType = DType.BFLOAT16) -> Graph:
 def _width_of(graph: Graph, node: Node, low: DType) -> Precision:
     """Return what the column says of a node; one with floats of another width is left alone."""
     fact = precision.get(node.op)
-    if fact.width is Width.HIGH:
-        return fact
+    if fact.width is Width.HIGH or node.attrs.get(KEEPS_PRECISION):
+        return Precision(Width.HIGH)
     if fact.needs_range and low is DType.FLOAT16:
         return Precision(Width.HIGH)
     floats = [graph.types[v].dtype for v in node.inputs if graph.types[v].dtype.is_float]

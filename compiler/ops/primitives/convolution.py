@@ -42,6 +42,7 @@ from compiler.graph.registry import (
     is_exact,
     reference,
 )
+from compiler.ops.primitives.matmul import kept_precision
 
 CONV = define("conv")
 """x [N, C, *spatial], weight [O, C / groups, *kernel] -> y [N, O, *positions]. Floats.
@@ -49,7 +50,8 @@ CONV = define("conv")
 y[n, o, t] is the sum over c, k of weight[o, c, k] x[n, c, t * strides - low + k * dilation], zero
 outside of x: a cross-correlation, as everywhere. Attrs: strides, low, high (what is put before and
 behind each axis; negative: cut off), dilation: one per axis; groups, of which each has C / groups
-channels and O / groups results; perhaps held: no step writes the weight.
+channels and O / groups results; perhaps held: no step writes the weight; perhaps keeps_precision,
+as of matmul.
 """
 
 CONV_INPUT_GRAD = define("conv_input_grad")
@@ -236,7 +238,8 @@ def _emit(
     b: GraphBuilder, op: Op, node: Node, first: ValueId, second: ValueId, **own: tuple[int, ...]
 ) -> ValueId:
     kept = ("strides", "low", "high", "dilation", "groups")
-    return b.one(op, first, second, **{name: node.attrs[name] for name in kept}, **own)
+    attrs = {name: node.attrs[name] for name in kept} | kept_precision(node.attrs)
+    return b.one(op, first, second, **attrs, **own)
 
 
 def _convolution_signatures(

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from compiler.contract.attrs import Attrs
+from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.types import HALVES, DType, TensorType, ValueId
 from compiler.graph.columns import (
     Grads,
@@ -38,8 +38,12 @@ MATMUL = define("matmul")
 """a [..., M, K], b [..., K, N] -> [..., M, N]. Floats; leading axes broadcast as in np.matmul.
 
 Attrs: out_dtype, optional: "float32" lets a product of 16-bit floats keep the sums, which are
-float32 in any case, as they are.
+float32 in any case, as they are; keeps_precision, see there.
 """
+
+KEEPS_PRECISION = "keeps_precision"
+"""An optional attr of products and convolutions, true where a user called neither: a mean of
+windows, say. Mixed precision leaves their operands, and those of their gradients, as they are."""
 
 
 @infer_type.of(MATMUL)
@@ -94,11 +98,17 @@ def _matmul_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
 @gradient_of(MATMUL)
 def _matmul_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     x, w = node.inputs
-    dx = _product_like(b, x, dy, swap_last_axes(b, w))
+    attrs = kept_precision(node.attrs)
+    dx = _product_like(b, x, dy, swap_last_axes(b, w), attrs)
     if b.type_of(w).rank == 2 and b.type_of(x).rank > 2:
         # One product over all rows instead of one per batch element and a sum over them.
         x, dy = _as_matrix(b, x), _as_matrix(b, dy)
-    return dx, _product_like(b, w, swap_last_axes(b, x), dy)
+    return dx, _product_like(b, w, swap_last_axes(b, x), dy, attrs)
+
+
+def kept_precision(attrs: Attrs) -> dict[str, AttrValue]:
+    """Return what the attrs of a product's gradients have of its own."""
+    return {KEEPS_PRECISION: True} if attrs.get(KEEPS_PRECISION) else {}
 
 
 def _as_matrix(b: GraphBuilder, value: ValueId) -> ValueId:
@@ -106,7 +116,9 @@ def _as_matrix(b: GraphBuilder, value: ValueId) -> ValueId:
     return reshape_to(b, value, (math.prod(batch), last))
 
 
-def _product_like(b: GraphBuilder, like: ValueId, left: ValueId, right: ValueId) -> ValueId:
+def _product_like(
+    b: GraphBuilder, like: ValueId, left: ValueId, right: ValueId, attrs: dict[str, AttrValue]
+) -> ValueId:
     """Emit `left @ right`, the gradient of operand `like`, summed where that was stretched.
 
     The gradient of a transposed operand is computed transposed: the transpose in the operand's own
@@ -114,8 +126,8 @@ def _product_like(b: GraphBuilder, like: ValueId, left: ValueId, right: ValueId)
     """
     shape = b.type_of(like).shape
     if not is_swapped(b, like):
-        return sum_to(b, b.one(MATMUL, left, right), shape)
-    product = b.one(MATMUL, swap_last_axes(b, right), swap_last_axes(b, left))
+        return sum_to(b, b.one(MATMUL, left, right, **attrs), shape)
+    product = b.one(MATMUL, swap_last_axes(b, right), swap_last_axes(b, left), **attrs)
     swapped = (*shape[:-2], shape[-1], shape[-2])
     return swap_last_axes(b, sum_to(b, product, swapped))
 
