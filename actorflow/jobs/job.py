@@ -88,6 +88,7 @@ class Job:
         self._function = function
         self._plans: dict[str, Plan] = {}
         self._open: ByIdentity[OpenModel] = ByIdentity()
+        self._fitted: ByIdentity[int] = ByIdentity()
         self._opening = RLock()
         self.__doc__ = function.__doc__
 
@@ -170,8 +171,27 @@ class Job:
 
         seed = self.options.seed if options.seed is None else options.seed
         self._initialise(model, seed, asked.graph)
+        self._say_anew(model, options)
         with runner_on(model, plan, claim, seed, among=among) as runner:
-            return runner.run(options)
+            result = runner.run(options)
+        if self._fitted.get(model) is None:
+            self._fitted.set(model, result.last_step)
+        return result
+
+    def _say_anew(self, model: Module, options: FitOptions) -> None:
+        """Say once that a second `fit` does not go on from the first, where it might be meant."""
+        done = self._fitted.get(model)
+        if done and options.checkpoint is None and self.options.train:
+            self._fitted.set(model, 0)
+            logger.warning(
+                "%s: fit of job %r starts at step 0 with fresh optimizer state, though it has"
+                " trained this model for %d steps before: without checkpoint= steps=%d is the"
+                " number of steps of this call. Give both calls the same checkpoint= to go on",
+                find_source(),
+                self.name,
+                done,
+                options.steps,
+            )
 
     def _asked_for(self, model: Module, options: FitOptions) -> Compilation:
         every = None if options.checkpoint is None else options.every

@@ -297,8 +297,11 @@ class FitOptions:
     """The options of a training run.
 
     Args:
-        data: the source; on a resume it is sought to where the checkpoint left it.
-        steps: total number of steps, those of earlier runs included.
+        data: the source. It is read from where it stands, and stands behind the last batch that
+            was fetched afterwards; on a resume it is sought to where the checkpoint left it. One
+            that has no batch for the first step is an error.
+        steps: total number of steps, those that a checkpoint has done included. Without
+            `checkpoint` all are of this call, which begins at step 0 with fresh optimizer state.
         checkpoint: directory of the run, which also gets `metrics.jsonl`; None keeps nothing.
         every: time ("5s", "10min") or steps (500) between checkpoints; by time, the first
             snapshot that is due is written, and there is one at least every 16 steps. On several

@@ -180,7 +180,7 @@ class FitCall:
             first = self._runner.first()
             return Start(steps_done(first), first)
         self._notice(f"resumed from the checkpoint of step {start.step}")
-        return Start(start.step, self._runner.first(start.values))
+        return Start(start.step, self._runner.first(start.values), is_resumed=True)
 
     def _saver(self, start: Start) -> Saver | None:
         if self._manager is None:
@@ -233,6 +233,7 @@ class FitCall:
                 settings=self._runner.settings,
                 on_step=listener,
                 first_step=start.step,
+                is_resumed=start.is_resumed,
                 total_steps=total,
                 every=None if self._manager is None else Every.parse(self._options.every),
                 saver=saver,
@@ -271,6 +272,8 @@ class FitCall:
             self._warn(f"{run.num_skipped} of {last - first} steps were skipped")
         is_kept = self._manager is not None
         text = _ending(first, last, steps, reasons, is_kept=is_kept)
+        if text and last == first and not self._options.progress:
+            logger.warning("%s", text)
         mean_loss, num_averaged = self._reporter.finish(text)
         return FitResult(
             first,

@@ -20,6 +20,7 @@ from actorflow.data.source import Part, filler_of, is_plain_array
 from actorflow.distributed.shared_run import GivenBatches
 from actorflow.environment.settings import logger
 from actorflow.options.fit_options import Metrics, StopTraining, reason_of
+from actorflow.tensor.tracer import find_source
 from actors.machine.errors import SourceExhausted
 from actors.machine.protocol import Launch, Token
 from compiler.contract.errors import InternalError
@@ -133,12 +134,14 @@ class FedSteps:
     """The steps of a run, of `batches` batches each.
 
     `first` is the number of the step before the first batch, `total` that of the step with the last
-    one, or None for no such end. A stop lets a step that has begun have all its batches.
+    one, or None for no such end. A stop lets a step that has begun have all its batches. A run that
+    goes on from a checkpoint `is_resumed`: its data may have ended there.
     """
 
     first: int
     total: int | None
     batches: int = 1
+    is_resumed: bool = False
 
 
 def check_fields_of(
@@ -204,6 +207,8 @@ class DataPort:
         self._dtypes = {name: np.dtype(t.dtype.value) for name, t in types.items()}
         self._lines = lines
         self._batch = steps.first * batches_per_step
+        self._first_wanted = None if steps.total is None or steps.is_resumed else self._batch
+        self._where = find_source()
         self._positions: Positions | None = None
         if snapshot_every:
             self._positions = Positions(
@@ -336,6 +341,8 @@ class DataPort:
             logger.warning("the run was to stop when the data source raised %r", error)
         elif not isinstance(error, StopIteration):
             self.failure = error
+        elif self._batch == self._first_wanted and not self._is_stopping:
+            self.failure = self._no_data()
         unused = self._batch % self._batches_per_step
         if unused:
             was = f"its last {unused} batches were" if unused > 1 else "its last batch was"
@@ -344,6 +351,14 @@ class DataPort:
                 f" {self._batches_per_step}; give a multiple of {self._batches_per_step} batches"
             )
         self._on_end()
+
+    def _no_data(self) -> DataError:
+        """Return what is wrong with a source that has nothing for a run that wants some."""
+        return DataError(
+            f"{self._where}: the data source ({type(self._source).__name__}) has no batch"
+            " for the first step: it is empty, or another run has used it up: make a new one for each run, or"
+            " take start = source.state() before the first, and source.restore(start) before others"
+        )
 
     def _is_at_end(self) -> bool:
         if self._total is not None and self._batch >= self._total:

@@ -52,6 +52,7 @@ class RunOptions:
         settings: where a trace goes, and whether invariants are checked.
         on_step: called with (step, outputs) on the metrics thread.
         first_step: steps done before this run.
+        is_resumed: whether a checkpoint says where the data goes on.
         total_steps: step at which the run ends, or None for as many as are admitted.
         every: the period of checkpoints, the same on all ranks; None where the run writes none.
         saver: writes them, on the first rank alone.
@@ -68,6 +69,7 @@ class RunOptions:
     settings: Settings
     on_step: Callable[[int, Metrics], object]
     first_step: int = 0
+    is_resumed: bool = False
     total_steps: int | None = None
     every: Every | None = None
     saver: Saver | None = None
@@ -154,9 +156,12 @@ class EvaluationDataPort:
         try:
             return next(self._source)
         except StopIteration:
+            mend = f"give batches={self._done}, or more data"
+            if not self._done:
+                mend = "it is empty or used up; give a new source, or restore its position"
             raise DataError(
                 f"the evaluation wants {self._batches} batches, its data ended after"
-                f" {self._done}; give batches={max(self._done, 1)}, or more data"
+                f" {self._done}; {mend}"
             ) from None
 
     def _copy(self, batch: Batch, views: Token) -> None:

@@ -80,6 +80,7 @@ class Start:
 
     step: int
     values: Mapping[str, Array]
+    is_resumed: bool = False
 
 
 class Saver:

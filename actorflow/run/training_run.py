@@ -124,7 +124,7 @@ class Run:
         self._keeping = Keeping(plan, options, self._ask_checkpoint)
         self._together = self._with_others(options.among, is_stepped=options.is_stepped)
         self._given: GivenBatches | None = None
-        self._data = self._data_port(source)
+        self._data = self._data_port(source, is_resumed=options.is_resumed)
         self._broken = broken_steps_of(plan, options)
         self._checkpoint: CheckpointPort | None = None
         self._evaluated: EvaluationDataPort | None = None
@@ -419,15 +419,17 @@ class Run:
         self._evaluated, eval_metrics = evaluating
         return ports | {"eval_data": self._evaluated, "eval_metrics": eval_metrics}
 
-    def _data_port(self, source: DataSource) -> DataPort:
+    def _data_port(self, source: DataSource, *, is_resumed: bool) -> DataPort:
         fields = batch_fields(self.plan)
         check_fields_of(source, *fields)
         if self._together is not None:
             self._given = self._together.batches(fields[1])
+        total, each = self._total_steps, self._batches_per_step
+        fed = FedSteps(self._first_step, total, each, is_resumed=is_resumed)
         return DataPort(
             source,
             *fields,
-            FedSteps(self._first_step, self._total_steps, self._batches_per_step),
+            fed,
             self._on_source_end,
             snapshot_every=0 if self._saver is None else snapshot_rate(self.plan),
             in_flight=batch_slots(self.plan),

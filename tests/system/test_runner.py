@@ -134,6 +134,87 @@ def test_data_that_ends_early_is_said(mlp, classify, capsys):
     assert "the data ended after step 2 of 10" in capsys.readouterr().out
 
 
+def rows(count=32, **options):
+    x = np.zeros((count, 8), np.float32)
+    return af.data.ArraySource({"x": x, "y": np.zeros(count, np.int32)}, batch=16, **options)
+
+
+def used_up():
+    source = rows(epochs=1)
+    list(source)
+    return source
+
+
+def iterated(items):
+    return af.data.from_iterable(lambda: iter(items), rows().spec())
+
+
+ENDED = {
+    "used up": used_up,
+    "used up by two epochs": lambda: [s := rows(epochs=2), list(s)][0],
+    "an empty iterator": lambda: iterated([]),
+    "an iterator that others have used up": lambda: [
+        i := iter([next(rows())]), next(i), af.data.from_iterable(lambda: i, rows().spec())
+    ][2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", ["fit", "stream", "predict", "runner"])
+@pytest.mark.parametrize("name", ENDED)
+def test_data_without_a_first_step_is_an_error_with_the_users_line(mlp, classify, name, call):
+    train, model, source = classify(), mlp(), ENDED[name]()
+    where = r"test_runner\.py:\d+: the data source \((ArraySource|IterableSource)\) has no batch"
+    calls = {
+        "fit": lambda: train.fit(model, source, steps=5, progress=False),
+        "stream": lambda: list(train.stream(model, source, steps=5)),
+        "predict": lambda: list(
+            af.job(train=False)(lambda m, b: {"y": m(b.x)}).stream(model, source)
+        ),
+        "runner": lambda: list(af.Runner(train.compile(model, source)).stream(source)),
+    }
+    with pytest.raises(af.data.DataError, match=where):
+        calls[call]()
+
+
+def test_the_way_that_the_error_names_lets_a_second_run_have_the_data(mlp, classify):
+    source = rows(epochs=1)
+    start = source.state()
+    for _ in range(2):
+        source.restore(start)
+        assert classify().fit(mlp(), source, steps=9, progress=False).last_step == 2
+
+
+def test_a_run_that_is_resumed_where_its_data_ended_has_nothing_to_do(
+    mlp, classify, tmp_path, caplog
+):
+    for _ in range(2):
+        result = classify().fit(
+            mlp(), rows(epochs=1), steps=9, progress=False, checkpoint=tmp_path
+        )  # fmt: skip
+        assert result.last_step == 2
+    assert caplog.text.count("the data ended after step 2 of 9") == 1
+
+
+def test_an_evaluation_of_data_that_is_used_up_says_so(mlp, classify, classification):
+    score = af.job(train=False)(lambda m, b: {"loss": af.cross_entropy(m(b.x), b.y)})
+    watched = af.Evaluation(score, used_up(), every=1, batches=1)
+    with pytest.raises(af.data.DataError, match="ended after 0; it is empty or used up"):
+        classify().fit(mlp(), classification(), steps=2, evaluation=watched, progress=False)
+
+
+def test_a_second_fit_of_a_model_says_once_that_it_begins_anew(mlp, classify, tmp_path, caplog):
+    train, model = classify(), mlp()
+    train.fit(model, rows(), steps=2, progress=False)
+    train.fit(mlp(), rows(), steps=2, progress=False)  # another model
+    classify().fit(model, rows(), steps=2, progress=False)  # another job
+    train.fit(model, rows(), steps=2, progress=False, checkpoint=tmp_path)
+    assert "step 0" not in caplog.text
+    for _ in range(3):
+        assert train.fit(model, rows(), steps=3, progress=False).first_step == 0
+    assert caplog.text.count("starts at step 0 with fresh optimizer state") == 1
+    assert "for 2 steps before: without checkpoint= steps=3 is the number" in caplog.text
+
+
 def test_metrics_are_json_lines_that_a_resume_continues(mlp, classification, classify, tmp_path):
     run = tmp_path / "run"
     for steps in (3, 6):

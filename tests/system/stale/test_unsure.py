@@ -49,13 +49,15 @@ UNSURE = {
 # fmt: on
 
 
-_TUPLE = (
-    "import collections, typing\nPair = collections.namedtuple('Pair', 'a b', defaults=(2.0,))\n"
-)
-_CLASS = (
-    "import dataclasses\n@dataclasses.dataclass({})\n"
-    "class Size:\n    n: float\n    m: float = 1.0\n"
-)
+_TUPLE = """import collections, typing
+Pair = collections.namedtuple('Pair', 'a b', defaults=(2.0,))
+"""
+_CLASS = """import dataclasses
+@dataclasses.dataclass({})
+class Size:
+    n: float
+    m: float = 1.0
+"""
 
 # fmt: off
 SURE = {
