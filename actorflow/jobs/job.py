@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from inspect import Parameter
-from threading import RLock
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
 
 import numpy as np
@@ -56,6 +56,7 @@ from actorflow.options.job_options import JobOptions
 from actorflow.tensor.tracer import find_source, source_of
 from actorflow.trace.job_graph import Function, trace_job
 from actorflow.trace.traces import ModelSignature, Traced, Traces, carried_over
+from actors.machine.errors import forkable_lock
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import ALONE, INSIDE_A_HOST, ONE, Device, Mesh, Ranks, joined
 from compiler.contract.plan import Plan
@@ -89,7 +90,8 @@ class Job:
         self._plans: dict[str, Plan] = {}
         self._open: ByIdentity[OpenModel] = ByIdentity()
         self._fitted: ByIdentity[int] = ByIdentity()
-        self._opening = RLock()
+        self._turns: ByIdentity[AbstractContextManager[object]] = ByIdentity()
+        self._lock = forkable_lock()
         self.__doc__ = function.__doc__
 
     def compile(
@@ -237,8 +239,9 @@ class Job:
 
         A job with accumulate=k takes a list of k batches of one type. The plan stays open until
         `close`. Another batch type opens another plan, which goes on with the optimizer state of
-        this one. Several jobs may be stepped on one model in turn. Raises CompileError where a
-        `fit` or `stream` trains the model, or a `step` in another thread.
+        this one. Threads that step one job on one model take turns, whatever their batches. Several
+        jobs may be stepped on one model in turn. Raises CompileError where a `fit` or `stream`
+        trains the model, or in another thread a `step` of another job.
         """
         from actorflow.run.stepping import batches_of_step
 
@@ -249,12 +252,12 @@ class Job:
             spec = spec_of(batches[0], where)
         except (CompileError, DataError) as error:
             raise type(error)(f"{find_source()}: {error}") from None
-        with self._opening:
+        with self._turn(model):
             opened = self._open.get(model)
             traced = self._traces(model).newest(spec)
             if opened is None or traced is None or opened.signature.stamp is not traced.guard.stamp:
                 opened = self._opened_for(model, spec, opened)
-        return opened.step(batches)
+            return opened.step(batches)
 
     def averages(self, model: Module) -> dict[str, Array]:
         """Return the averages of the weights that `step` trains, by path; none without an `ema`.
@@ -267,9 +270,20 @@ class Job:
     def close(self, model: Module) -> None:
         """End a plan that `step` opened for this model; its optimizer state goes with it."""
         check_model(model)
-        opened = self._open.pop(model)
-        if opened is not None:
-            opened.close()
+        with self._turn(model):
+            opened = self._open.pop(model)
+            if opened is not None:
+                opened.close()
+
+    def _turn(self, model: Module) -> AbstractContextManager[object]:
+        """Return the lock of whoever traces the job on a model, and opens, steps or closes a plan.
+
+        One for each model: ranks may be threads, which step models of their own and wait for each
+        other.
+        """
+        with self._lock:
+            lock = self._turns.get(model)
+            return self._turns.set(model, forkable_lock()) if lock is None else lock
 
     def _opened_for(
         self, model: Module, spec: dict[str, TensorType], opened: OpenModel | None
@@ -398,7 +412,8 @@ class Job:
         why in one line. Raises CompileError with the user's line.
         """
         check_model(model)
-        return self._traces(model).current(model, spec_of_source(spec)).graph
+        with self._turn(model):
+            return self._traces(model).current(model, spec_of_source(spec)).graph
 
     def _traces(self, model: Module) -> Traces:
         memo: Memo[Traces] = model.memo()

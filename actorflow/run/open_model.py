@@ -23,7 +23,6 @@ from actorflow.options.fit_options import Metrics
 from actorflow.run.runner import Runner
 from actorflow.tensor.tracer import find_source
 from actorflow.trace.traces import ModelSignature
-from actors.machine.errors import forkable_lock
 from compiler.contract.errors import CompileError
 from compiler.contract.plan import Plan
 
@@ -75,7 +74,7 @@ def _say_replaced(model: Module, trained: Mapping[str, Cell], claim: Claim) -> N
 class OpenModel:
     """One runner that is stepped on one model; a model that is dropped ends its runner's plan.
 
-    It holds the cells of the parameters, never the model. Threads take turns.
+    It holds the cells of the parameters, never the model. The job has threads take turns.
 
     Args:
         model: its parameters are kept in step with the runner.
@@ -95,7 +94,6 @@ class OpenModel:
         self._others = {name: cell for name, cell in self._cells.items() if name not in own}
         self._lease: Lease | None = None
         self._seen: dict[str, Array] = {}
-        self._turn = forkable_lock()
         self._when_dropped = weakref.finalize(model, runner.drop)
 
     def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
@@ -103,14 +101,13 @@ class OpenModel:
 
         Raises CompileError where another run trains the model.
         """
-        with self._turn:
-            held = None if self._claim is None else self._hold(self._claim)
-            try:
-                self._take_over(self._others)
-                return self.runner.step(batches)
-            finally:
-                if held is not None:
-                    held.end_step()
+        held = None if self._claim is None else self._hold(self._claim)
+        try:
+            self._take_over(self._others)
+            return self.runner.step(batches)
+        finally:
+            if held is not None:
+                held.end_step()
 
     def close(self) -> dict[str, Array]:
         """End the plan; the model has the newest values. Return all variables as they were left."""

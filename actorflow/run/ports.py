@@ -355,9 +355,10 @@ class DataPort:
     def _no_data(self) -> DataError:
         """Return what is wrong with a source that has nothing for a run that wants some."""
         return DataError(
-            f"{self._where}: the data source ({type(self._source).__name__}) has no batch"
-            " for the first step: it is empty, or another run has used it up: make a new one for each run, or"
-            " take start = source.state() before the first, and source.restore(start) before others"
+            f"{self._where}: the data source ({type(self._source).__name__}) has no batch for the"
+            " first step: it is empty, or another run has used it up. Make a new one for each run,"
+            " or take start = source.state() before the first run, and source.restore(start) before"
+            " the others"
         )
 
     def _is_at_end(self) -> bool:

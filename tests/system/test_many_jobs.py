@@ -2,6 +2,8 @@
 
 import dataclasses
 import gc
+import sys
+import threading
 import weakref
 
 import numpy as np
@@ -182,6 +184,129 @@ def test_alternating_batch_shapes_leave_no_runner_behind(mlp, classification, cl
     gc.collect()
     assert [r() is None for r in runners] == [True, True, True, False]
     train.close(model)
+
+
+class Counting(nn.Module):
+    """Each step takes 1 from the weight, and adds 1 to the count."""
+
+    def __init__(self):
+        self.weight, self.count = (
+            nn.Parameter((2,), (("kind", "zeros"),)),
+            nn.Buffer((), dtype="int64"),
+        )
+
+
+def decrease(model, batch):
+    model.count.assign(model.count + 1)
+    return {"loss": model.weight.sum() + batch.x.sum() * 0.0, "rows": batch.x.sum()}
+
+
+def count(model, batch):
+    model.count.assign(model.count + 1)
+    return {"count": model.count + 0, "rows": batch.x.sum()}
+
+
+def draw(model, batch):
+    return {"drawn": af.rand(8).to("float64").sum(), "rows": batch.x.sum()}
+
+
+def look(model, batch):
+    return {"rows": batch.x.sum() + model.weight.sum()}
+
+
+@pytest.fixture
+def hurried():
+    """Have Python change threads as often as it can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def in_threads(work, count=3):
+    """Run a function in several threads, with their numbers; return what they raised."""
+    errors = []
+
+    def run(number):
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    return errors
+
+
+@pytest.mark.parametrize("lengths", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["train", "momentum", "count", "draw", "look"])
+@pytest.mark.usefixtures("hurried")
+def test_threads_that_step_one_job_take_turns_whatever_their_batches(kind, lengths):
+    function = {"count": count, "draw": draw, "look": look}.get(kind, decrease)
+    sgd = af.optim.SGD(1.0, momentum=0.5 if kind == "momentum" else 0.0)
+    how = {"optimizer": sgd} if function is decrease else {"train": False}
+    job, model, outputs = af.job(function, **how), Counting(), []
+
+    def work(number):
+        for step in range(6):
+            rows = 1 + (number + step) % lengths
+            output = job.step(model, {"x": np.ones(rows, np.float32)})
+            assert output["rows"] == rows
+            outputs.append(output)
+
+    assert in_threads(work) == []
+    total = len(outputs)
+    assert total == 18
+    if kind == "train":
+        np.testing.assert_array_equal(model.weight.data, np.full(2, -18.0, np.float32))
+    if kind == "momentum":  # the sum of 2 - 0.5^n over the steps
+        expected = -sum(2.0 - 0.5**n for n in range(total))
+        np.testing.assert_allclose(model.weight.data, expected, rtol=1e-6)
+    if kind in ("train", "momentum", "count"):
+        assert model.count.data == total
+    if kind == "count":
+        assert sorted(o["count"] for o in outputs) == list(range(1, total + 1))
+    if kind == "draw":
+        sums = [
+            np.random.Generator(np.random.Philox(key=[0, 1], counter=[0, 0, step, 0]))
+            .random(8, np.float32).sum(dtype=np.float64)
+            for step in range(total)
+        ]  # fmt: skip
+        np.testing.assert_allclose(sorted(o["drawn"] for o in outputs), sorted(sums), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_threads_that_step_close_and_stream_one_job_disturb_nobody():
+    job, model = af.job(look, train=False), Counting()
+
+    def work(number):
+        for rows in (1, 2, 3, 4):
+            x = np.ones(rows, np.float32)
+            if number == 0:
+                assert job.step(model, {"x": x})["rows"] == rows
+            elif number == 1:
+                job.close(model)
+                assert job.graph(model, {"x": af.TensorType("float32", (rows,))}).nodes
+            else:
+                source = af.data.ArraySource({"x": x}, batch=rows)
+                assert [o["rows"] for o in job.stream(model, source, steps=1)] == [rows]
+
+    assert in_threads(work) == []
+
+
+@pytest.mark.usefixtures("hurried")
+def test_threads_that_step_one_job_on_models_of_their_own_do_not_wait_for_each_other():
+    job = af.job(decrease, optimizer=af.optim.SGD(1.0))
+    models, meeting = [Counting() for _ in range(3)], threading.Barrier(3)
+
+    def work(number):
+        for step in range(4):
+            job.step(models[number], {"x": np.ones(1 + step % 2, np.float32)})
+            meeting.wait(60)
+
+    assert in_threads(work) == []
+    assert [float(m.weight.data[0]) for m in models] == [-4.0] * 3
 
 
 class Parts(nn.Module):
