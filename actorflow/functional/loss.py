@@ -236,7 +236,7 @@ def _positive(x: Tensor) -> Tensor:
 
 def _at_least(x: Tensor, bound: float) -> Tensor:
     """Return max(x, bound); the bound takes no gradient away, as in torch."""
-    return x + (maximum(x, bound) - x).detach()
+    return x + maximum(bound - x, 0.0).detach()
 
 
 def _not_negative(number: float, what: str) -> float:
