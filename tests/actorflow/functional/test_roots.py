@@ -109,3 +109,9 @@ def test_a_row_of_zeros_that_is_masked_has_no_slope(name, device):
     (slope,) = slopes(OF_ZEROS[name], device, "float32", X, mask=MASK)
     np.testing.assert_array_equal(slope[0], 0)
     assert np.isfinite(slope).all()
+
+
+def test_the_cosine_of_vectors_whose_norm_overflows_is_0_and_no_nan(device):
+    huge = np.full((3, 3), 1e30)
+    for slope in slopes(af.cosine_similarity, device, "float32", huge, huge):
+        np.testing.assert_array_equal(slope, 0)
