@@ -17,6 +17,7 @@ from actorflow.nn.layers import Linear, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter, lay_out
 from actorflow.tensor.layouts import Words, layout_of
+from actorflow.tensor.op_math import in_float32
 from actorflow.tensor.tensor import Operand, Tensor, as_tensor
 from actorflow.tensor.tracer import current_trace, find_source
 from compiler.contract.errors import CompileError
@@ -246,6 +247,7 @@ def _joined(one: Tensor, other: Tensor) -> Tensor:
     return _added(one) + _added(other)
 
 
+@in_float32
 def _weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     scores = q @ k.swapaxes(-1, -2) * (1.0 / math.sqrt(max(q.shape[-1], 1)))
     return functional.softmax(scores if mask is None else scores + _added(mask))

@@ -168,6 +168,20 @@ def test_attention_keeps_scores_in_float32(options, computed, has_gradient):
             np.testing.assert_allclose(found[f"{name} dv"], want, 2e-3, err_msg=name)
 
 
+def test_a_mask_that_is_trained_has_a_gradient_where_scores_do_not_fit(options, computed):
+    q = np.full((1, 2, 8, 64), 60, np.float16)  # scores of 230,400, and 28,800 when scaled
+    v = np.random.default_rng(0).normal(size=q.shape).astype(np.float16)
+
+    def outputs(b):
+        y = af.scaled_dot_product_attention(b.q, b.q, b.v, attn_mask=b.mask)
+        return {"dmask": af.grad(y.sum(), [b.mask])[0]}
+
+    found = computed(outputs, options, q=q, v=v, mask=np.zeros((1, 2, 8, 8), np.float16))
+    slopes = v.astype(np.float64).sum(-1)[:, :, None]
+    want = np.broadcast_to((slopes - slopes.mean(-1, keepdims=True)) / 8, (1, 2, 8, 8))
+    np.testing.assert_allclose(found["dmask"], want, 5e-3, 5e-3)
+
+
 def test_float16_may_have_more_elements_than_its_largest_number(options, computed):
     x = np.random.default_rng(0).normal(size=(20000, 4)).astype(np.float16)
     found = computed(

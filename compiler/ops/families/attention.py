@@ -280,7 +280,9 @@ def _mask_gradient(b: GraphBuilder, node: Node, mask: ValueId, dy: ValueId) -> V
     """Emit the gradient of the mask, a whole matrix of scores: pruned where nobody trains one."""
     q, k, v, _, *drawn = node.inputs
     y, lse = node.outputs
-    dtype = b.type_of(q).dtype
+    own = b.type_of(mask)
+    dtype = _statistics_dtype(own.dtype)  # scores of 16-bit operands need not fit their type
+    q, k, v, mask, dy, y = [cast_to(b, x, dtype) for x in (q, k, v, mask, dy, y)]
     scale = scalar(b, node.attrs.float_("scale"), dtype)
     scores = b.one(ADD, b.one(MUL, b.one(MATMUL, q, swap_last_axes(b, k)), scale), mask)
     by_row = reshape_to(b, cast_to(b, lse, dtype), (*b.type_of(lse).shape, 1))
@@ -290,7 +292,7 @@ def _mask_gradient(b: GraphBuilder, node: Node, mask: ValueId, dy: ValueId) -> V
         (dp,) = b.emit(DROPOUT, (dp, *drawn[:2], *_firsts_of_rows(b, dp, drawn[2:])), attrs)
     delta = b.one(SUM, b.one(MUL, dy, y), axes=(b.type_of(y).rank - 1,), keepdims=True)
     slopes = b.one(MUL, b.one(EXP, b.one(SUB, scores, by_row)), b.one(SUB, dp, delta))
-    return sum_to(b, slopes, b.type_of(mask).shape)
+    return cast_to(b, sum_to(b, slopes, own.shape), own.dtype)
 
 
 def _firsts_of_rows(b: GraphBuilder, scores: ValueId, firsts: Sequence[ValueId]) -> list[ValueId]:
