@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from actorflow.compile.plan_facts import batch_fields, batch_parts
 from actorflow.data import DataError, DataSource, check_batch
 from actorflow.data.source import Part, filler_of, is_plain_array
 from actorflow.distributed.shared_run import GivenBatches
@@ -24,6 +24,7 @@ from actorflow.tensor.tracer import find_source
 from actors.machine.errors import SourceExhausted
 from actors.machine.protocol import Launch, Token
 from compiler.contract.errors import InternalError
+from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
 
 
@@ -125,10 +126,6 @@ class Positions:
         self._oldest = batch
 
 
-NO_PARTS: Mapping[str, Part] = MappingProxyType({})
-"""Of a rank that has whole batches."""
-
-
 @dataclass(frozen=True, slots=True)
 class FedSteps:
     """The steps of a run, of `batches` batches each.
@@ -144,19 +141,34 @@ class FedSteps:
     is_resumed: bool = False
 
 
-def check_fields_of(
-    source: DataSource, fields: Mapping[str, TensorType], lines: Mapping[str, str]
-) -> None:
-    """Check that a source's spec gives every field of the plan. Raises DataError."""
-    spec = source.spec()
-    for name, expected in fields.items():
-        came = spec.get(name)
-        if came != expected:
-            raise DataError(
-                f"batch[{name!r}] ({lines[name]}): the plan was compiled for {expected}, the data"
-                f" source gives {came if came is not None else 'no such key'}; compile the job for"
-                " this source, or give it the source that it was compiled for"
-            )
+@dataclass(frozen=True, slots=True)
+class ReadFields:
+    """What a plan reads of each batch of a source, by name.
+
+    Args:
+        types: of each field of a whole batch.
+        lines: the user's line that reads each field, for messages.
+        parts: where in the whole a rank's part lies, of the fields of which it has one.
+    """
+
+    types: Mapping[str, TensorType]
+    lines: Mapping[str, str]
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    @staticmethod
+    def of(plan: Plan, rank: int, source: DataSource, name: str = "data") -> ReadFields:
+        """Return what a rank reads of a source. Raises DataError where its spec gives other."""
+        fields = ReadFields(*batch_fields(plan, name), batch_parts(plan, rank, name))
+        spec = source.spec()
+        for name, expected in fields.types.items():
+            came = spec.get(name)
+            if came != expected:
+                raise DataError(
+                    f"batch[{name!r}] ({fields.lines[name]}): the plan was compiled for {expected},"
+                    f" the data source gives {came if came is not None else 'no such key'}; compile"
+                    " the job for this source, or give it the source that it was compiled for"
+                )
+        return fields
 
 
 class DataPort:
@@ -170,14 +182,10 @@ class DataPort:
 
     Args:
         source: where batches come from; used only by this port's thread from now on.
-        types: type of each field of a whole batch.
-        lines: the user's line that reads each field, for messages.
+        fields: what the plan reads of a batch.
         steps: which steps are fed.
         on_end: called before the end of the stream is announced to the plan.
-        snapshot_every: steps between two snapshots whose positions are kept for `position_after`,
-            or 0 for none.
-        in_flight: batches that the plan has slots for.
-        parts: where in the whole a rank's part lies, of the fields of which it has one.
+        positions: keeps those for `position_after`; None for none.
         on_fed: called with each step that has all its batches, before it begins; None for nobody.
         given: sees every batch that is whole here, before its step begins; None for nobody.
     """
@@ -185,38 +193,28 @@ class DataPort:
     def __init__(
         self,
         source: DataSource,
-        types: Mapping[str, TensorType],
-        lines: Mapping[str, str],
+        fields: ReadFields,
         steps: FedSteps,
         on_end: Callable[[], None],
         *,
-        snapshot_every: int = 0,
-        in_flight: int = 0,
-        parts: Mapping[str, Part] = NO_PARTS,
+        positions: Positions | None = None,
         on_fed: Callable[[int], None] | None = None,
         given: GivenBatches | None = None,
     ) -> None:
         self._source = source
         self._on_fed, self._given = on_fed, given
-        self._parts = parts
+        self._parts = fields.parts
         batches_per_step = self._batches_per_step = steps.batches
         self._total = None if steps.total is None else steps.total * batches_per_step
         self._on_end = on_end
         self._is_stopping = False
-        self._types = dict(types)
-        self._dtypes = {name: np.dtype(t.dtype.value) for name, t in types.items()}
-        self._lines = lines
+        self._types = dict(fields.types)
+        self._dtypes = {name: np.dtype(t.dtype.value) for name, t in fields.types.items()}
+        self._lines = fields.lines
         self._batch = steps.first * batches_per_step
         self._first_wanted = None if steps.total is None or steps.is_resumed else self._batch
         self._where = find_source()
-        self._positions: Positions | None = None
-        if snapshot_every:
-            self._positions = Positions(
-                self._batch,
-                source.state(),
-                stride=snapshot_every * batches_per_step,
-                in_flight=in_flight + batches_per_step,
-            )
+        self._positions = positions
         self._fetching = Fetching(source)
         self._turn = threading.Condition()
         self._is_held = False

@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actorflow.compile.plan_facts import batch_fields, batch_parts, line_of_output, losses_of
+from actorflow.compile.plan_facts import line_of_output, losses_of
 from actorflow.data import Batch, DataError, DataSource, check_batch
-from actorflow.data.source import Part
 from actorflow.distributed.process_group import ONE_RANK, Among
 from actorflow.distributed.unshard import Joining
 from actorflow.environment.settings import Settings, logger
 from actorflow.options.fit_options import Evaluation, Metrics
 from actorflow.run.broken_steps import BrokenSteps, is_scaled, skips
-from actorflow.run.ports import Fetching, MetricsPort, check_fields_of
+from actorflow.run.ports import Fetching, MetricsPort, ReadFields
 from actors.machine.errors import SourceExhausted
 from actors.machine.protocol import Launch, Token
 from compiler.contract.errors import CompileError, PeerFailed
 from compiler.contract.plan import Plan
-from compiler.contract.types import TensorType
 from compiler.graph.target import SKIPPED
 from memory.report import format_bytes
 
@@ -91,27 +89,23 @@ class EvaluationDataPort:
 
     Args:
         source: used only by this port's thread from now on.
-        types: type of each field of a whole batch of the evaluation.
-        lines: the user's line that reads each field, for messages.
+        fields: what the evaluation reads of a batch.
         batches: of one evaluation.
         on_failure: called when the source raised.
-        parts: where in the whole a rank's part lies, of the fields of which it has one.
     """
 
     def __init__(
         self,
         source: DataSource,
-        types: Mapping[str, TensorType],
-        lines: Mapping[str, str],
+        fields: ReadFields,
         batches: int,
         on_failure: Callable[[], object],
-        parts: Mapping[str, Part],
     ) -> None:
         self._source = source
-        self._types = dict(types)
-        self._lines = lines
+        self._types = dict(fields.types)
+        self._lines = fields.lines
         self._batches = batches
-        self._parts = parts
+        self._parts = fields.parts
         self._begin = dict(source.state())
         self._done = 0
         self._on_failure = on_failure
@@ -220,16 +214,13 @@ def evaluation_ports(
             f"plan {plan.name!r} evaluates every {every} steps; give fit the evaluation that it was"
             " compiled with"
         )
-    fields, lines = batch_fields(plan, "eval_data")
-    check_fields_of(evaluation.data, fields, lines)
+    fields = ReadFields.of(plan, options.among.rank, evaluation.data, "eval_data")
     batches = plan.int_option("evaluate_batches", 0)
     data = EvaluationDataPort(
         evaluation.data,
         fields,
-        lines,
         batches,
         lambda: ask("the evaluation's data failed"),
-        batch_parts(plan, options.among.rank, "eval_data"),
     )
     on_result, before = evaluation.on_result, options.first_step - options.first_step % every
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 
 from actorflow.compile.plan_facts import (
-    batch_fields,
-    batch_parts,
     batch_slots,
     batches_per_step,
     credits_after,
@@ -29,7 +27,14 @@ from actorflow.environment.host import is_cuda
 from actorflow.environment.settings import SettingsError, logger
 from actorflow.run.devices import as_run, devices_of, open_devices, said_of, share_cores
 from actorflow.run.live_variables import LiveVariables
-from actorflow.run.ports import CheckpointPort, DataPort, FedSteps, MetricsPort, check_fields_of
+from actorflow.run.ports import (
+    CheckpointPort,
+    DataPort,
+    FedSteps,
+    MetricsPort,
+    Positions,
+    ReadFields,
+)
 from actorflow.run.run_options import (
     EvaluationDataPort,
     Keeping,
@@ -420,20 +425,21 @@ class Run:
         return ports | {"eval_data": self._evaluated, "eval_metrics": eval_metrics}
 
     def _data_port(self, source: DataSource, *, is_resumed: bool) -> DataPort:
-        fields = batch_fields(self.plan)
-        check_fields_of(source, *fields)
+        fields = ReadFields.of(self.plan, self._rank, source)
         if self._together is not None:
-            self._given = self._together.batches(fields[1])
+            self._given = self._together.batches(fields.lines)
         total, each = self._total_steps, self._batches_per_step
-        fed = FedSteps(self._first_step, total, each, is_resumed=is_resumed)
+        stride = 0 if self._saver is None else snapshot_rate(self.plan) * each
+        positions = None
+        if stride:
+            first, in_flight = self._first_step * each, batch_slots(self.plan) + each
+            positions = Positions(first, source.state(), stride=stride, in_flight=in_flight)
         return DataPort(
             source,
-            *fields,
-            fed,
+            fields,
+            FedSteps(self._first_step, total, each, is_resumed=is_resumed),
             self._on_source_end,
-            snapshot_every=0 if self._saver is None else snapshot_rate(self.plan),
-            in_flight=batch_slots(self.plan),
-            parts=batch_parts(self.plan, self._rank),
+            positions=positions,
             on_fed=None if self._together is None else self._together.fed,
             given=self._given,
         )

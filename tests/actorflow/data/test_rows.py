@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from actorflow.data import ArraySource, DataError, FillsRows, Tokens, from_iterable
 from actorflow.data.source import filler_of
-from actorflow.run.ports import DataPort, FedSteps
+from actorflow.run.ports import DataPort, FedSteps, ReadFields
 from actors.machine.errors import SourceExhausted
 from compiler.contract.placement import Mesh
 from compiler.contract.sbp import own_part
@@ -57,7 +57,8 @@ class Rank:
             self.parts[name] = own_part(PartOf(types[name].shape, own), mesh, rank)
         lines = dict.fromkeys(types, "train.py:1")
         steps = FedSteps(0, None)
-        self.port = DataPort(source, types, lines, steps, lambda: None, parts=self.parts)
+        fields = ReadFields(types, lines, self.parts)
+        self.port = DataPort(source, fields, steps, lambda: None)
         self.slot = {}
         for name, type_ in types.items():
             part = self.parts.get(name, tuple([slice(0, n) for n in type_.shape]))

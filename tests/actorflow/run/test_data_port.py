@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from actorflow.options.fit_options import StopTraining
-from actorflow.run.ports import DataPort, FedSteps
+from actorflow.run.ports import DataPort, FedSteps, ReadFields
 from actors.machine.errors import SourceExhausted
 from compiler.contract.types import DType, TensorType
 
@@ -40,8 +40,7 @@ class Port:
         self.ends = []
         self.port = DataPort(
             Source(answer),
-            TYPES,
-            {"x": "train.py:1"},
+            ReadFields(TYPES, {"x": "train.py:1"}),
             FedSteps(0, None, batches_per_step),
             lambda: self.ends.append(1),
         )
