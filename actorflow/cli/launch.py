@@ -55,9 +55,22 @@ def run(options: argparse.Namespace) -> int:
     if not Path(options.file).is_file():
         raise FileNotFoundError(2, "no such script", options.file)
     settings = Settings.from_env(os.environ)
+    _open_standard_files()
     command = (options.file, *options.rest)
     asked = RankLaunch(command, options.ranks, settings.rank_seconds, options.grace)
     return launch(asked, os.environ)
+
+
+def _open_standard_files() -> None:
+    """Open /dev/null for standard files that are closed, as a daemon leaves them.
+
+    Else pipes and sockets would take their numbers, and ranks would write into those.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 # A user's script, and what is shown of an error that ends it.

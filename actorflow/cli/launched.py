@@ -47,7 +47,7 @@ def _leave(member: RankMember) -> None:
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where it is closed
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     member.leave()
@@ -57,7 +57,7 @@ def _failed(member: RankMember, error: Exception) -> int:
     shown = io.StringIO()
     with contextlib.redirect_stderr(shown):
         tell_error(error)
-    if not member.fail(error, shown=shown.getvalue()):
+    if not member.fail(error, shown=shown.getvalue()) and sys.stderr is not None:
         sys.stderr.write(shown.getvalue())
     return 1
 

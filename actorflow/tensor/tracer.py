@@ -19,7 +19,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,10 +211,11 @@ def shown_path(filename: str) -> str:
     """Return a file as messages name it: relative to the working directory where it is in it.
 
     Bytes of its name that are no text, which Python has as surrogates, are shown as "?": plans and
-    messages to other processes are UTF-8.
+    messages to other processes are UTF-8. Where the working directory was removed no file is in it.
     """
-    here = os.getcwd() + os.sep
-    return filename.removeprefix(here).encode("utf-8", "replace").decode()
+    with suppress(FileNotFoundError):
+        filename = filename.removeprefix(os.getcwd() + os.sep)
+    return filename.encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)

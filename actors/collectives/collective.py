@@ -109,9 +109,13 @@ class Collective:
 
     @property
     def text(self) -> str:
-        """What all who meet for it must say alike."""
+        """What all who meet for it must say alike.
+
+        Of the user's line that is the name of the file, as its folder is shown relative to the
+        working directory, which is a rank's own.
+        """
         if not self.ends:
-            return str(self)
+            return f"{self._text} ({self.where.rpartition(' at ')[2].rpartition('/')[2]})"
         type_ = TensorType(self.dtype, self.whole)
         return f"transfer {self.order} of {type_} from {self.ends[0]} to {self.ends[1]}"
 
@@ -166,6 +170,10 @@ class Collective:
         )
 
     def __str__(self) -> str:
+        return f"{self._text} ({self.where})"
+
+    @property
+    def _text(self) -> str:
         by = f" by {self.by}" if self.by else ""
         cut = "".join(
             [
@@ -175,7 +183,7 @@ class Collective:
             ]
         )
         whole = TensorType(self.dtype, self.whole)
-        return f"{self.op} {self.order} of {whole}{by}{cut} ({self.where})"
+        return f"{self.op} {self.order} of {whole}{by}{cut}"
 
     def _part(self, axis: int | None, rank: int) -> Shape:
         if axis is None:

@@ -44,7 +44,7 @@ from actors.collectives.segments import (
 from actors.kernels.common.host_memory import address
 from actors.kernels.library.runtime import Toolchain
 from actors.machine.protocol import Array, Block, CollectiveCall, Gather, Launch
-from compiler.contract.errors import DeviceError, InternalError, PeerFailed
+from compiler.contract.errors import DeviceError, InternalError, OutOfMemory, PeerFailed
 from compiler.contract.placement import Mesh
 
 
@@ -324,7 +324,14 @@ class SharedMemory:
 
     def ready(self) -> None:
         """Meet all ranks once, agree and map their memory; see `Communicator.ready`."""
-        self._own.allocate("board", Board.size_bytes(len(self._lanes())))
+        try:
+            self._own.allocate("board", Board.size_bytes(len(self._lanes())))
+        except MemoryError as error:
+            raise OutOfMemory(
+                f"rank {self._rank} of {self._mesh.num_ranks} has no memory to meet the others in:"
+                f" {error}; a limit on memory or on the size of files is reached ('ulimit -v',"
+                " 'ulimit -f', which counts for shared memory as well): raise it"
+            ) from error
         collectives = [
             CollectiveOffer(b.lane, b.place, b.collective.text, tuple(b.rows))
             for b in self._bound.values()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import os
 import platform
@@ -38,7 +39,7 @@ from actors.kernels.common.files import (
     replace_sealed,
 )
 from actors.machine.errors import forkable_lock
-from compiler.contract.errors import ActorflowError
+from compiler.contract.errors import ActorflowError, DeviceError
 
 # A shared library is found again by the hash of all that decides its bytes: the text, the flags,
 # the compiler's version, and the features of the processor. So a cache that was made on another
@@ -241,7 +242,14 @@ def _version(command: tuple[str, ...]) -> str | None:
         ended = subprocess.run(
             [*command, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=True
         )
-    except (OSError, subprocess.SubprocessError):
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise DeviceError(
+                f"no file descriptor is left to ask the C compiler {command[0]}: {error.strerror};"
+                " raise the limit ('ulimit -n')"
+            ) from error
+        return None
+    except subprocess.SubprocessError:
         return None
     return ended.stdout.decode("utf-8", "replace").strip()
 
