@@ -161,7 +161,11 @@ def _core_findings(host: Host) -> Iterator[Finding]:
 def _ranks_finding(host: Host) -> Finding:
     """Whether `actorflow launch` can run several ranks; what is missing is a finding of its own."""
     has_compiler = host.compiler is not None and not host.compiler_error
-    has = {"memory that processes share (memfd)": host.shares_memory, "a C compiler": has_compiler}
+    has = {
+        "memory that processes share (memfd)": host.shares_memory,
+        "a C compiler": has_compiler,
+        "the loopback device (127.0.0.1), which is down or closed": host.reaches_loopback,
+    }
     if missing := [name for name, is_there in has.items() if not is_there]:
         return Finding("ranks", f"several cannot run here: they need {' and '.join(missing)}")
     usable = max(1, int(min(host.num_cores, host.quota_cores or host.num_cores)))

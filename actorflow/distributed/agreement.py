@@ -222,6 +222,10 @@ class Agreement:
         elif rank == self._teller:
             self.failure = replace(failure, shown=failure.shown or message.shown)
 
+    def has_heard(self, rank: int) -> bool:
+        """Whether a rank has ever said anything."""
+        return rank in self._heard
+
     def has_left(self, rank: int) -> bool:
         """Whether a rank has said that its script ended well."""
         return rank in self._gone

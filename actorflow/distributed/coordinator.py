@@ -25,6 +25,7 @@ from actorflow.distributed.messages import (
     FromRank,
     Malformed,
     RankKeys,
+    WaitedInVain,
     decode,
     encode,
     routing_id,
@@ -37,6 +38,13 @@ _DOOR = "inproc://zeromq.zap.01"
 HANDSHAKE_MS = 5_000
 """How long a stranger may keep a connection without a word; ours need some ms, but may be stopped
 meanwhile."""
+
+
+SETTLE_MS = 300
+"""How long nothing may come before a rank is said not to have come."""
+
+
+_MOST_SETTLING = 20
 
 
 class Coordinator:
@@ -62,6 +70,7 @@ class Coordinator:
         self._agreement = Agreement(num_ranks)
         self._tell_refused = refused
         self._num_refused = 0
+        self._vain: list[tuple[int, WaitedInVain]] = []
         self._context = zmq.Context()
         public, secret = zmq.curve_keypair()
         pairs = [zmq.curve_keypair() for _ in range(num_ranks)]
@@ -106,7 +115,23 @@ class Coordinator:
         return self._agreement.has_left(rank)
 
     def serve(self) -> None:
-        """Take everything that has come, and answer. Never blocks."""
+        """Take everything that has come, and answer. Blocks only before a rank is given up."""
+        self._take_all()
+        if self._vain:
+            # Where the launcher itself was stopped, what the missing rank said lies in a socket.
+            for _ in range(_MOST_SETTLING):
+                if not self._router.poll(SETTLE_MS):
+                    break
+                self._take_all()
+            vain, self._vain = self._vain, []
+            for rank, message in vain:
+                self._send(self._agreement.take(rank, message))
+
+    def has_heard(self, rank: int) -> bool:
+        """Whether a rank has ever said anything."""
+        return self._agreement.has_heard(rank)
+
+    def _take_all(self) -> None:
         self._doorman.serve()
         while True:
             try:
@@ -122,7 +147,10 @@ class Coordinator:
             except Malformed as error:
                 self._refused(f"rank {rank} sent {error}; it was refused")
                 continue
-            self._send(self._agreement.take(rank, message))
+            if isinstance(message, WaitedInVain):
+                self._vain.append((rank, message))
+            else:
+                self._send(self._agreement.take(rank, message))
 
     def lost(self, rank: int, text: str, *, explains: bool = False) -> None:
         """Hear that a rank's process has failed; `text` is said of it, as "was ended by SIGKILL".

@@ -199,6 +199,8 @@ AGAIN_S = 2.0
 """How long after the first a signal counts as a second wish: later than for a rank that trains
 (`actorflow.run.stopping.AGAIN_S`), which then takes the copy that it is sent for a second one, too.
 """
+START_S = 30.0
+"""What the start of a rank's process may take, besides the time that ranks wait."""
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BY_SIGNAL = 128
 """What a shell adds to the number of the signal that ended a process."""
@@ -245,6 +247,7 @@ class _Launcher:
         """Those that were passed on, and when each came first."""
         self._ending_since_s: float | None = None
         self._waiting_since_s: float | None = None
+        self._started_s = time.monotonic()
         self._poller = zmq.Poller()
         for socket in self._coordinator.sockets:
             self._poller.register(socket, zmq.POLLIN)
@@ -267,6 +270,7 @@ class _Launcher:
                     self._read_output(came)
                     self._reap(came, now_s)
                     self._look_for_stopped(now_s)
+                    self._look_for_silent(now_s)
                     self._escalate(now_s)
                     self._tell_who_runs(now_s)
             finally:
@@ -364,6 +368,23 @@ class _Launcher:
                 text = f"was stopped (SIGSTOP) {wait_s:g} s ago and does not go on"
                 self._coordinator.lost(rank.rank, text)
 
+    def _silent_until_s(self) -> float | None:
+        """Return until when ranks may have said nothing yet; None where none is awaited."""
+        wait_s, ranks = self._asked.wait_s, self._ranks
+        silent = [r for r in ranks if r.status is None and not self._coordinator.has_heard(r.rank)]
+        is_awaited = wait_s and silent and self._coordinator.failure is None
+        return self._started_s + wait_s + START_S if is_awaited else None
+
+    def _look_for_silent(self, now_s: float) -> None:
+        """Give up ranks that cannot reach the coordinator, and do not find that out themselves."""
+        until_s = self._silent_until_s()
+        if until_s is None or now_s < until_s:
+            return
+        for rank in self._ranks:
+            if rank.status is None and not self._coordinator.has_heard(rank.rank):
+                text = f"has not said a word {until_s - self._started_s:g} s after its start"
+                self._coordinator.lost(rank.rank, f"{text}, at {self._coordinator.endpoint}")
+
     def _escalate(self, now_s: float) -> None:
         """End who does not end by itself, once there was a failure."""
         if self._coordinator.failure is not None:
@@ -404,6 +425,8 @@ class _Launcher:
         wait_s = self._asked.wait_s
         if wait_s and self._waiting_since_s is not None:
             due.append(self._waiting_since_s + wait_s)
+        if (until_s := self._silent_until_s()) is not None:
+            due.append(until_s)
         for rank in self._ranks:
             if rank.stopped_at_s is not None and wait_s and rank.status is None:
                 due.append(rank.stopped_at_s + wait_s)

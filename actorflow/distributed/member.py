@@ -17,6 +17,7 @@ import math
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
@@ -57,11 +58,16 @@ from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 # rings: `say` takes no lock and may be called by any thread and by signal handlers.
 
 
+CONTACT_S = 1.0
+"""What the first contact may take at least."""
+
+
 class RankLink:
     """The link of a rank to its coordinator. It says Hello by itself.
 
-    The coordinator is this process's parent, without which it is killed: the link looks after
-    nothing but messages.
+    The coordinator is this process's parent, without which it is killed. So the link looks for one
+    that cannot be reached, at first or any more, and for nothing else: one that is stopped for a
+    while is waited for, as the system takes what is sent to it.
 
     Args:
         keys: of this rank.
@@ -106,9 +112,24 @@ class RankLink:
             poller = zmq.Poller()
             poller.register(socket, zmq.POLLIN)
             poller.register(self._bell, zmq.POLLIN)
+            lost = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            poller.register(lost, zmq.POLLIN)
+            wait_s = max(keys.wait_s, CONTACT_S) if keys.wait_s else math.inf
+            deadline_s = time.monotonic() + wait_s
+            is_known = False
             while self._send_all(socket):
-                poller.poll()
-                self._hear_all(socket)
+                left_s = deadline_s - time.monotonic()
+                is_timed = not (is_known or math.isinf(left_s))
+                ready = dict(poller.poll(max(0, math.ceil(left_s * 1000)) if is_timed else None))
+                is_known = self._hear_all(socket) or is_known
+                if lost in ready:
+                    lost.recv_multipart()
+                if lost in ready and is_known:
+                    raise _unreachable(
+                        keys, "was lost: it had a connection, which the system ended"
+                    )
+                if not is_known and left_s <= 0:
+                    raise _unreachable(keys, f"did not come about within {wait_s:g} s")
         except BaseException as error:
             self._broken(error)
         finally:
@@ -133,12 +154,15 @@ class RankLink:
             socket.send_multipart(encode(message), copy=False)
         return True
 
-    def _hear_all(self, socket: zmq.Socket[bytes]) -> None:
+    def _hear_all(self, socket: zmq.Socket[bytes]) -> bool:
+        """Hear all that came; return whether anything did."""
+        has_heard = False
         while True:
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                return has_heard
+            has_heard = True
             try:
                 message = decode([frame.buffer for frame in frames], ToRank)
             except Malformed as error:
@@ -158,7 +182,18 @@ def shortened(messages: Sequence[FromRank]) -> list[FromRank]:
     return found
 
 
+def _unreachable(keys: RankKeys, text: str) -> PeerFailed:
+    return PeerFailed(
+        f"the link of rank {keys.rank} to its coordinator at {keys.endpoint} {text}. Ranks and"
+        " their launcher talk over the loopback device: it may be down, as in a new network"
+        " namespace ('ip link set lo up'), or a firewall drops what is sent there; 'actorflow"
+        " doctor' tries it (ACTORFLOW_RANK_SECONDS sets how long ranks wait)"
+    )
+
+
 def _prepare(socket: zmq.Socket[bytes], keys: RankKeys) -> None:
+    if keys.wait_s:  # after which what the other system did not take ends the connection
+        socket.tcp_maxrt = int(keys.wait_s * 1000)
     socket.curve_serverkey = keys.server_public
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.routing_id = routing_id(keys.rank)
@@ -232,7 +267,7 @@ class RankMember:
         self._runs: tuple[SharedRun, ...] = ()
         """Those that are open: several, where a script steps several plans in turn."""
         self._failure: ActorflowError | None = None
-        self._has_told = self._has_left = False
+        self._has_told = self._has_left = self._is_broken = False
         self._news: SimpleQueue[Met | None] = SimpleQueue()
         self._noted, self._is_over = threading.Event(), threading.Event()
         # Here, because whoever is alone has no need of zmq.
@@ -316,6 +351,8 @@ class RankMember:
         if peer is not None:
             # A collective may miss a rank before anybody knows why; who does will tell us.
             self._is_over.wait(_NEWS_S)
+        if self._is_broken:
+            return False
         is_consequence = self._failure is not None and (peer is not None or self._failure in causes)
         if is_consequence or (self._has_told and not shown):
             return True
@@ -326,7 +363,7 @@ class RankMember:
             text = f"{type(error).__name__}: {error}"
         self._noted.clear()
         self._link.say(RankFailed(at_fault, text, op, line, shown))
-        return self._noted.wait(_GOODBYE_S)
+        return self._noted.wait(_GOODBYE_S) and not self._is_broken
 
     def leave(self) -> None:
         """Say that the script of this rank has ended well, and end the link. Idempotent.
@@ -387,8 +424,13 @@ class RankMember:
                 run.abort(error)
 
     def _break(self, error: BaseException) -> None:
-        broken = InternalError(f"the link to the coordinator broke: {error!r}")
-        broken.__cause__ = error
+        broken: ActorflowError
+        if isinstance(error, PeerFailed):
+            broken = error
+        else:
+            broken = InternalError(f"the link to the coordinator broke: {error!r}")
+            broken.__cause__ = error
+        self._is_broken = True
         self._noted.set()  # nobody will answer
         self._abort(broken)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,7 @@ CUDA_PACKAGES = {
 """What jobs on CUDA may use, with the extra that installs it."""
 
 _BUSY_WINDOW_S = 0.2
+_LOOPBACK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Host:
     `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
     `onednn` is the version of the library of products.
     `busy_cores` is what other processes use. `shares_memory` is whether ranks can be started and
-    share memory: by pidfd and memfd, which Linux has.
+    share memory: by pidfd and memfd, which Linux has. `reaches_loopback` is whether they can talk.
     """
 
     python: tuple[int, int, int]
@@ -78,6 +80,7 @@ class Host:
     cache_is_writable: bool
     compiler_error: str = ""
     shares_memory: bool = True
+    reaches_loopback: bool = True
 
 
 def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sleep) -> Host:
@@ -107,7 +110,17 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         busy_cores=_busy_cores(wait),
         cache_is_writable=_cache_is_writable(environ),
         shares_memory=hasattr(os, "memfd_create") and hasattr(os, "pidfd_open"),
+        reaches_loopback=_reaches_loopback(),
     )
+
+
+def _reaches_loopback() -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), _LOOPBACK_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def is_writable(folder: Path) -> bool:

@@ -57,6 +57,10 @@ def report_lines(environ, host):
             "cannot run here: they need memory that processes share (memfd)",
         ),
         (
+            {"reaches_loopback": False},
+            "they need the loopback device (127.0.0.1), which is down or closed",
+        ),
+        (
             {"shares_memory": False, "compiler": None},
             "they need memory that processes share (memfd) and a C compiler",
         ),

@@ -18,7 +18,8 @@ def launcher(monkeypatch):
         SimpleNamespace(rank=number, status=None, stopped_at_s=None, is_forced=True)
         for number in range(2)
     ]
-    found.killed = killed
+    found.killed, found._started_s = killed, 40.0
+    found._coordinator._agreement._heard.update((0, 1))
     yield found
     found._coordinator.close()
 
@@ -46,3 +47,45 @@ def test_a_rank_that_runs_long_after_the_others_is_named_once(launcher, capsys):
     )
     assert launcher._timeout_ms(650.0) is None
     assert launcher.killed == []
+
+
+@pytest.mark.parametrize("silent", [(0,), (1,), (0, 1)])
+def test_a_rank_that_never_says_a_word_is_given_up(launcher, silent):
+    """Such as one whose script blocks, and which cannot reach the coordinator."""
+    launcher._coordinator._agreement._heard.difference_update(silent)
+    assert launcher._timeout_ms(40.0) == 630_001
+    launcher._look_for_silent(669.9)
+    assert launcher._coordinator.failure is None
+    launcher._look_for_silent(670.0)
+    failure = launcher._coordinator.failure
+    assert (failure.rank, failure.told.split(", at tcp://127.0.0.1:")[0]) == (
+        silent[0], f"rank {silent[0]} has not said a word 630 s after its start",
+    )  # fmt: skip
+    assert launcher._timeout_ms(670.0) is None
+
+
+def test_ranks_that_wait_for_ever_may_be_silent_for_ever(launcher):
+    launcher._asked = RankLaunch(("x",), 2, 0.0, 10.0)
+    launcher._coordinator._agreement._heard.clear()
+    assert launcher._timeout_ms(1e9) is None
+    launcher._look_for_silent(1e9)
+    assert launcher._coordinator.failure is None
+
+
+@pytest.mark.parametrize(
+    ("came_s", "passed_on", "is_ending"),
+    [
+        ([0.0], 1, False),
+        ([0.0, 0.001, 0.3, 1.9], 1, False),
+        ([0.0, 2.0], 2, True),
+        ([0.0, 0.001, 3.0], 2, True),
+        ([5.0, 5.5, 6.0, 6.9], 1, False),
+    ],
+)
+def test_copies_of_a_signal_are_passed_on_once(launcher, monkeypatch, came_s, passed_on, is_ending):
+    sent = []
+    monkeypatch.setattr(launcher_module, "_send", lambda rank, number: sent.append(number))
+    launcher._noted = [(15, at) for at in came_s]
+    launcher._pass_on_signals(9.0)
+    assert sent == [15, 15] * passed_on
+    assert (launcher._ending_since_s is not None) == is_ending

@@ -3,15 +3,17 @@
 import os
 import queue
 import re
+import socket
 import threading
 from dataclasses import replace
 from functools import partial
 
 import pytest
+from ranks_in_process import Served
 
 from actorflow.distributed import member as member_module
 from actorflow.distributed.agreement import WINDOW_STEPS
-from actorflow.distributed.member import become_member, this_member
+from actorflow.distributed.member import RankMember, become_member, this_member
 from actorflow.distributed.shared_run import RunCallbacks
 from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 
@@ -270,3 +272,41 @@ def test_a_process_becomes_a_rank_once(served, monkeypatch, num_ranks):
     with pytest.raises(InternalError, match="a rank already"):
         become_member(job.coordinator.keys(0))
     made.leave()
+
+
+# The link
+
+
+@pytest.mark.parametrize("call", ["gather", "begin_run"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_coordinator_that_cannot_be_reached_is_an_error_with_its_address(
+    served, monkeypatch, is_there, call
+):
+    """Nobody takes the connection, or somebody who does not answer."""
+    monkeypatch.setattr(member_module, "CONTACT_S", 0.05)
+    server = socket.create_server(("127.0.0.1", 0))
+    endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    if not is_there:
+        server.close()
+    keys = replace(served(2).coordinator.keys(0), endpoint=endpoint, wait_s=0.01)
+    member = RankMember(keys)
+    try:
+        text = f"rank 0 to its coordinator at {endpoint} did not come about within 0.05 s"
+        with pytest.raises(PeerFailed, match=text) as caught:
+            member.gather("up", 0) if call == "gather" else member.begin_run(listening()[1])
+        assert not member.fail(caught.value), "who runs the script prints it"
+    finally:
+        member._link.close()
+        server.close()
+
+
+def test_a_link_that_is_lost_ends_who_waits(monkeypatch):
+    job = Served(1)
+    member = RankMember(job.coordinator.keys(0))
+    assert member.gather("up", 7) == [7]
+    job.close()
+    try:
+        with pytest.raises(PeerFailed, match=r"its coordinator at tcp://.* was lost"):
+            member.gather("up", 8)
+    finally:
+        member._link.close()
