@@ -90,6 +90,8 @@ class Stopper:
         except StopTraining as asked:
             self.ask(reason_of(asked, name))
         except BaseException as error:
+            if self._run is not None and self._run.loop.is_inherited:
+                raise  # a child that was forked in the function has no run to stop
             self.failure = error
             error.add_note(f"raised by {name} after step {step}")
             self.ask(f"{name} raised {type(error).__name__}")

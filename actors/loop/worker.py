@@ -8,15 +8,18 @@ spins. Of a failure it notes only what it knows; the words are made once, when t
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import CodeType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from actors.loop.timeline import Timeline
 from actors.machine.errors import ActorFailed, SourceExhausted
@@ -275,6 +278,45 @@ class Employer(Protocol):
         """Take what kept the thread from beginning; it runs no job."""
 
 
+# A function of the user's that a worker calls may fork. Of the child's threads there is this one
+# alone, so that it would wait for the dispatcher for ever, once it has left that function.
+
+_forks = [0]
+"""How many forks lie between the first process and this one."""
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a forked child that left the user's function: by an error or an exit, or told so."""
+    if isinstance(error, SourceExhausted):  # as a port says what its source raised
+        error = error.__cause__
+    status: object = 1
+    if isinstance(error, SystemExit):
+        status = 0 if error.code is None else error.code
+        if not isinstance(status, int):
+            print(status, file=sys.stderr)
+            status = 1
+    elif error is not None and not isinstance(error, StopIteration):
+        traceback.print_exception(error)
+    else:
+        print(
+            f"actorflow: process {os.getpid()} was forked in a function that a run calls, and came"
+            f" back from it: the run and its threads stayed in process {os.getppid()}. Leave such a"
+            " child by sys.exit or os._exit, or start it with multiprocessing's 'spawn'",
+            file=sys.stderr,
+        )
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(int(status) & 255)  # type: ignore[call-overload]  # an int by now
+
+
 class Worker:
     """The thread of one stream.
 
@@ -347,6 +389,7 @@ class Worker:
         firings, note = self.firings, self._note
         done = [message(Message.DONE, actor) for actor in range(len(firings))]
         launch: Launch | None = None
+        forks, born = _forks, _forks[0]
         while True:
             if is_idle():
                 self.num_waits += 1
@@ -362,7 +405,11 @@ class Worker:
                 for launch in launches:
                     launch()
             except BaseException as error:
+                if forks[0] != born:
+                    _end_child(error)
                 code = self._fail(error, actor, note.launch())
+            if forks[0] != born:
+                _end_child(None)
             after = clock()
             busy_ns[actor] += after - since
             if timeline is not None:
