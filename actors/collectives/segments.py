@@ -311,6 +311,10 @@ class Board:
         lines = _LINES_AT + self._num_lanes * _LINE_BYTES
         return self._segment.address + lines + lane * 2 * ASIDE_BYTES
 
+    def arrived(self, lane: int) -> int:
+        """Return how often the rank has arrived in a lane."""
+        return int(Line.from_address(self.line(lane)).arrived)
+
     def came_to(self, lane: int, turn: int) -> CameTo:
         """Return what the rank said of an arrival; `turn` is the arrival's number, modulo 2."""
         found: CameTo = Line.from_address(self.line(lane)).came_to[turn]

@@ -16,6 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from actors.collectives import segments
 from actors.collectives.collective import (
@@ -55,7 +56,7 @@ class GroupView:
     `lanes` are the lane's numbers on the board of each. `segments` are those of each rank as they
     are mapped here, with the board last; they live as long as this does. `texts` are its
     collectives by digest; `give_up` has everyone wake who sleeps anywhere, and `given_up` is the
-    error of who was woken.
+    error of who was woken. `follow` says whom a rank waits for in its turn, and so on.
     """
 
     ranks: tuple[int, ...]
@@ -67,6 +68,7 @@ class GroupView:
     deadline_ns: int
     give_up: Callable[[str, int], None]
     given_up: Callable[[], PeerFailed]
+    follow: Callable[[int], Sequence[int]]
     struct: GroupState = field(init=False)
     _kept: tuple[object, ...] = field(init=False)
 
@@ -91,9 +93,13 @@ class GroupView:
         here = f"{collective}, firing {firing}"
         came_to = self.boards[place].came_to(self.lanes[place], self.struct.num_arrivals & 1)
         other = self.texts.get(came_to.digest, "something unknown")
+        # Who is late may itself wait for another: at fault is the one that waits for nobody.
+        *waiting, rank = (own, *self.follow(rank)) if kind == segments.LATE else (own, rank)
+        before = "".join([f", for which rank {one} waits" for one in reversed(waiting[:-1])])
         said = {
             segments.LATE: f"rank {rank} did not come within {self.deadline_ns / 1e9:g} s to where"
-            f" rank {own} waits: {here}. Its process lives, but is stopped, hangs or is slow",
+            f" rank {waiting[-1]} waits{before}: {here}. Its process lives, but is stopped, hangs"
+            " or is slow",
             segments.GONE: f"the process of rank {rank} has ended; rank {own} waits for it: {here}",
             segments.ELSEWHERE: f"rank {rank} came to {other}, firing {came_to.firing}, where rank"
             f" {own} came to {here}; {MEND}",
@@ -244,6 +250,7 @@ class SharedMemory:
         self._own = OwnSegments()
         self._bound: dict[tuple[str, int], _Bound] = {}
         self._boards: list[Board] = []
+        self._lanes_of: list[list[RankLane]] = []
         self._processes: list[int] = []
         self._given_up: tuple[str, int] | None = None
         # Reentrant: the collector may drop a run of this thread while it gives this one up.
@@ -393,6 +400,7 @@ class SharedMemory:
             Board(segments[-1], len(offer.lanes))
             for segments, offer in zip(mapped, offers, strict=True)
         ]
+        self._lanes_of = [offer.lanes for offer in offers]
         for lane in self._lanes():
             ranks = lane.members(self._ranks_along(lane.axis))
             texts = [f"{lane} {c.place} {c.text}" for c in offers[self._rank].along(lane)]
@@ -408,6 +416,7 @@ class SharedMemory:
                 self._deadline_ns,
                 self.abort,
                 self._given_up_by,
+                self._follow,
             )
             group.start(self._rank)
             for place, bound in enumerate(own):
@@ -447,6 +456,22 @@ class SharedMemory:
             for board in self._boards:
                 for lane in range(board.num_lanes):
                     self._library.af_give_up(board.line(lane))
+
+    def _follow(self, rank: int) -> list[int]:
+        """Return a rank that is waited for, whom that one waits for, and so on to the last."""
+        chain = [rank]
+        while (further := self._waited_for(chain[-1])) not in (None, self._rank, *chain):
+            chain.append(cast("int", further))
+        return chain
+
+    def _waited_for(self, rank: int) -> int | None:
+        """Return a rank that has arrived less often than this one in a lane of both, or None."""
+        for number, lane in enumerate(self._lanes_of[rank]):
+            came = self._boards[rank].arrived(number)
+            for other in lane.members(self._ranks_along(lane.axis, rank)):
+                if self._boards[other].arrived(self._lanes_of[other].index(lane)) < came:
+                    return other
+        return None
 
     def _given_up_by(self) -> PeerFailed:
         """Return the error of who was woken: the first reason of all, and whose fault it is."""
