@@ -14,11 +14,11 @@ MODULE_LINES = 650
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 31_850,
-    "actors": 42_100,
-    "compiler": 30_550,
+    "actorflow": 32_500,
+    "actors": 42_300,
+    "compiler": 30_800,
     "memory": 3_700,
-    "tests": 92_700,
+    "tests": 96_500,
     "benchmarks": 14_300,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
