@@ -1,0 +1,109 @@
+"""Functions over the whole range of a type: their float64 results are the oracle.
+
+The cases are those that tests/oracle holds against torch in float64. Here their arguments are
+multiplied by sizes from the least to the largest of a narrower type, and a job in that type is held
+against the job in float64, on the same numbers: no NaN and no infinity where the result fits, and
+an error that the arguments' own last places explain.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from oracle import Case, ours
+
+ORACLE = Path(__file__).resolve().parents[1] / "oracle"
+
+SIZES = {
+    "float16": (1e-6, 1e-3, 1.0, 40.0, 1e3, 2e4),
+    "float32": (1e-30, 1e-12, 1e-4, 1.0, 1e4, 1e12, 1e30),
+}
+"""What arguments of about 1 are multiplied by."""
+
+EPS = {"float16": 2.0**-11, "float32": 2.0**-24}
+LARGEST = {"float16": 65504.0, "float32": float(np.finfo(np.float32).max)}
+LEAST = {"float16": 2.0**-24, "float32": 2.0**-149}
+
+PERTURBED = 3
+"""How often arguments are moved by a last place, to see what that does to results."""
+
+
+def cases() -> Iterator[Case]:
+    """Yield the cases of tests/oracle that have floats, by file and in their order."""
+    for file in sorted(ORACLE.glob("test_*.py")):
+        spec = importlib.util.spec_from_file_location(f"swept_{file.stem}", file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for case in getattr(module, "CASES", ()):
+            if isinstance(case, Case) and any(a.dtype.kind == "f" for a in case.sets[0]):
+                yield case
+
+
+def scaled(case: Case, dtype: str, sizes: Sequence[float]) -> list[tuple[np.ndarray, ...]]:
+    """Return a case's first set that has elements, times each size, as numbers of a type."""
+    first = next(
+        (s for s in case.sets if all(a.size > 1 for a in s if a.dtype.kind == "f")), case.sets[0]
+    )
+    return [
+        tuple(
+            (a * size).astype(dtype).astype(np.float64) if a.dtype.kind == "f" else a for a in first
+        )
+        for size in sizes
+    ]
+
+
+def moved(sets: Sequence[tuple[np.ndarray, ...]], dtype: str) -> list[tuple[np.ndarray, ...]]:
+    """Return arguments moved by up to a last place of their type, each a few times."""
+    rng = np.random.default_rng(7)
+    return [
+        tuple(
+            a * (1 + EPS[dtype] * rng.choice([-1.0, 1.0], a.shape)) if a.dtype.kind == "f" else a
+            for a in arrays
+        )
+        for arrays in sets
+        for _ in range(PERTURBED)
+    ]
+
+
+def faults(case: Case, dtype: str, sizes: Sequence[float] | None = None) -> list[str]:
+    """Return what is wrong with a case in a type: nothing, or a line for each result."""
+    sizes = SIZES[dtype] if sizes is None else sizes
+    sets = scaled(case, dtype, sizes)
+    got = ours(replace(case, sets=sets), dtype)
+    with np.errstate(all="ignore"):
+        wide = ours(replace(case, sets=[*sets, *moved(sets, dtype)]), "float64")
+    found = []
+    for name, array in got.items():
+        number, _, what = name.partition(".")
+        want = wide[name].astype(np.float64)
+        if array.dtype.kind != "f" or not array.size:
+            continue
+        near = [wide[f"{len(sets) + int(number) * PERTURBED + i}.{what}"] for i in range(PERTURBED)]
+        line = _fault(array.astype(np.float64), want, near, dtype)
+        if line:
+            found.append(f"{case.name} {what} of {dtype} at {sizes[int(number)]:g}: {line}")
+    return found
+
+
+def _fault(got: np.ndarray, want: np.ndarray, near: Sequence[np.ndarray], dtype: str) -> str | None:
+    fits = np.isfinite(want) & (np.abs(want) < LARGEST[dtype] * (1 - 4 * EPS[dtype]))
+    fits &= np.all([np.isfinite(n) & (np.abs(n) < LARGEST[dtype]) for n in near], 0)
+    lost = fits & ~np.isfinite(got)
+    if lost.any():
+        place = tuple(np.argwhere(lost)[0].tolist())
+        return f"{got[place]} at {list(place)}, where {want[place]:.6g} fits"
+    spread = np.max([np.abs(n - want) for n in near], 0) if near else 0.0
+    size = np.abs(np.where(fits, want, 0.0)).max(initial=0.0)
+    limit = 16 * np.where(fits, spread, 0.0).max(initial=0.0) + 16 * EPS[dtype] * size
+    error = np.where(fits, np.abs(got - want), 0.0)
+    worst = float(error.max(initial=0.0))
+    if worst > limit + 8 * LEAST[dtype]:
+        place = tuple(np.unravel_index(int(error.argmax()), error.shape))
+        return (
+            f"{got[place]:.6g} for {want[place]:.6g}, {worst / (limit + LEAST[dtype]):.3g} limits"
+        )
+    return None
