@@ -18,7 +18,7 @@ BUDGET = {
     "actors": 42_300,
     "compiler": 30_800,
     "memory": 3_700,
-    "tests": 96_500,
+    "tests": 96_300,
     "benchmarks": 14_300,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
