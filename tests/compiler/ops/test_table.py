@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import op_table as table
 import pytest
@@ -389,28 +391,42 @@ def by_own_reference(node, inputs, types):
     ]  # fmt: skip
 
 
+PORTIONS = 8
+"""Starts of the compiler for kernels of a GPU: one for each row takes longer, one at all too long
+for a test."""
+
+
 @pytest.fixture(scope="module")
 def built_for_gpu(native_toolchain):
-    """The programs of all rows, built by one start of the compiler."""
-    programs = {}
-    for row in ROWS:
-        for dtype in dtypes_of(row):
-            for node in fuse.run(Traced(row, dtype).graph).nodes:
-                if "program" in node.attrs and node.op.name != "region":
-                    programs[node.attrs["program"]] = None
-    texts = [text_of(p, is_cut=False) for p in programs]
-    emulated_kernels.load([text for text in texts if text.kernels], native_toolchain)
-    return native_toolchain
+    """Return a function that builds the programs of a row, and those of its portion of the rows."""
+
+    @cache
+    def build(portion):
+        programs = {}
+        for row in ROWS[portion::PORTIONS]:
+            for dtype in dtypes_of(row):
+                for node in fuse.run(Traced(row, dtype).graph).nodes:
+                    if "program" in node.attrs and node.op.name != "region":
+                        programs[node.attrs["program"]] = None
+        texts = [text_of(p, is_cut=False) for p in programs]
+        emulated_kernels.load([text for text in texts if text.kernels], native_toolchain)
+
+    def of(row):
+        build(next(i for i, other in enumerate(ROWS) if other is row) % PORTIONS)
+        return native_toolchain
+
+    return of
 
 
 @every_row
 def test_kernels_of_a_gpu_give_the_formula_and_its_gradient(row, built_for_gpu):
+    toolchain = built_for_gpu(row)
     wide = Traced(row, DType.FLOAT64)
     for dtype in dtypes_of(row):
         traced = Traced(row, dtype)
         fused, feeds = fuse.run(traced.graph), traced.fed()
         expected = by_reference(wide.graph, {name: widened(a) for name, a in feeds.items()})
-        got = on_gpu(fused, feeds, built_for_gpu)
+        got = on_gpu(fused, feeds, toolchain)
         for place, (y, want) in enumerate(zip(got, expected, strict=True)):
             close(widened(y), want, dtype, "moves" in row.flags and place < traced.num_outputs)
 
