@@ -136,3 +136,16 @@ def test_rare_actors_with_slots_to_spare_are_never_jumped_over(always):
         watcher = compared(nested(Random(seed)), 6)
         num_shorter += watcher.num_visited < len(watcher.whole)
     assert num_shorter > 150
+
+
+def repeating(count):
+    """One firing of the first actor for `count` of the second, on streams of their own."""
+    edges = [Edge("many", 0, 1, count, 1, count)]
+    return MachineTable.from_edges(["one", "many"], edges, sources=[0], streams=[0, 1])
+
+
+@pytest.mark.parametrize(("long_period", "is_left_out"), [(7, True), (8, False), (9, False)])
+def test_rounds_are_looked_for_in_periods_above_the_bound(monkeypatch, long_period, is_left_out):
+    monkeypatch.setattr(happens_before, "LONG_PERIOD", long_period)
+    watcher = compared(repeating(8), PERIODS)
+    assert (watcher.left_out.total() > 0) == is_left_out
