@@ -13,7 +13,7 @@ def launcher(folder):
     """Yield a function that starts `actorflow launch` on a script; all are killed at the end."""
     started = []
 
-    def start(script, *arguments, n=2, grace=0.3, **environ):
+    def start(script, *arguments, n=2, grace=0.3, is_group=False, **environ):
         file = folder / "script.py"
         file.write_text(script)
         own = [sys.executable, "-m", "actorflow", "launch", "-n", str(n), "--grace", str(grace)]
@@ -21,6 +21,7 @@ def launcher(folder):
             [*own, str(file), *arguments],
             env={**os.environ, "TELLS": str(folder / "tells"), **environ},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+            start_new_session=is_group,
         )  # fmt: skip
         started.append(process)
         return process

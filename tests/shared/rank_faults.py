@@ -134,12 +134,21 @@ def outcome(folder: Path, who, phase, fault, run="run", n=2, wait_s=WAIT_S) -> O
             out, err = process.communicate()
             err += "\nNEVER ENDED"
         seconds = time.monotonic() - since
+    left = what_is_left(mark, temporary, before)
+    return Outcome(process.returncode, out, err, seconds, left)
+
+
+def what_is_left(mark: str, temporary: Path, shared: set[str]) -> tuple[str, ...]:
+    """Return temporary files, mappings and marked processes that a launch left; end the latter.
+
+    `mark` is in the environment of its processes, `shared` what was in /dev/shm before it.
+    """
     left = [f"temporary {name}" for name in sorted(os.listdir(temporary))]
-    left += [f"shm {name}" for name in sorted(set(os.listdir("/dev/shm")) - before)]
+    left += [f"shm {name}" for name in sorted(set(os.listdir("/dev/shm")) - shared)]
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with suppress(OSError):
                 if mark.encode() in Path(f"/proc/{entry}/environ").read_bytes():
                     left.append("process " + Path(f"/proc/{entry}/cmdline").read_text())
                     os.kill(int(entry), signal.SIGKILL)
-    return Outcome(process.returncode, out, err, seconds, tuple(left))
+    return tuple(left)
