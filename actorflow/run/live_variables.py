@@ -297,7 +297,9 @@ class LiveVariables:
         per_step = gcd(*[repetitions[a] for a in steps])
         rounds = [tuple([(a, repetitions[a] // per_step) for a in steps])] if steps else []
         if evaluates:
-            rounds.append(((ids["evaluation"], 1), (ids["evaluated"], 1)))
+            each = repetitions[ids["evaluation"]]
+            parts = [a for a in kernels if a in evaluates]
+            rounds.append(tuple([(a, repetitions[a] // each) for a in parts]))
         return Rest(frozenset(kernels), tuple(rounds))
 
     def _touched(self, actor: Actor) -> set[RegisterId]:

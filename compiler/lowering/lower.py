@@ -491,10 +491,11 @@ class _Lowering:
     ) -> ChainActors:
         """Add the actors that evaluate between two steps.
 
-        `evaluation` gives leave for all batches once n steps are done; `evaluated` and the sink of
-        the results hand the credits of the steps back, when the last batch is done and the listener
-        has heard of it. So no step changes the variables in between, and whoever hears of a result
-        reads the values that it is of.
+        `evaluation` gives leave for all batches once n steps are done; the sink of the results
+        hands the credits of the steps back, when the last batch is done and the listener has heard
+        of it. So no step changes the variables in between, and whoever hears of a result reads the
+        values that it is of. Of several ranks a batch may end with what is sent to others, which
+        the results do not wait for: there `evaluated` holds the steps until that end, too.
         """
         steps, batches = self.options.evaluate_every, self.options.evaluate_batches
         places = train.places()
@@ -503,7 +504,6 @@ class _Lowering:
         num_launches = sum([place.num_launches for place in places])
         chains = self._chains(program, len(places), num_launches)
         due = self.actors.add("evaluation", ActorKind.COMPUTE, self.plan.compute)
-        done = self.actors.add("evaluated", ActorKind.COMPUTE, self.plan.compute)
         source, register = add_source(chains, "eval_data", "eval_batch")
         reason = f"{batches}: one credit per batch of an evaluation"
         leave = self.plan.register(
@@ -514,9 +514,13 @@ class _Lowering:
         chains.add(lambda is_per_step: EVALUATE)
         outputs = place_outputs(chains, "eval_metrics", batches)
         span, _ = self._connect(chains, (source, register))
-        self.actors.credits("eval_done", span.end, {done: batches}, batches, reason)
         sink = add_sink(chains, "eval_metrics", outputs, batches, is_flushed=False)
-        self._hold_steps("eval_due", (due, done, sink), train, batch, step, steps)
+        holders = [due, sink]
+        if self.hardware.ranks.count > 1:
+            done = self.actors.add("evaluated", ActorKind.COMPUTE, self.plan.compute)
+            self.actors.credits("eval_done", span.end, {done: batches}, batches, reason)
+            holders.append(done)
+        self._hold_steps("eval_due", tuple(holders), train, batch, step, steps)
         return chains
 
     def _hold_steps(

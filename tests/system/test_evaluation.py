@@ -139,7 +139,7 @@ def test_credits_after_some_steps_are_those_that_a_played_period_holds(
             step % 5,
             2 * (step % 5),
         }
-        assert not [n for n in held if n.startswith(("eval_done", "eval_leave", "accumulated"))]
+        assert not [n for n in held if n.startswith(("eval_leave", "accumulated"))]
 
 
 def test_listeners_are_called_in_order_and_the_log_has_the_rows(

@@ -83,14 +83,14 @@ LEAST = {
     "accumulate": {DATA: (3, 3), CREDIT: (2, 2), SLOT: (5, 3)},
     "accumulate on two streams": {DATA: (25, 8), CONTROL: (8, 6), CREDIT: (5, 5), SLOT: (30, 7)},
     "metrics of several steps": {DATA: (30, 10), CREDIT: (3, 3), SLOT: (30, 5)},
-    "evaluation": {DATA: (5, 5), CREDIT: (5, 3), SLOT: (9, 5)},
+    "evaluation": {DATA: (5, 5), CREDIT: (4, 4), SLOT: (8, 5)},
     "evaluation and accumulate": {DATA: (5, 5), CREDIT: (6, 5), SLOT: (11, 6)},
     "evaluation on two streams": {DATA: (35, 15), CONTROL: (9, 9), CREDIT: (6, 4), SLOT: (40, 9)},
     "offload": {DATA: (7, 4), CONTROL: (5, 5), CREDIT: (1, 1), SLOT: (12, 3)},
     "four ranks": {DATA: (4, 4), CREDIT: (1, 1), SLOT: (6, 4)},
     "a device": {DATA: (5, 5), SLOT: (6, 6), EVENT: (4, 4), HOST_WAIT: (3, 3)},
     "offload from a device": {DATA: (6, 6), CONTROL: (5, 4), EVENT: (9, 6), HOST_WAIT: (4, 4)},
-    "evaluation on a device": {DATA: (8, 8), CREDIT: (5, 3), EVENT: (6, 5), HOST_WAIT: (5, 4)},
+    "evaluation on a device": {DATA: (8, 8), CREDIT: (4, 4), EVENT: (6, 5), HOST_WAIT: (5, 4)},
 }
 """By plan and kind how many dependencies are removed at least, and how many of them are caught."""
 

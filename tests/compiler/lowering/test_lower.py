@@ -225,14 +225,13 @@ def test_an_evaluation_is_gates_a_source_a_chain_and_a_sink_at_their_rates(sketc
         "step": [[("batch", 1)], [("metrics", 1), ("eval_due", 1)]],
         "metrics": [[("metrics", 1)], []],
         "evaluation": [[("eval_due", 5)], [("eval_leave", 3)]],
-        "evaluated": [[("eval_done", 3), ("eval_due", 5)], []],
         "eval_data": [[("eval_leave", 1)], [("eval_batch", 1)]],
-        "evaluate": [[("eval_batch", 1)], [("eval_metrics", 1), ("eval_done", 1)]],
+        "evaluate": [[("eval_batch", 1)], [("eval_metrics", 1)]],
         "eval_metrics": [[("eval_metrics", 3), ("eval_due", 5)], []],
     }
     assert [v.name for v in plan.variables].count("w") == 1
     slots = {r.name: r.num_slots for r in plan.registers}
-    assert (slots["eval_due"], slots["eval_leave"], slots["eval_done"]) == (5, 3, 3)
+    assert (slots["eval_due"], slots["eval_leave"]) == (5, 3)
 
 
 def test_collectives_get_a_stream_and_actors_of_their_own(sketch, fake_target):

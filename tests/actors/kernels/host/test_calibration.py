@@ -116,6 +116,6 @@ def test_rates_that_cannot_be_kept_are_measured_and_used(tmp_path, caplog):
     path.unlink()
     path.mkdir()
     assert cached_rates(tmp_path, "this", priced(REFERENCE)) == rates
-    assert "it is no regular file" in caplog.text
+    assert "not a regular file" in caplog.text
     assert "cannot be written" in caplog.text
     assert list(tmp_path.iterdir()) == [path]
