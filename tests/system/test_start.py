@@ -109,7 +109,7 @@ def refuse(*_):
 @pytest.mark.no_gpu("its driver gives the memory, and has tests of its own")
 def test_an_arena_that_is_not_given_is_out_of_memory(job, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(host_memory, "np", SimpleNamespace(uint8=np.uint8, empty=refuse))
+        patch.setattr(host_memory, "np", SimpleNamespace(**{**vars(np), "empty": refuse}))
         with pytest.raises(af.OutOfMemory, match="the machine does not give them"):
             job.step()
     job.step()
