@@ -13,6 +13,7 @@ import pytest
 import recorder
 import tiers
 
+from actors.kernels.common.files import distrust_of_folder
 from actors.kernels.library import runtime
 from compiler.passes import place
 
@@ -116,12 +117,15 @@ def _recorded(config):
 def built_kernels(tmp_path_factory, worker_id, request):
     """The folder of what the C compiler built, for all tests: each function is built once.
 
-    Tests that run side by side, each in a process of its own, share it, and so do recorded runs.
+    Tests that run side by side, each in a process of its own, share it, and so do runs one after
+    the other: what lies there is known by its text, the compiler and its flags.
     """
-    base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "built-kernels"
+    folder = ROOT / "build" / "kernels"
     if (record := _recorded(request.config)) is not None:
         folder = record.parent.resolve() / "kernels"
+    elif distrust_of_folder(folder) is not None:  # in a checkout that others may write
+        base = tmp_path_factory.getbasetemp()
+        folder = (base if worker_id == "master" else base.parent) / "built-kernels"
     folder.mkdir(mode=0o700, exist_ok=True, parents=True)
     return folder
 
