@@ -68,7 +68,7 @@ def begun(tmp_path):
         yield begin
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("axes", ["data=2", "stage=2"])
 @pytest.mark.parametrize("is_last", [True, False])
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])

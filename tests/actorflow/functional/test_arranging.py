@@ -8,6 +8,8 @@ import pytest
 import actorflow as af
 from actorflow import nn
 
+pytestmark = pytest.mark.thinned(3)  # a case on each device in turn
+
 
 def computed(function, device, *arrays):
     names = [f"x{i}" for i in range(len(arrays))]

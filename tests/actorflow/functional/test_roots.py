@@ -6,6 +6,8 @@ import pytest
 import actorflow as af
 from actorflow import nn
 
+pytestmark = pytest.mark.thinned(3)  # a case on each device in turn
+
 DTYPES = ["float32", "float64"]
 X = np.array([[0, 0, 0], [1, 2, 2], [0, 3, 0]])
 OTHER = np.array([[1, 1, 1], [0, 0, 0], [0, 1, 0]])

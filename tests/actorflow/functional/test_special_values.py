@@ -6,6 +6,8 @@ import pytest
 import actorflow as af
 from actorflow import nn
 
+pytestmark = pytest.mark.thinned(3)  # a case on each device in turn
+
 NAN, INF = np.nan, np.inf
 DTYPES = ["float32", "float64"]
 

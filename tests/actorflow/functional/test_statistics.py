@@ -6,6 +6,8 @@ import pytest
 import actorflow as af
 from actorflow import nn
 
+pytestmark = pytest.mark.thinned(3)  # a case on each device in turn
+
 MEANS = np.array([0, -1e3, 1e5, -1e6, 1e7])
 DTYPES = [
     pytest.param(name, marks=pytest.mark.thinned(2))  # the types in turn
