@@ -45,6 +45,7 @@ SETTLE_MS = 300
 
 
 _MOST_SETTLING = 20
+"""How often something may come until then: ranks that go on never fall silent."""
 
 
 class Coordinator:

@@ -7,6 +7,29 @@ from contextlib import contextmanager, suppress
 
 ENOUGH_S = 100
 
+STAGED = """
+import numpy as np
+import actorflow as af
+from actorflow import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        self.up, self.down = nn.Linear(8, 6), nn.Linear(6, 4)
+
+    def __call__(self, x):
+        with af.stage(0):
+            h = af.relu(self.up(x))
+        with af.stage(1):
+            return self.down(h)
+
+def loss(model, batch):
+    return af.cross_entropy(model(batch.x), batch.y)
+
+x = np.random.default_rng(0).normal(size=(96, 8)).astype(np.float32)
+arrays = {"x": x, "y": x[:, :4].argmax(1).astype(np.int32)}
+"""
+"""Of a script: a small model in two stages, its loss, and its data."""
+
 
 @contextmanager
 def launcher(folder):

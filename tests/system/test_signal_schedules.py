@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from launching import ENOUGH_S, launcher
+from launching import ENOUGH_S, STAGED, launcher
 from rank_faults import what_is_left
 
 from actorflow.checkpoint.manager import CheckpointManager
@@ -27,22 +27,17 @@ SEEDS = range(*GIVEN) if GIVEN else range(20)
 
 AT_STEP = 5
 
-SCRIPT = """
+SCRIPT = f"""
 import os, sys
 moment = sys.argv[1]
 
-def tell(word, step=0):
-    with open(os.environ["TELLS"], "w") as file:
-        file.write(f"{word} {os.getpid()} {step}\\n")
-
-def at(word, step=0):
+def at(word):
     if word == moment:
-        tell(word, step)
+        with open(os.environ["TELLS"], "w") as file:
+            print(os.getpid(), file=file)
 
 at("start")
-import numpy as np
-import actorflow as af
-from actorflow import nn
+{STAGED}
 from actorflow.checkpoint import fs
 
 class Seen(af.data.ArraySource):
@@ -57,36 +52,20 @@ def renamed(*given):
     return rename(*given)
 
 fs.Fs.rename = renamed
-
-class Net(nn.Module):
-    def __init__(self):
-        self.up, self.down = nn.Linear(8, 6), nn.Linear(6, 4)
-
-    def __call__(self, x):
-        with af.stage(0):
-            h = af.relu(self.up(x))
-        with af.stage(1):
-            return self.down(h)
-
-def loss(model, batch):
-    return af.cross_entropy(model(batch.x), batch.y)
-
 mesh, zero = af.Mesh(**eval(sys.argv[2])), "zero" in sys.argv
 train = af.job(loss, optimizer=af.optim.SGD(0.1), mesh=mesh, zero=zero)
-score = af.job(lambda model, batch: {"loss": loss(model, batch)}, train=False, mesh=mesh)
-x = np.random.default_rng(0).normal(size=(96, 8)).astype(np.float32)
-arrays = {"x": x, "y": x[:, :4].argmax(1).astype(np.int32)}
+score = af.job(lambda m, b: dict(loss=loss(m, b)), train=False, mesh=mesh)
 watched = af.Evaluation(score, Seen(arrays, batch=12), every=3, batches=2)
 
 def on_step(step, metrics):
-    if step == AT_STEP:
-        at("step", step)
+    if step == {AT_STEP}:
+        at("step")
 
 at("before")
 train.fit(Net(), af.data.ArraySource(arrays, batch=12, seed=3), steps=1_000_000, checkpoint="run",
           every=4 if moment == "save" else 100_000, progress=False, on_step=on_step,
           evaluation=watched if moment == "evaluation" else None)
-""".replace("AT_STEP", str(AT_STEP))
+"""
 
 LEAST = {"start": 0, "before": 0, "step": AT_STEP, "save": 4, "evaluation": 3}
 """Steps that are finished at each moment."""
@@ -109,18 +88,18 @@ class Schedule:
             rng.choice(["dict(data=2)", "dict(stage=2)", "dict(data=2) zero"]),
             rng.choice([*LEAST]),
             rng.choice(["SIGTERM", "SIGINT", "SIGHUP"]),
-            rng.choice(["launcher", "ranks", "group", "all"]),
+            rng.choice(["launcher", "rank", "group", "all"]),
             rng.choice([1, 1, 2]),
         )
 
 
 def sent(schedule, process, rank):
-    """Send the signals of a schedule; of a group's the session has the launcher and its ranks."""
+    """Send the signals of a schedule: to the launcher, the rank that told, both, or their group."""
     number = signal.Signals[schedule.name]
     for _ in range(schedule.times):
         if schedule.to in ("launcher", "all"):
             process.send_signal(number)
-        if schedule.to in ("ranks", "all"):
+        if schedule.to in ("rank", "all"):
             os.kill(rank, number)
         if schedule.to == "group":
             os.killpg(process.pid, number)
@@ -139,9 +118,9 @@ def test_a_job_that_is_told_to_stop_ends_at_its_last_step(tmp_path, seed):
         process = begin(SCRIPT, *words, grace=5, is_group=schedule.to == "group", **environ)
         while not select.select([tells], [], [], 1)[0]:
             assert process.poll() is None, process.communicate()[1]
-        _, rank, _ = tells.readline().split()
+        rank = int(tells.readline())
         since = time.monotonic()
-        sent(schedule, process, int(rank))
+        sent(schedule, process, rank)
         _, err = process.communicate(timeout=ENOUGH_S)
     if GIVEN:
         print(f"{seed}: {time.monotonic() - since:.2f} s, {schedule}")

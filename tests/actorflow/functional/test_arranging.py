@@ -32,13 +32,15 @@ def padded(x, pads, value=0, mode="constant"):
     for number in range(len(pads) // 2):
         pairs[x.ndim - 1 - number] = (pads[2 * number], pads[2 * number + 1])
     around = [(max(low, 0), max(high, 0)) for low, high in pairs]
-    inside = [slice(max(-low, 0), n + min(high, 0)) for n, (low, high) in zip(x.shape, pairs)]  # noqa: B905
+    inside = [
+        slice(max(-low, 0), n + min(high, 0)) for n, (low, high) in zip(x.shape, pairs, strict=True)
+    ]
     if mode == "constant":
         return np.pad(x[tuple(inside)], around, constant_values=value)
     name = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[mode]
     ends = [(max(-low, 0), max(-high, 0)) for low, high in pairs]
     wide = np.pad(x, around, mode=name)
-    return wide[tuple([slice(a, n - b) for n, (a, b) in zip(wide.shape, ends)])]  # noqa: B905
+    return wide[tuple([slice(a, n - b) for n, (a, b) in zip(wide.shape, ends, strict=True)])]
 
 
 SIDES = [(0, 1), (1, 0), (2, 1), (0, 0)]
