@@ -12,7 +12,6 @@ was compiled in this process: the message says to compile the job again.
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,7 +26,7 @@ from actors.race.race import RaceError, check_races
 from compiler.contract.accounting import largest_tensor
 from compiler.contract.errors import InternalError, OutOfMemory, PlanFormatError
 from compiler.contract.placement import DeviceKind, Memory
-from compiler.contract.plan import Plan, check_references, sub_plans
+from compiler.contract.plan import Plan, check_references, proof, sub_plans
 from compiler.contract.plan_tables import (
     PORTED,
     Actor,
@@ -314,10 +313,8 @@ MAX_BINDINGS = 20_000_000
 MAX_FIRINGS = 1 << 24
 """Firings of one period, all actors together; a real one has 10^6."""
 
-_newest: weakref.ref[Plan] | None = None
-"""The plan that was proven last: the cache of plans and the runner both ask for the same one."""
 
-
+@proof
 def prove(plan: Plan) -> None:
     """Check that a plan can run on this machine, right and without touching a byte that is not its.
 
@@ -328,9 +325,6 @@ def prove(plan: Plan) -> None:
         PlanFormatError: It contradicts itself, or what our ops and kernels say.
         OutOfMemory: Its arenas are larger than the machine's memory.
     """
-    global _newest
-    if _newest is not None and _newest() is plan:
-        return
     what = f"plan {plan.name!r}"
     _check_memory(plan)
     firings = prove_consistent(plan, what)
@@ -339,7 +333,6 @@ def prove(plan: Plan) -> None:
             check_launches(inner.plan)
         check_launches(plan)
         check_anatomy(plan, firings)
-    _newest = weakref.ref(plan)
 
 
 def read_plan(file: str) -> Plan:

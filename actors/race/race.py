@@ -48,7 +48,7 @@ from actors.race.happens_before import (
 )
 from actors.race.waits import order_of_run
 from compiler.contract.errors import ActorflowError
-from compiler.contract.plan import Plan
+from compiler.contract.plan import Plan, proof
 from compiler.contract.plan_tables import PORTED, Actor, RegisterKind
 
 # Accesses are gathered per actor and view, because the launches of a firing are ordered among
@@ -281,10 +281,16 @@ class RaceReport:
     is_exhaustive: bool
 
 
-def check_races(
+@proof
+def check_races(plan: Plan) -> RaceReport:
+    """Check that every pair of conflicting accesses of a run is ordered: `check_unrolled`."""
+    return check_unrolled(plan)
+
+
+def check_unrolled(
     plan: Plan, periods: int = 3, initial: Mapping[str, int] | None = None
 ) -> RaceReport:
-    """Check that every pair of conflicting accesses of a run is ordered.
+    """Check that every pair of conflicting accesses of so many periods is ordered.
 
     Takes O(accesses log accesses + firings * (edges * lines + shared classes)): the lines of
     `actors.race.happens_before` are as many as there are streams where a stream's firings are in
@@ -310,7 +316,7 @@ def check_order(
     """Check the accesses of a plan in an order of its own, which need not be that of its table.
 
     `order` has an edge for all that comes after something, and perhaps more nodes than `table`.
-    Raises as `check_races`.
+    Raises as `check_unrolled`.
     """
     accesses = gather_accesses(plan)
     shared = share_bytes(accesses)

@@ -292,13 +292,18 @@ def _each(converts: list[Convert | None], items: tuple[Any, ...]) -> tuple[Any, 
     return tuple([item if convert is None else convert(item) for convert, item in pairs])
 
 
+def _names(cls: type) -> list[str]:
+    """Return the fields that a row has: those that make up the value."""
+    return [field.name for field in fields(cls) if field.init]
+
+
 def _hints(cls: type) -> list[Any]:
     by_name = hints_of(cls, include_extras=True)
-    return [by_name[field.name] for field in fields(cls)]
+    return [by_name[name] for name in _names(cls)]
 
 
 def _row_of(cls: type) -> Convert:
-    names = [field.name for field in fields(cls)]
+    names = _names(cls)
     get = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
     changed = [(i, c) for i, c in enumerate(map(_writer, _hints(cls))) if c is not None]
     if not changed:
@@ -336,7 +341,7 @@ def _reader(hint: Any, bounds: Bounds | None = None) -> Convert:
 
 
 def _instance_of(cls: type) -> Convert:
-    names = [field.name for field in fields(cls)]
+    names = _names(cls)
     readers = [_reader(hint) for hint in _hints(cls)]
 
     def instance_of(row: Any) -> Any:

@@ -8,11 +8,12 @@ per axis, one offset per slot, a tensor's bytes within what a machine can addres
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar, cast
 
 from compiler.contract.attrs import PlainValue
 from compiler.contract.codec import (
@@ -56,6 +57,23 @@ PLAN_FORMAT = 6
 MOST_PLAN_BYTES = 1 << 30
 """Of a file, which is held in memory whole while it is decoded."""
 
+T = TypeVar("T")
+
+
+def proof(check: Callable[[Plan], T]) -> Callable[[Plan], T]:
+    """Let a check of a plan run once per plan and process; a decorator.
+
+    A plan never changes, so what held once holds. An error is not kept: it is raised again.
+    """
+
+    @functools.wraps(check)
+    def once(plan: Plan) -> T:
+        if once not in plan.proofs:
+            plan.proofs[once] = check(plan)
+        return cast("T", plan.proofs[once])
+
+    return once
+
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Plan:
@@ -78,6 +96,10 @@ class Plan:
     recomputation: tuple[Recomputation, ...] = ()
     parts: tuple[Part, ...] = ()
     joins: tuple[Join, ...] = ()
+    proofs: dict[Callable[..., object], object] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What `proof`s returned for this plan. No part of its value, nor of its file."""
 
     def to_bytes(self) -> bytes:
         """Serialise. Equal plans give equal bytes."""

@@ -424,9 +424,11 @@ def compile_graph(
         plan = _within_budget(graph, hardware, options, lowered, watch)
     else:
         plan = lowered(graph)
+    if record:
+        plan = replace(plan, options=(*plan.options, *record))
     # The plan is proven by other rules than those that made it.
     verify_plan(plan)
-    return replace(plan, options=(*plan.options, *record)) if record else plan
+    return plan
 
 
 def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:

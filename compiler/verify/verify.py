@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 
 from compiler.contract.accounting import account, slots_in
 from compiler.contract.errors import CompileError, InternalError
-from compiler.contract.plan import Plan, check_references, sub_plans
+from compiler.contract.plan import Plan, check_references, proof, sub_plans
 from compiler.contract.plan_tables import ActorKind, Launch, RegisterKind
 from compiler.contract.types import RegisterId
 from compiler.ops.primitives.transfer import COPY_BLOCK
@@ -216,6 +216,7 @@ def _reach(plan: Plan) -> list[int]:
     return reach
 
 
+@proof
 def verify_plan(plan: Plan) -> tuple[int, ...]:
     """Return the repetition vector (firings per period of each actor).
 

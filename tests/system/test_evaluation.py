@@ -11,7 +11,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.compile.plan_facts import credits_after
 from actorflow.compile.targets import HostTarget
-from actors.race.race import check_races
+from actors.race.race import check_unrolled
 from compiler.verify.verify import verify_plan
 
 
@@ -121,7 +121,7 @@ def test_nothing_races_from_whatever_step_a_run_goes_on(
         mlp(), classification(), every=2, evaluation=evaluation(5, 3)
     )
     for step in range(11):
-        check_races(plan, initial=credits_after(plan, step))
+        check_unrolled(plan, initial=credits_after(plan, step))
 
 
 def test_credits_after_some_steps_are_those_that_a_played_period_holds(

@@ -1,5 +1,6 @@
 """What is asked of a whole plan: that it agrees with itself, with a run's parts, and fits."""
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,32 @@ def with_row(plan, table, index, **changes):
 def test_a_plan_of_the_compiler_is_proven_also_from_bytes(plan):
     prove(plan)
     prove(Plan.from_bytes(plan.to_bytes()))
+
+
+@pytest.mark.parametrize(
+    "name", ["compiler.verify.verify.extents_of", "actors.race.race.share_bytes"]
+)
+def test_a_plan_is_verified_once_from_its_compilation_to_its_steps(monkeypatch, name):
+    module, _, function = name.rpartition(".")
+    checked, check = [], getattr(importlib.import_module(module), function)
+
+    def counted(*arguments):
+        checked.append(arguments)
+        return check(*arguments)
+
+    monkeypatch.setattr(name, counted)
+    monkeypatch.setenv("ACTORFLOW_CACHE", "off")
+    double = af.job(lambda model, batch: model(batch.x) * 2, train=False)
+    for value in (1, 2):
+        assert double.step(af.nn.Identity(), {"x": np.array(value)})["output"] == 2 * value
+    assert len(checked) == 1
+
+
+def test_a_plan_that_was_refused_is_refused_again(plan):
+    wrong = with_row(plan, "arenas", 0, size_bytes=1 << 47)
+    for _ in range(2):
+        with pytest.raises(OutOfMemory):
+            prove(wrong)
 
 
 def test_the_runner_proves_what_it_is_given_before_anything_is_built(edit, monkeypatch):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from plans import actor_of, register_of, trained_plan, with_actor, with_register
 
-from actors.race.race import RaceError, check_races
+from actors.race.race import RaceError, check_races, check_unrolled
 from compiler.contract.errors import InternalError
 from compiler.contract.plan_tables import ActorKind, Field, Port, Register, RegisterKind
 from compiler.contract.types import RegisterId
@@ -42,7 +42,7 @@ def test_the_plan_of_a_training_job_has_no_race(job_plan):
 
 
 def test_more_periods_than_needed_are_unrolled_on_demand(job_plan):
-    assert check_races(job_plan, periods=20).num_firings == 20 * (3 * EVERY + 2)
+    assert check_unrolled(job_plan, periods=20).num_firings == 20 * (3 * EVERY + 2)
 
 
 def moved_credit(plan):
@@ -277,7 +277,7 @@ def test_a_credit_to_start_with_can_leave_a_write_and_a_read_without_an_order(pl
     plan = make.plan()
     check_races(plan)
     with pytest.raises(RaceError) as caught:
-        check_races(plan, initial={"done": 1})
+        check_unrolled(plan, initial={"done": 1})
     assert pairs_of(caught.value) == {frozenset({"step", "save"})}
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.race import happens_before
-from actors.race.race import RaceError, check_races
+from actors.race.race import RaceError, check_unrolled
 from compiler.contract.errors import InternalError
 from compiler.contract.plan_tables import ActorKind, RegisterKind
 from compiler.contract.types import StreamId
@@ -186,14 +186,14 @@ def test_random_plans_race_exactly_where_reachability_says_so(plan_maker, data):
     oracle = Oracle(plan, repetitions, initial)
     if oracle.before is None:
         with pytest.raises(InternalError, match="deadlocks"):
-            check_races(plan, initial=initial)
+            check_unrolled(plan, initial=initial)
         return
     races = oracle.races()
     for long_period, periods in ((happens_before.LONG_PERIOD, 3), (0, 40)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(happens_before, "LONG_PERIOD", long_period)
             try:
-                check_races(plan, periods, initial)
+                check_unrolled(plan, periods, initial)
                 found = set()
             except RaceError as error:
                 found = {ends_of(plan, race) for race in error.races}
