@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
-from compiler.contract.errors import InternalError
+from compiler.contract.errors import CompileError, InternalError
 from compiler.graph.target import CompileOptions
-from compiler.pipeline.pipeline import LOWERING_NEEDS, PASSES
+from compiler.pipeline.pipeline import LOWERING_NEEDS, PASSES, compile_graph
 from compiler.pipeline.rewrites import Pass, check_order
 
 EVERYTHING = CompileOptions(
@@ -105,3 +105,15 @@ def test_what_a_budget_asks_for_runs_last_and_only_then():
     assert names[-5:] == ["buckets", "feed", "recompute", "offload", "spill"]
     plain = replace(EVERYTHING, memory_budget=0)
     assert [step.name for step in check_order(PASSES, plain, LOWERING_NEEDS)] == names[:-3]
+
+
+def test_intervals_that_coincide_too_seldom_are_refused_in_the_users_words(sketch, fake_target):
+    sketch.input("x", (2,), "float32")
+    seldom = CompileOptions("job", is_training=False, snapshot_every=7919, evaluate_every=6007)
+    with pytest.raises(CompileError) as caught:
+        compile_graph(sketch.b.freeze(), fake_target, seldom)
+    assert str(caught.value) == (
+        "the period of checkpoint= (every=) in steps is 7,919 and every= of evaluation= is 6,007:"
+        " they coincide every 47,569,433 steps, and a plan is proven over all of these, 4,194,304"
+        " at most; choose numbers that are multiples of one another"
+    )
