@@ -135,11 +135,14 @@ class Rest:
     """When a visit can be made.
 
     None of the actors `still` is running. `rounds` are groups of pairs (actor, firings per round):
-    the actors of a group have ended as many rounds each, and none has begun another one.
+    the actors of a group have ended as many rounds each, at least `least`, and none has begun
+    another one. With `is_idle` nothing is about to start.
     """
 
     still: frozenset[int]
     rounds: tuple[tuple[tuple[int, int], ...], ...] = ()
+    least: int = 0
+    is_idle: bool = False
 
 
 class Visit:
@@ -182,6 +185,9 @@ def is_at_rest(machine: Machine, running: Set[int], rest: Rest) -> bool:
     """Whether a visit can be made; what was started and not handed over does not run."""
     if not running.isdisjoint(rest.still):
         return False
+    starting = (machine.outbox, machine.fireable, machine.detached, machine.flushing)
+    if rest.is_idle and any(starting):
+        return False
     for group in rest.rounds:
         ended = [
             (machine.firing_index(a) + 1 - (machine.state(a) in _UNDER_WAY), count)
@@ -189,7 +195,7 @@ def is_at_rest(machine: Machine, running: Set[int], rest: Rest) -> bool:
         ]
         firings, count = ended[0]
         rounds = firings // count
-        if any([firings != rounds * count for firings, count in ended]):
+        if rounds < rest.least or any([firings != rounds * count for firings, count in ended]):
             return False
     return True
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, repeat
@@ -107,7 +107,7 @@ class Dispatcher:
 
     `failure` is what ended the run, or None. `is_closing` says that the run's end was asked for:
     what launches raise from then on is no failure, and workers are not waited for. `busy_ns` is the
-    time in launches by actor. `given_up` are the sources for which nobody waits any more. `post`
+    time in launches by actor. `given_up` are the ports for which nobody waits any more. `post`
     takes the message that ends a firing, from any thread.
     """
 
@@ -116,7 +116,7 @@ class Dispatcher:
         self.table = bound.table
         self.machine = Machine(self.table)
         self.failure: BaseException | None = None
-        self.is_closing = False
+        self.is_closing = self.is_cut = False
         self.ports = OpenPorts(bound.plan, bound.ports)
         self._bound = bound
         self._prepare = options.prepare_thread
@@ -203,13 +203,13 @@ class Dispatcher:
         for worker in self.workers:
             self._running.difference_update(worker.drop())
 
-    def give_up_sources(self) -> None:
-        """Wait no longer for sources that block in a firing; what they still bring is ignored.
+    def give_up(self, ported: Set[int]) -> None:
+        """Wait no longer for ports that block in a firing; what they still bring is ignored.
 
-        One that is admitted is exhausted. One that fires for another actor, which waits for all
-        that it was promised, fires on here, and its launches bring what they like.
+        A source that is admitted is exhausted. A sink, and a source that fires for another actor,
+        which waits for all that it was promised, fires on here, and its launches do what they like.
         """
-        for actor in sorted(self.ports.sources - self.given_up):
+        for actor in sorted(ported - self.given_up):
             port = self._bound.ports[self.table.names[actor]]
             if not isinstance(port, GivesUp) or not port.give_up():
                 continue
@@ -223,11 +223,18 @@ class Dispatcher:
                 self._fire_here((actor, self._bound.begun(actor, firing)))
 
     def _fire_here(self, job: Job) -> None:
-        """Run the firing of a source that was given up, in the place of its thread."""
+        """Run the firing of a port that was given up, in the place of its thread."""
         actor, chain = job
         for launch in chain:
             launch()
         self._inbox.put(message(Message.DONE, actor))
+
+    def cut(self) -> None:
+        """End the run where it is, which is no failure: what runs ends, whatever it raises."""
+        self.is_cut = True
+        self.given_up |= self.ports.sources
+        self.halt()
+        self._close_sources()
 
     def abort(self, error: BaseException) -> None:
         """Fail the run with an error that no launch raised."""
@@ -392,9 +399,9 @@ class Dispatcher:
     def _explain(self, failure: Failure) -> None:
         """Keep the first failure and note the others on it.
 
-        What a launch raises because its port was closed is none.
+        What a launch raises because its port was closed, or the run was cut, is none.
         """
-        if self.is_closing:
+        if self.is_closing or self.is_cut:
             return
         if self.failure is None:
             self.failure = explain(self.plan, failure, self.machine.story(failure.actor))

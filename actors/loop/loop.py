@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from actors.loop.bound import BoundPlan
 
 _GIVEN_UP_TIMEOUT_S = 0.5
-"""How long `close` waits for sources that were given up: they had their time before."""
+"""How long `close` waits for ports that were given up: they had their time before."""
 
 _AS_THEY_ARE = LoopOptions()
 
@@ -159,7 +159,27 @@ class Loop:
 
         Only those whose port says so (`GivesUp`); the others are waited for.
         """
-        self._dispatcher.command(self._dispatcher.give_up_sources)
+        dispatcher = self._dispatcher
+        dispatcher.command(partial(dispatcher.give_up, dispatcher.ports.sources))
+
+    def give_up_sinks(self) -> None:
+        """Let the run go on without the sinks that block: they are handed nothing any more.
+
+        Only those whose port says so (`GivesUp`); the others are waited for.
+        """
+        ports = self._dispatcher.ports
+        self._dispatcher.command(partial(self._dispatcher.give_up, ports.ported - ports.sources))
+
+    def expect_cut(self) -> None:
+        """Take nothing that a launch raises from now on for a failure: others may cut first."""
+        self._dispatcher.is_cut = True
+
+    def cut(self) -> None:
+        """End the run where it is, as `abort` does, but as no failure: `wait` returns False.
+
+        What runs is waited for, and may raise what it likes; whoever cuts has it return.
+        """
+        self._dispatcher.command(self._dispatcher.cut)
 
     def ports_at(self) -> dict[str, str]:
         """Return where the threads of sources and sinks are ("file:line in function"), by actor."""
@@ -187,6 +207,11 @@ class Loop:
     def is_closed(self) -> bool:
         """Whether it was closed, and its threads have ended."""
         return self._is_joined
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it was ended where it was, in the middle of a step."""
+        return self._dispatcher.is_cut
 
     @property
     def failure(self) -> BaseException | None:
@@ -330,20 +355,20 @@ class Loop:
             w for w in self._dispatcher.workers if w.thread is not here and _is_started(w.thread)
         ]
         ports = self._dispatcher.ports
+        given_up = [w for w in workers if self._dispatcher.given_up.issuperset(w.actors)]
         sources = [w for w in workers if ports.sources_of(w.actors)]
-        given_up = [w for w in sources if self._dispatcher.given_up.issuperset(w.actors)]
         timeout_s = self._options.source_timeout_s
         alive = _still_alive([w for w in sources if w not in given_up], timeout_s)
         alive += _still_alive(given_up, min(_GIVEN_UP_TIMEOUT_S, timeout_s))
         for worker in alive:
             # Its launch keeps the views that it fills, and a view keeps its arena: when it wakes it
             # writes into memory that is still its own, even after the plan was released.
-            names = ", ".join([repr(name) for name in ports.sources_of(worker.actors)])
-            self._options.report(
-                f"the data source {names} is still blocked in its __next__; its thread is"
-                " left behind"
-            )
-        others = [w for w in workers if w not in sources]
+            names = ", ".join([repr(self._dispatcher.table.names[a]) for a in worker.actors])
+            what = f"data source {names} is still blocked in its __next__"
+            if worker not in sources:
+                what = f"listener {names} has not returned"
+            self._options.report(f"the {what}; its thread is left behind")
+        others = [w for w in workers if w not in sources and w not in given_up]
         timeout_s = self._options.join_timeout_s
         stuck = [w.name for w in _still_alive(others, timeout_s)]
         if stuck:

@@ -73,7 +73,7 @@ class HostPort(Protocol):
 
 @runtime_checkable
 class GivesUp(Protocol):
-    """A source's port of which a firing that blocks need not be waited for."""
+    """A port of which a firing that blocks need not be waited for."""
 
     def give_up(self) -> bool:
         """Block in no firing more; return whether one is under way.

@@ -95,3 +95,85 @@ def test_a_source_without_a_way_to_give_it_up_is_waited_for(pipeline, bodies):
         gate.open()
         assert loop.wait(PATIENCE)
         assert loop.statistics().actors[0].firings == 1
+
+
+def test_a_sink_that_is_given_up_is_handed_nothing_more_and_the_run_ends(
+    pipeline, bodies, join_threads
+):
+    seen, gate = [], bodies.Gate()
+
+    def sink(tokens):
+        seen.append(tokens[0]["x"][0])
+
+    bound, ports = pipeline(bodies.Counting(), sink=sink)
+    blocking(ports["log"], gate)
+    ports["log"].body, told = skipping(ports["log"]), []
+    loop = Loop(bound, LoopOptions(report=told.append))
+    loop.start()
+    loop.admit(4)
+    loop.end()
+    gate.open(1)
+    for _ in range(2):
+        gate.wait_entered()
+    loop.give_up_sources()  # which it has none of to give up
+    loop.give_up_sinks()
+    assert loop.wait(PATIENCE)
+    assert seen == [0]
+    loop.close()
+    assert told == ["the listener 'log' has not returned; its thread is left behind"]
+    gate.open()
+    join_threads()
+
+
+def skipping(port):
+    """Return the body of a port whose firings do nothing once it was given up."""
+    fire, is_given_up, give_up = port.body, [], port.give_up
+
+    def skip(tokens):
+        if not is_given_up:
+            fire(tokens)
+
+    def note():
+        is_given_up.append(True)
+        return give_up()
+
+    port.give_up = note
+    return skip
+
+
+def test_a_run_that_is_cut_ends_with_what_runs_and_is_no_failure(pipeline, bodies):
+    gate, seen = bodies.Gate(), []
+
+    def compute(inputs, outputs):
+        seen.append(inputs[0][0])
+        gate(inputs)
+        raise OSError("woken")
+
+    bound, _ = pipeline(bodies.Counting(), compute=compute)
+    with Loop(bound) as loop:
+        loop.admit(5)
+        gate.wait_entered()
+        loop.expect_cut()
+        loop.cut()
+        gate.open()
+        assert not loop.wait(PATIENCE)
+        assert loop.is_cut
+        assert loop.failure is None
+    assert seen == [0]
+
+
+def test_what_fails_where_a_cut_is_expected_ends_the_run_without_a_failure(pipeline, bodies):
+    def compute(inputs, outputs):
+        gate(inputs)
+        raise OSError("woken by another rank")
+
+    gate = bodies.Gate()
+    bound, _ = pipeline(compute=compute)
+    with Loop(bound) as loop:
+        loop.admit(1)
+        gate.wait_entered()
+        loop.expect_cut()
+        gate.open()
+        assert not loop.wait(PATIENCE)
+        loop.cut()
+        assert loop.failure is None

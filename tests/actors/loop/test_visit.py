@@ -234,3 +234,26 @@ def test_a_listener_that_holds_its_slot_can_visit(two_updates):
         loop.end()
         assert loop.wait(PATIENCE)
     assert seen == [(1, 1)]
+
+
+def test_a_visit_after_so_many_rounds_waits_for_them_and_for_rest(pipeline, bodies):
+    gate, made = bodies.Gate(), []
+
+    def compute(inputs, outputs):
+        gate(inputs)
+
+    bound, _ = pipeline(compute=compute)
+    with Loop(bound) as loop:
+        loop.admit(3)
+        loop.end()
+        gate.wait_entered()
+        rest = Rest(frozenset({1, 2}), (((1, 1),),), least=2, is_idle=True)
+        asked = Visit(rest, lambda: made.append(loop.statistics().actors[1].firings))
+        loop.visit(asked)
+        gate.open(1)
+        gate.wait_entered()
+        assert made == []
+        gate.open(9)
+        assert loop.wait(PATIENCE)
+        assert asked.wait()
+    assert made[0] >= 2
