@@ -14,11 +14,11 @@ MODULE_LINES = 650
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 32_500,
+    "actorflow": 32_700,
     "actors": 42_300,
     "compiler": 30_800,
     "memory": 3_700,
-    "tests": 96_300,
+    "tests": 96_600,
     "benchmarks": 14_300,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

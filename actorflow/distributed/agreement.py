@@ -16,6 +16,10 @@ each is told before it may begin that step.
 *Stops that wait for data.* A stop is to wait for no source that does not answer. So a rank that
 has waited long enough holds: it begins no step more. The others are told to hold, too, and the end
 is the last step that any of them has begun; who lacks data for that is waited for, nobody else.
+Where that source does not answer either, the rank gives up its data, and so do all others; the run
+is cut after the last step of which every rank has the data. That one all can finish, and no rank
+can have finished a later one that takes all of them. What was begun of those is dropped: whether
+the state of the step is whole by then, ranks find out themselves.
 
 *Data.* Each takes its rows of a batch that all were given, so ranks say a digest of what they were
 given, and all digests of a step are equal. So are those of what was written to variables between
@@ -40,9 +44,12 @@ from actorflow.distributed.messages import (
     Came,
     CheckpointAsked,
     CheckpointAt,
+    CutAt,
+    DataGivenUp,
     EndAt,
     EndsAfter,
     FromRank,
+    GiveUpData,
     Granted,
     HasData,
     Hello,
@@ -171,6 +178,7 @@ class _AgreedRun:
     is_settled: bool = False
     is_checkpoint_asked: bool = False
     held: dict[int, int] = field(default_factory=dict)
+    given_up: dict[int, int] = field(default_factory=dict)
     given: dict[int, tuple[int, BatchGiven]] = field(default_factory=dict)
     whys: dict[int, str] = field(default_factory=dict)
 
@@ -399,6 +407,17 @@ class Agreement:
         run.is_settled = True
         return self._all(EndAt(number, max(said.values())))
 
+    def _data_given_up(self, rank: int, message: DataGivenUp) -> Sends:
+        run = self._run(message.run)
+        if run is None or not run.is_last or rank in run.given_up:
+            return []
+        told = self._all(GiveUpData(message.run)) if not run.given_up else []
+        told = [(r, one) for r, one in told if r != rank]
+        run.given_up[rank] = message.step
+        if len(run.given_up) == self.num_ranks:
+            told += self._all(CutAt(message.run, min(run.given_up.values())))
+        return told
+
     def _given(self, rank: int, message: BatchGiven) -> Sends:
         run = self._run(message.run)
         if run is None:
@@ -427,8 +446,8 @@ class Agreement:
         return self._ends_apart(run)
 
     def _ends_apart(self, run: _AgreedRun) -> Sends:
-        """Fail where ranks do not end after the same step."""
-        if not run.ends:
+        """Fail where ranks do not end after the same step; a run that is cut has one for all."""
+        if not run.ends or run.given_up:
             return []
         step, rank = min([(step, rank) for rank, step in run.ends.items()])
         beyond = run.reached | run.more | run.ends
@@ -478,6 +497,7 @@ _TAKES: dict[type[Any], Callable[[Agreement, int, Any], Sends]] = {
     EndsAfter: Agreement._ends,
     HasData: Agreement._has_data,
     WouldEnd: Agreement._would_end,
+    DataGivenUp: Agreement._data_given_up,
     BatchGiven: Agreement._given,
     RankFailed: Agreement._failed,
     Left: Agreement._left,

@@ -332,6 +332,7 @@ class _Launcher:
             self._signals.setdefault(number, came_s)
             for rank in self._ranks:
                 _send(rank, number)
+                _send(rank, signal.SIGCONT)  # one that is stopped could not end, nor the others
 
     def _read_output(self, came: Mapping[Any, int]) -> None:
         for rank in self._ranks:

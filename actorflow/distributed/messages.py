@@ -104,6 +104,17 @@ class WouldEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class DataGivenUp:
+    """A rank that was told its last step has the data of this one, and takes no more of any.
+
+    Its source does not answer, or another's; what the source still brings is dropped.
+    """
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class BatchGiven:
     """The whole batch of a step, as a rank was given it, has this digest.
 
@@ -156,6 +167,7 @@ FromRank = (
     | CheckpointAsked
     | EndsAfter
     | WouldEnd
+    | DataGivenUp
     | BatchGiven
     | HasData
     | RankFailed
@@ -213,6 +225,21 @@ class EndAt:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUpData:
+    """A rank of a run that is to stop has given up its data; all others do so, and say it."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutAt:
+    """A run ends after this step, of which all ranks have the data, and drops later ones."""
+
+    run: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class OtherEndsAfter:
     """A rank's run has no step after this one; who has data for more says so."""
 
@@ -235,9 +262,10 @@ class Noted:
     """What this rank said last, that it failed or left, was heard: it may end."""
 
 
-ToRank = (
-    Welcome | Met | Granted | CheckpointAt | HoldAsked | EndAt | OtherEndsAfter | Aborted | Noted
-)
+OfRun = Granted | CheckpointAt | HoldAsked | EndAt | GiveUpData | CutAt | OtherEndsAfter
+"""What it says of a run."""
+
+ToRank = Welcome | Met | OfRun | Aborted | Noted
 """What the coordinator says."""
 
 

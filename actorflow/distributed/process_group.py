@@ -352,6 +352,11 @@ class Together:
         if self._shared is not None:
             self._shared.would_end(step)
 
+    def data_given_up(self, step: int) -> None:
+        """Say which step has the last data that this rank takes, and the run may be cut."""
+        if self._shared is not None:
+            self._shared.data_given_up(step)
+
     def ask_stop(self, reason: str) -> None:
         """Ask for the end on all ranks. Takes no lock, so a signal handler may call it."""
         self.asked = self.asked or reason

@@ -14,12 +14,16 @@ from actorflow.distributed.messages import (
     BatchGiven,
     CheckpointAsked,
     CheckpointAt,
+    CutAt,
+    DataGivenUp,
     EndAt,
     EndsAfter,
     FromRank,
+    GiveUpData,
     Granted,
     HasData,
     HoldAsked,
+    OfRun,
     OtherEndsAfter,
     Reached,
     StopAsked,
@@ -47,6 +51,9 @@ class RunCallbacks:
         hold: called when the run is to stop and a rank lacks data: no step more may begin until the
             end is said, and `would_end` says which has.
         end_at: called with the last step of a run that holds.
+        give_up_data: called when the source of another rank does not answer: no batch more is
+            taken, and `data_given_up` says which step has all of its own.
+        cut_at: called with the last step of a run that has given up its data.
     """
 
     grant: Callable[[int, bool], object]
@@ -56,6 +63,8 @@ class RunCallbacks:
     stopping: Callable[[str], object] = _ignore
     hold: Callable[[], object] = _ignore
     end_at: Callable[[int], object] = _ignore
+    give_up_data: Callable[[], object] = _ignore
+    cut_at: Callable[[int], object] = _ignore
 
 
 class SharedRun:
@@ -111,6 +120,10 @@ class SharedRun:
         """Say that this rank, which is to stop, has begun a step and begins no other until told."""
         self._say(WouldEnd(self.number, step))
 
+    def data_given_up(self, step: int) -> None:
+        """Say that this rank, which was told its last step, takes no data beyond that of a step."""
+        self._say(DataGivenUp(self.number, step))
+
     def ask_stop(self, reason: str) -> None:
         """Ask for the end of the run on all ranks, at a step that the coordinator chooses.
 
@@ -136,7 +149,7 @@ class SharedRun:
 
     def hear(self, message: ToRank) -> None:
         """Take what the coordinator says of a run; what is of an earlier one is left alone."""
-        if isinstance(message, Granted | CheckpointAt | HoldAsked | EndAt | OtherEndsAfter):
+        if isinstance(message, OfRun):
             if message.run != self.number or self.is_over:
                 return
             if isinstance(message, Granted):
@@ -149,7 +162,11 @@ class SharedRun:
                 self._callbacks.hold()
             elif isinstance(message, EndAt):
                 self._callbacks.end_at(message.step)
-            else:
+            elif isinstance(message, GiveUpData):
+                self._callbacks.give_up_data()
+            elif isinstance(message, CutAt):
+                self._callbacks.cut_at(message.step)
+            elif isinstance(message, OtherEndsAfter):
                 self._other_end = message.step
                 self._compare()
 

@@ -266,7 +266,8 @@ class FitCall:
         self._stopper.tell(is_kept=is_kept)
 
     def _result(self, run: Run, listener: Listener, first: int) -> FitResult:
-        last, steps, reasons = listener.step, self._options.steps, self._stopper.reasons
+        last = run.num_steps if run.are_steps_untold else listener.step
+        steps, reasons = self._options.steps, self._stopper.reasons
         listener.ending = "stopped" if reasons and last < steps else "finished"
         if run.num_skipped:
             self._warn(f"{run.num_skipped} of {last - first} steps were skipped")

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from actorflow.compile.plan_facts import saved_variables
 from actorflow.distributed.process_group import ONE_RANK, Among, agree_on_writes
 from actorflow.distributed.shared_run import NOTHING_WRITTEN, digest_of_state
 from actorflow.distributed.unshard import cut, gather_whole
@@ -223,11 +224,42 @@ class LiveVariables:
         if done is None:
             return None
         variables = {name: self._variables.read(name) for name in self.names}
-        if done and self._failed is not None:
+        if done and (self._failed is not None or self._loop.is_cut):
             self._set_back(variables, max(done), self._failed)
         for array in variables.values():
             array.flags.writeable = False
         return {**variables, **self._cut(self.pending)}
+
+    def changed_after(self, steps: int) -> str:
+        """Return a saved variable that is not as some steps leave it, after a loop was cut; or "".
+
+        Each has to be written as often, but for counters: `saved_after` sets those back.
+        """
+        ended = self._loop.ended_firings()
+        for actor in self._plan.actors:
+            for launch in actor.launches:
+                registers = {self._plan.views[view].register for view in launch.outputs}
+                names = [n for n in self._saved if self._registers[n] in registers]
+                if names and launch.op != COUNTER and ended[actor.id] != steps:
+                    return names[0]
+        return "" if self._updates() in (set(), {steps}) else "what follows from a variable"
+
+    def saved_after(self, steps: int) -> dict[str, Array]:
+        """Return what a checkpoint after some steps holds, of which none is changed: own parts."""
+        variables = {name: self._variables.read(name) for name in self._saved}
+        self._set_back(variables, steps, None)
+        return variables
+
+    def when_updated(self, steps: int) -> Rest:
+        """Return when all that is saved was written in so many steps, and the run has come to rest.
+
+        Sources may block meanwhile, and what meets other ranks, which may not come any more.
+        """
+        waits = (ActorKind.SOURCE, ActorKind.COMM)
+        still = frozenset([int(a.id) for a in self._plan.actors if a.kind not in waits])
+        writers = {a for n in self._saved for a in self._writers.get(self._registers[n], ())}
+        each = tuple([((actor, 1),) for actor in sorted(writers)])
+        return Rest(still, each, least=steps, is_idle=True)
 
     # -- on the dispatcher's thread --------------------------------------------------------------
 
@@ -259,6 +291,11 @@ class LiveVariables:
         writers = {a for name in names for a in self._writers.get(self._registers[name], ())}
         rounds = tuple([(actor, 1) for actor in sorted(writers)])
         return Rest(frozenset(writers), (rounds,) if rounds else ())
+
+    @cached_property
+    def _saved(self) -> tuple[str, ...]:
+        """The variables that a checkpoint holds."""
+        return saved_variables(self._plan)
 
     @cached_property
     def _writers(self) -> dict[RegisterId, set[int]]:
@@ -335,16 +372,19 @@ class LiveVariables:
             return first_update is not None or any(x.op in _COUNTERS for x in actor.launches)
         return first_update is not None and launch >= first_update
 
-    def _set_back(self, variables: dict[str, Array], steps: int, failed: ActorFailed) -> None:
+    def _set_back(
+        self, variables: dict[str, Array], steps: int, failed: ActorFailed | None
+    ) -> None:
         """Make the counters say what some steps of this run leave there."""
         names = {register: name for name, register in self._registers.items()}
         ended = self._loop.ended_firings()
         for actor in self._plan.actors:
-            is_failed = actor.name == failed.actor
+            # The first launch of a firing that failed that is not done.
+            lost = failed.launch if failed is not None and actor.name == failed.actor else None
             for index, launch in enumerate(actor.launches):
                 register = self._plan.views[launch.outputs[0]].register
-                if launch.op == COUNTER and register in names:
-                    is_lost = is_failed and failed.launch is not None and failed.launch <= index
+                if launch.op == COUNTER and names.get(register) in variables:
+                    is_lost = lost is not None and lost <= index
                     counted = ended[actor.id] - is_lost
                     variables[names[register]] -= counted - steps
 

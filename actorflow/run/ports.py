@@ -217,7 +217,7 @@ class DataPort:
         self._positions = positions
         self._fetching = Fetching(source)
         self._turn = threading.Condition()
-        self._is_held = False
+        self._is_held = self._has_gone_on = self._is_given_up = self._is_closed = False
         self.is_over = False
         self.failure: BaseException | None = None
         self.stopped_by = ""
@@ -235,6 +235,7 @@ class DataPort:
 
         def fetch() -> None:
             if self._is_at_end() or not fetching.begin():
+                self._stay()
                 self._on_end()
                 raise SourceExhausted
             try:
@@ -257,6 +258,7 @@ class DataPort:
             except SourceExhausted:
                 raise
             except BaseException as error:
+                self._stay()
                 if not fetching.is_inside or fetching.settle():
                     self._end_with(error)
                 raise SourceExhausted from error
@@ -269,6 +271,7 @@ class DataPort:
         with self._turn:
             while self._is_held and self._batch % self._batches_per_step == 0:
                 self._turn.wait()
+            self._stay()
             if self._total is not None and self._batch >= self._total:  # as it is said by now
                 self._on_end()
                 raise SourceExhausted
@@ -300,9 +303,12 @@ class DataPort:
         self._is_stopping = True
 
     def hold(self) -> int:
-        """Begin no step until `go_on`; return which has begun. Waits for no source."""
+        """Begin no step until `go_on`; return which has begun. Waits for no source.
+
+        No effect after that: this rank's own patience may end just when the others have answered.
+        """
         with self._turn:
-            self._is_held = True
+            self._is_held = not self._has_gone_on
             return -(-self._batch // self._batches_per_step)
 
     def go_on(self, last: int) -> bool:
@@ -313,10 +319,17 @@ class DataPort:
         with self._turn:
             if not self._is_held:
                 return True
-            self._is_held = False
+            self._is_held, self._has_gone_on = False, True
             self._total = last * self._batches_per_step
             self._turn.notify_all()
             return self._batch < self._total
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a port that went on lacks a batch, for which the source blocks."""
+        total = self._total
+        is_lacking = not self._is_held and total is not None and self._batch < total
+        return is_lacking and self._fetching.is_inside
 
     def give_up(self) -> bool:
         """See `GivesUp.give_up`."""
@@ -325,9 +338,30 @@ class DataPort:
         self._on_end()
         return True
 
+    def give_up_data(self) -> int:
+        """Feed no batch more, and return which step has all of its own; the end is told to nobody.
+
+        The thread that fetches waits until the port is closed. Waits for no source.
+        """
+        with self._turn:
+            self._is_held, self._has_gone_on, self._is_given_up = False, True, True
+            self._turn.notify_all()
+            return self.num_steps
+
+    def _stay(self) -> None:
+        """Return only where the data is not given up; raise when a port that has is closed."""
+        with self._turn:
+            while self._is_given_up and not self._is_closed:
+                self._turn.wait()
+            if self._is_given_up:
+                raise SourceExhausted
+
     def close(self) -> None:
         """Ask a source that blocks in a fetch to stop, if it can be asked."""
         self.go_on(self.num_steps)
+        with self._turn:
+            self._is_closed = True
+            self._turn.notify_all()
         self._fetching.close()
 
     def _end_with(self, error: BaseException) -> None:
@@ -406,6 +440,8 @@ class MetricsPort:
         self._is_evaluation = is_evaluation
         self._step = first_step
         self._watch = watch
+        self._open: list[None] = []
+        self._is_given_up = False
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         """Return the launch that reads the outputs of these steps."""
@@ -415,6 +451,14 @@ class MetricsPort:
         rare = [n for n in (tokens[0] if each > 1 and steps else ()) if n not in tokens[-1]]
 
         def read() -> None:
+            if self._is_given_up:
+                return
+            self._open.append(None)
+            tell()
+            if not self._taken():
+                raise SourceExhausted  # nobody waits for it
+
+        def tell() -> None:
             for number, batches in enumerate(steps):
                 self._step += 1
                 outputs = self._of_step(batches, {n: tokens[number][n] for n in rare})
@@ -424,11 +468,24 @@ class MetricsPort:
 
         return read
 
+    def give_up(self) -> bool:
+        """Hand on nothing more; return whether the listener has not returned. See `GivesUp`."""
+        self._is_given_up = True
+        return self._taken()
+
     def _of_step(self, tokens: tuple[Token, ...], of_step: Token) -> dict[str, Any]:
         if self._batches_per_step == 1 and not self._is_evaluation:
             return _taken(tokens[0])
         told = [n for n, v in tokens[-1].items() if v.ndim == 0 or not self._is_evaluation]
         return {name: _mean([t[name] for t in tokens]) for name in told} | _taken(of_step)
+
+    def _taken(self) -> bool:
+        # Taking an item of a list is one atomic step, as in `Fetching`.
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        return True
 
     def close(self) -> None:
         """Nothing blocks here."""
@@ -486,13 +543,16 @@ class CheckpointPort:
 
         def write() -> None:
             step = int(views["step"][()])
-            is_last = step == self.last_step
-            if step == self._last_saved or not (is_last or self._is_due(step)):
-                return
-            self._save(step, views)
-            self._last_saved = step
+            if step != self._last_saved and (step == self.last_step or self._is_due(step)):
+                self.finish(step, views)
 
         return write
+
+    def finish(self, step: int, views: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Write a state that is due, unless it was the last one written."""
+        if step != self._last_saved:
+            self._save(step, views)
+            self._last_saved = step
 
     def close(self) -> None:
         """Wait for no other rank; what is being written is written."""

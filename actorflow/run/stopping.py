@@ -27,6 +27,9 @@ Item = TypeVar("Item")
 PATIENCE_S = 1.5
 """How long a run that is to stop waits for a source."""
 
+LATE_S = 1.0
+"""How much longer ranks wait for a function of the user on one of them, source or callback."""
+
 AGAIN_S = 1.0
 """How long after the first a signal counts as a second wish.
 
@@ -63,7 +66,8 @@ class Stopper:
     def __init__(self) -> None:
         self.reasons: list[str] = []
         self.failure: BaseException | None = None
-        self._calls: dict[str, None] = {}
+        self._calls: dict[str, float] = {}
+        """The user's functions that are called, and since when on the clock of time.monotonic."""
         self._events: SimpleQueue[str] = SimpleQueue()
         self._run: Run | None = None
 
@@ -84,7 +88,7 @@ class Stopper:
         """Call the user's function, unless one failed before; what it raises asks for the end."""
         if function is None or self.failure is not None:
             return
-        self._calls[name] = None
+        self._calls[name] = time.monotonic()
         try:
             function(step, results)
         except StopTraining as asked:
@@ -110,15 +114,20 @@ class Stopper:
 
     def attend(self, notice: Callable[[str], object]) -> None:
         """Block until the run is over; say at once what happens when it is asked to stop."""
-        is_told, give_up_s = False, None
-        while (event := self._next(give_up_s)) != _OVER:
+        is_told, is_held, look_s = False, False, None
+        while (event := self._next(look_s)) != _OVER:
             if self._run is None:
                 return
             if event is None:
-                self._run.give_up_sources()
-                give_up_s = None
+                now_s = time.monotonic()
+                if is_held:
+                    is_late = any([now_s - since_s > LATE_S for since_s in [*self._calls.values()]])
+                    self._run.give_up_users(are_callbacks_late=is_late)
+                else:
+                    self._run.give_up_sources()
+                is_held, look_s = True, now_s + LATE_S
             elif not is_told:
-                is_told, give_up_s = True, time.monotonic() + PATIENCE_S
+                is_told, look_s = True, time.monotonic() + PATIENCE_S
                 notice(_stopping_text(event, self._waited_for(self._run)))
 
     def wait(self) -> None:

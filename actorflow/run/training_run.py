@@ -20,7 +20,7 @@ from actorflow.compile.plan_facts import (
     snapshot_rate,
     takes_snapshots,
 )
-from actorflow.data import DataSource
+from actorflow.data import DataError, DataSource
 from actorflow.distributed.process_group import Among, Together
 from actorflow.distributed.shared_run import GivenBatches
 from actorflow.environment.host import is_cuda
@@ -43,6 +43,7 @@ from actorflow.run.run_options import (
     evaluation_ports,
 )
 from actors.kernels.common.host_memory import quiet_floating_point
+from actors.loop.admission import Visit
 from actors.loop.dispatch import LoopOptions
 from actors.loop.load import load
 from actors.loop.loop import Loop
@@ -51,7 +52,7 @@ from actors.loop.watchdog import Watch
 from actors.machine.errors import ActorFailed
 from actors.machine.protocol import DeviceFault, HostPort
 from actors.machine.table import MachineTable
-from compiler.contract.errors import ActorflowError, CompileError, InternalError
+from compiler.contract.errors import ActorflowError, CompileError, InternalError, PeerFailed
 from compiler.contract.plan import Plan
 from compiler.contract.types import numpy_dtype
 from compiler.graph.target import SKIPPED
@@ -136,6 +137,9 @@ class Run:
         ports = self._ports(options)
         self._trace = None if settings.trace is None else TraceFile(settings.trace, self._rank)
         self._is_over = False
+        self._among = options.among
+        self._cut: int | None = None
+        self._is_deaf = False
         self._communicator = options.among.communicator(plan, settings)
         try:
             self.bound = load(
@@ -215,6 +219,40 @@ class Run:
         else:
             self._together.would_end(self._data.hold())
 
+    def give_up_users(self, *, are_callbacks_late: bool) -> None:
+        """Let several ranks that are to stop end without functions of the user that do not return.
+
+        A callback is called no more. Without a batch that the last step lacks, all ranks end with
+        the last step of which each has the data.
+        """
+        if self._together is None:
+            return
+        if are_callbacks_late:
+            self._is_deaf = True
+            self.loop.give_up_sinks()
+        if self._data.is_awaited:
+            self._give_up_data()
+
+    def _give_up_data(self) -> None:
+        if self._together is not None:
+            self._together.data_given_up(self._data.give_up_data())
+
+    def _cut_at(self, step: int) -> None:
+        """Have `wait` end the run as soon as this rank has come to rest with a step behind it."""
+        self._cut = step
+        rest = self.variables.when_updated(step - self._first_step)
+        self.loop.visit(Visit(rest, self._on_finished or (lambda: None)))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that are done when the run has ended, those before it included."""
+        return self._data.num_steps if self._cut is None else self._cut
+
+    @property
+    def are_steps_untold(self) -> bool:
+        """Whether there were steps whose outputs nobody was told: a stop did not wait for that."""
+        return self._is_deaf or self._cut is not None
+
     @property
     def stopped_by(self) -> str:
         """The words of a StopTraining that the data source raised, or nothing."""
@@ -233,6 +271,8 @@ class Run:
     def wait(self) -> None:
         """Block until the plan has ended. Raises what `_wait` does, or what ended another rank."""
         try:
+            if self._cut is not None and self.loop.failure is None:
+                self._end_after(self._cut)
             self._wait()
         except Exception as error:
             first = error if self._together is None else self._together.failed(error)
@@ -240,7 +280,38 @@ class Run:
                 raise
             raise first from error
         if self._together is not None:
-            self._together.ended(self._data.num_steps)
+            self._together.ended(self.num_steps)
+
+    def _end_after(self, step: int) -> None:
+        """Drop what was begun of later steps, and save the state after this one.
+
+        Raises DataError on the rank whose data was awaited, and PeerFailed on the others, where
+        that state is not whole on all: then nothing is saved.
+        """
+        among = self._among
+        self.loop.expect_cut()
+        # Whoever is woken out of a collective has finished the step, for its part and for others.
+        among.gather("come to rest after the last step that all can finish", None)
+        if self._communicator is not None:
+            self._communicator.abort(f"the run ends after step {step}")
+        self.loop.cut()
+        self.loop.wait()
+        changed = self.variables.changed_after(step - self._first_step)
+        newest = "" if self._saver is None else self._saver.newest
+        said: list[Any] = among.gather(
+            "end after one step", (changed, self._data.num_steps, newest)
+        )
+        if changed := next((row[0] for row in said if row[0]), ""):
+            late = min(range(len(said)), key=lambda rank: said[rank][1])
+            text = (
+                f"the data source of rank {late} gave no batch for step {step + 1} when the run was"
+                f" to stop, and others had begun that step, in which {changed!r} is changed at"
+                f" once: the state after step {step} is lost, and not saved;"
+                f" {said[0][2] or 'the run writes no checkpoints'}"
+            )
+            raise DataError(text) if late == among.rank else PeerFailed(text, rank=late)
+        if self._checkpoint is not None:
+            self._checkpoint.finish(step, self.variables.saved_after(step - self._first_step))
 
     def _with_others(self, among: Among, *, is_stepped: bool) -> Together | None:
         """Return what the run ends by together with those of other ranks."""
@@ -255,6 +326,8 @@ class Run:
             stopping=self._hear_of_stop,
             hold=self.give_up_sources,
             end_at=self._end_at,
+            give_up_data=self._give_up_data,
+            cut_at=self._cut_at,
             is_stepped=is_stepped,
         )
         return Together(among.member, self._first_step, calls)
@@ -365,7 +438,7 @@ class Run:
         """Have no other rank wait for this one: the run ended with theirs, or is given up here."""
         is_well = self._is_over and self.loop.failure is None and self._data.failure is None
         if is_well and self._together is not None:
-            self._together.ended(self._data.num_steps)
+            self._together.ended(self.num_steps)
         if not self._is_over and self._communicator is not None:
             self._communicator.abort(f"it closed its run of plan {self.plan.name!r} before the end")
 

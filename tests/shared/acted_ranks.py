@@ -16,8 +16,11 @@ from actorflow.distributed.messages import (
     Came,
     CheckpointAsked,
     CheckpointAt,
+    CutAt,
+    DataGivenUp,
     EndAt,
     EndsAfter,
+    GiveUpData,
     Granted,
     HasData,
     Hello,
@@ -42,7 +45,8 @@ class Meet:
 class Train:
     """Train on after `first` on data of so many steps; ask for things before some of them.
 
-    One that `holds` does so once at any time after it heard of a stop.
+    One that `holds` does so once at any time after it heard of a stop. One that `blocks` never has
+    the data of that step, and gives it up at any time after it heard that the run ends there.
     """
 
     steps: int
@@ -50,6 +54,7 @@ class Train:
     stop_before: int | None = None
     checkpoint_before: int | None = None
     holds: bool = False
+    blocks: int | None = None
 
 
 @dataclass
@@ -66,6 +71,8 @@ class ActedRank:
     granted: int = -1
     last: int | None = None
     is_held: bool = False
+    is_settled: bool = False
+    given_up: bool = False
     other_end: int | None = None
     asked: set = field(default_factory=set)
     meetings: int = 0
@@ -166,6 +173,7 @@ class Play:
         rank.run += 1
         rank.begun = rank.finished = rank.granted = doing.first
         rank.last, rank.other_end, rank.asked, rank.is_held = None, None, set(), False
+        rank.is_settled = rank.given_up = False
         rank.say(Began(rank.run, doing.first))
 
     def _step(self, rank, doing):
@@ -178,10 +186,13 @@ class Play:
             return lambda: self._hold(rank)
         if rank.finished < rank.begun and self._all_begun(rank, rank.finished + 1):
             return lambda: self._finish(rank)
-        if rank.begun < rank.granted and not rank.is_held:
-            return (lambda: self._begin(rank)) if rank.begun < end else lambda: self._end(rank)
         if rank.last is not None and rank.finished == rank.last:
             return lambda: self._end(rank)
+        if rank.begun + 1 == doing.blocks and rank.begun < rank.granted:
+            can_give_up = rank.is_settled and not rank.given_up
+            return (lambda: self._give_up(rank)) if can_give_up else None
+        if rank.begun < rank.granted and not (rank.is_held or rank.given_up):
+            return (lambda: self._begin(rank)) if rank.begun < end else lambda: self._end(rank)
         return None
 
     def _ask(self, rank, kind):
@@ -192,6 +203,10 @@ class Play:
         rank.asked.add("hold")
         rank.is_held = True
         rank.say(WouldEnd(rank.run, rank.begun))
+
+    def _give_up(self, rank):
+        rank.given_up = True
+        rank.say(DataGivenUp(rank.run, rank.begun))
 
     def _all_begun(self, rank, step):
         """Whether a step's collective is over: all ranks have come to it, in this run or later."""
@@ -209,7 +224,10 @@ class Play:
         rank.say(Reached(rank.run, rank.finished))
 
     def _end(self, rank):
-        if rank.finished < rank.begun:  # its data has ended, what has begun is still to be finished
+        is_cut = rank.given_up and rank.finished == rank.last
+        if (
+            rank.finished < rank.begun and not is_cut
+        ):  # its data has ended, what has begun is still to be finished
             if "end" not in rank.asked:
                 rank.asked.add("end")
                 rank.say(EndsAfter(rank.run, rank.begun))
@@ -239,7 +257,13 @@ class Play:
         elif isinstance(message, EndAt):
             assert rank.begun <= message.step <= rank.last
             rank.last = rank.granted = message.step
-            rank.is_held = False
+            rank.is_held, rank.is_settled = False, True
+        elif isinstance(message, GiveUpData):
+            if not rank.given_up:
+                self._give_up(rank)
+        elif isinstance(message, CutAt):
+            assert rank.finished <= message.step <= rank.begun
+            rank.last = rank.granted = message.step
         elif isinstance(message, HoldAsked):
             if "hold" not in rank.asked:
                 self._hold(rank)

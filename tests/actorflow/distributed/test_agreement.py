@@ -17,8 +17,11 @@ from actorflow.distributed.messages import (
     Came,
     CheckpointAsked,
     CheckpointAt,
+    CutAt,
+    DataGivenUp,
     EndAt,
     EndsAfter,
+    GiveUpData,
     Granted,
     HasData,
     Hello,
@@ -26,6 +29,7 @@ from actorflow.distributed.messages import (
     Left,
     Met,
     Noted,
+    OtherEndsAfter,
     RankFailed,
     Reached,
     StopAsked,
@@ -190,6 +194,33 @@ def test_a_stop_for_which_ranks_hold_is_one_step_on_all(random, other, num_ranks
     assert 1 <= play.ranks[0].log[0][2] < 9
 
 
+@settings(max_examples=tiers.examples(200), deadline=None)
+@given(
+    st.randoms(use_true_random=False),
+    st.lists(st.none() | st.integers(3, 6), min_size=2, max_size=4),
+)
+def test_a_stop_while_sources_block_is_one_step_that_no_rank_lacks(random, blocked):
+    """Whoever blocks, and wherever the others are: none is beyond the step that all end after."""
+    blocked[random.randrange(len(blocked))] = 3
+    scripts = [[Train(9, stop_before=2, holds=True, blocks=step)] for step in blocked]
+    play = play_on(Play(scripts, copies=random.choice([1, 2])), random.choice)
+    assert play.agreement.failure is None
+    assert all([rank.has_left for rank in play.ranks])
+    assert all([rank.log == play.ranks[0].log for rank in play.ranks])
+    assert play.ranks[0].log[0][2] <= 2
+
+
+def test_every_order_of_a_stop_while_a_source_blocks_ends_both_ranks(monkeypatch):
+    monkeypatch.setattr("actorflow.distributed.agreement.WINDOW_STEPS", 2)
+    monkeypatch.setattr("acted_ranks.WINDOW_STEPS", 2)
+    ends = every_end([(Train(3, stop_before=1, holds=True),), (Train(3, blocks=2),)])
+    assert all([play.agreement.failure is None for play in ends])
+    assert all([play.ranks[0].log == play.ranks[1].log for play in ends])
+    assert all([rank.has_left for play in ends for rank in play.ranks])
+    # With a cut, and where the stop came before anybody had begun the step that never comes.
+    assert {any(rank.given_up for rank in play.ranks) for play in ends} == {True, False}
+
+
 def test_every_order_of_two_ranks_finds_data_of_another_length():
     ends = every_end([(Train(0),), (Train(1),)])
     assert {play.agreement.failure.rank for play in ends} == {0}
@@ -283,6 +314,27 @@ def test_a_stop_for_which_a_rank_holds_is_at_the_last_step_that_any_has_begun():
     assert agreement.take(1, WouldEnd(1, 1)) == [(0, HoldAsked(1))]
     assert agreement.take(0, WouldEnd(1, 3)) == [(0, EndAt(1, 3)), (1, EndAt(1, 3))]
     assert agreement.take(0, WouldEnd(1, 3)) == []
+
+
+def test_ranks_that_give_up_their_data_end_after_the_last_step_of_which_all_have_it():
+    agreement = begun(3)
+    assert agreement.take(1, DataGivenUp(1, 2)) == []  # nobody asked for a stop
+    agreement.take(0, StopAsked(1, "SIGTERM"))
+    for rank, step in enumerate((3, 2, 1)):
+        told = agreement.take(rank, WouldEnd(1, step))
+    assert told == [(rank, EndAt(1, 3)) for rank in range(3)]
+    assert agreement.take(1, DataGivenUp(1, 2)) == [(0, GiveUpData(1)), (2, GiveUpData(1))]
+    assert agreement.take(1, DataGivenUp(1, 2)) == []
+    assert agreement.take(0, EndsAfter(1, 3)) == [
+        (1, OtherEndsAfter(1, 3)),
+        (2, OtherEndsAfter(1, 3)),
+    ]
+    assert agreement.take(0, DataGivenUp(1, 3)) == []
+    assert agreement.take(2, DataGivenUp(1, 2)) == [(rank, CutAt(1, 2)) for rank in range(3)]
+    for rank in range(3):
+        agreement.take(rank, EndsAfter(1, 2))
+    assert agreement.failure is None
+    assert agreement.take(0, Left()) == [(0, Noted())]
 
 
 def test_one_that_was_given_another_batch_is_told_with_the_other_and_the_mend():

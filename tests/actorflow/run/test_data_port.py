@@ -149,6 +149,19 @@ def test_a_port_that_is_held_begins_no_step_until_it_goes_on():
     assert (port.port.num_steps, port.ends) == (2, [1])
 
 
+def test_a_port_that_went_on_is_not_held_again():
+    """The others may have answered before the patience of this rank ends."""
+    port = Port(ones)
+    assert port.port.hold() == 0
+    assert port.port.go_on(2)
+    assert port.port.hold() == 0
+    port.fetch()
+    port.fetch()
+    with pytest.raises(SourceExhausted):
+        port.fetch()
+    assert (port.port.num_steps, port.ends) == (2, [1])
+
+
 def test_a_batch_that_comes_after_the_last_step_was_said_is_dropped():
     port = Port(ones)
     port.fetch()
@@ -166,3 +179,59 @@ def test_a_batch_that_comes_after_the_last_step_was_said_is_dropped():
     thread.join()
     assert raised
     assert (port.port.num_steps, port.ends) == (1, [1])
+
+
+@pytest.mark.parametrize("answers", ["late", "with an error"])
+def test_a_port_that_gave_up_its_data_feeds_nothing_and_tells_no_end_until_it_is_closed(answers):
+    is_asked, may_answer, raised = threading.Event(), threading.Event(), []
+
+    def answer(number):
+        if number < 4:
+            return ones(number)
+        is_asked.set()
+        may_answer.wait(60)
+        return ones(number) if answers == "late" else OSError("gone")
+
+    def fetch():
+        with pytest.raises(SourceExhausted):
+            port.fetch()
+        raised.append(True)
+
+    port = Port(answer, batches_per_step=2)
+    for _ in range(3):
+        port.fetch()
+    assert port.port.hold() == 2
+    assert not port.port.is_awaited  # nobody has said yet how far it goes
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    assert is_asked.wait(60)
+    assert port.port.go_on(2)
+    assert port.port.is_awaited
+    assert port.port.give_up_data() == 1
+    may_answer.set()
+    thread.join(0.05)
+    assert not raised
+    port.port.close()
+    thread.join()
+    assert raised
+    assert (port.port.give_up_data(), port.ends, port.port.failure) == (1, [], None)
+
+
+def test_a_port_that_gave_up_its_data_while_it_is_held_feeds_nothing():
+    port = Port(ones)
+    port.fetch()
+    port.port.hold()
+    raised = []
+
+    def fetch():
+        with pytest.raises(SourceExhausted):
+            port.fetch()
+        raised.append(True)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    assert port.port.give_up_data() == 1
+    port.port.close()
+    thread.join()
+    assert raised
+    assert (port.port.num_steps, port.ends) == (1, [])

@@ -183,3 +183,31 @@ def test_an_inherited_run_is_not_waited_for():
     run.is_inherited = True
     drain_outputs(run, Queue(), "left")
     assert run.called() == []
+
+
+def test_a_run_that_ends_late_is_asked_to_end_without_functions_of_the_user(watched, monkeypatch):
+    monkeypatch.setattr(stopping, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(stopping, "LATE_S", 0.01)
+    stopper, run = watched
+    run.give_up_sources = lambda: None
+    is_in, may_go, late = threading.Event(), threading.Event(), []
+
+    def on_step(step, results):
+        is_in.set()
+        may_go.wait(60)
+
+    def give_up_users(*, are_callbacks_late):
+        late.append(are_callbacks_late)
+        if not is_in.is_set():
+            thread.start()
+            is_in.wait(60)
+        if are_callbacks_late:
+            may_go.set()
+            stopper.over()
+
+    run.give_up_users = give_up_users
+    thread = threading.Thread(target=lambda: stopper.call("on_step", on_step, 3, {}))
+    stopper.ask("SIGTERM")
+    stopper.attend(lambda text: None)
+    thread.join(60)
+    assert (late[0], late[-1]) == (False, True)
