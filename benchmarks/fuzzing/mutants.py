@@ -118,7 +118,7 @@ _WEIGHTS = {
 
 def _change(body: list, rng: random.Random) -> str:
     """Change one place of a plan, or of one within it; return its way, with * in tables."""
-    columns = [field.name for field in fields(Plan)]
+    columns = [field.name for field in fields(Plan) if field.init]
     inner = [
         attr[1]["sub_plan"]
         for actor in body[columns.index("actors")]
@@ -158,7 +158,7 @@ def _change_launch(body: list, column: int, rng: random.Random) -> str:
         ("operand", "operand", "operands", "attr", "attr", "attr", "kernel", "op", "workspace",
          "version", "chain", "value")
     )  # fmt: skip
-    num_views = len(body[[f.name for f in fields(Plan)].index("views")])
+    num_views = len(body[[f.name for f in fields(Plan) if f.init].index("views")])
     side = rng.choice((3, 4))
     if what == "operand" and launch[side]:
         other = rng.choice(chain)[rng.choice((3, 4))]
