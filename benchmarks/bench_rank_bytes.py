@@ -27,7 +27,7 @@ os.environ.setdefault("ACTORFLOW_CACHE", "off")
 import actorflow as af
 from actorflow import nn
 from compiler.contract.plan import Plan
-from compiler.contract.rank_plans import meetings_of
+from compiler.contract.rank_plans import collective_groups
 
 SEQ, WIDTH, VOCABULARY, LAYERS, ROWS = 64, 100, 1000, 2, 24
 FEATURES, CLASSES, FACES = 512, 100_000, 64
@@ -125,7 +125,9 @@ def main() -> None:
         plan = faces_plan(count, count - 1)
         size = all_bytes(plan)
         alone = alone or size
-        sent = max([m.whole.size_bytes for at in meetings_of(plan) for m in at.moves], default=0)
+        sent = max(
+            [m.whole.size_bytes for at in collective_groups(plan) for m in at.moves], default=0
+        )
         told = [count, f"{size:,}", f"{size / alone:.4f}", f"{count * size / alone:.3f}"]
         told += [f"{sent:,}", f"{4 * FACES * CLASSES // count:,}"]
         print("|", " | ".join(map(str, told)), "|", flush=True)

@@ -203,7 +203,8 @@ def _bound(op: str, attrs: dict[str, object], arrays: Arrays) -> tuple[Callable[
 
     b = GraphBuilder()
     values = [
-        b.one(INPUT, name=str(i), dtype=str(x.dtype), shape=x.shape) for i, x in enumerate(arrays)
+        b.emit_one(INPUT, name=str(i), dtype=str(x.dtype), shape=x.shape)
+        for i, x in enumerate(arrays)
     ]
     b.outputs = [Output(str(i), v) for i, v in enumerate(b.emit(find_op(op), values, attrs))]
     graph = fuse.run(b.freeze())

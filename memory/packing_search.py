@@ -78,7 +78,7 @@ class SkylineSpan:
             self.end = end
 
 
-class Style(Enum):
+class BranchingRule(Enum):
     """What a decision is about; no style is best everywhere.
 
     None of them leaves out a packing in which no buffer can be moved to a lower place.
@@ -98,7 +98,7 @@ class Style(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Terrain:
+class PackingRules:
     """The rules of one search: the sets of buffers, the smallest step of heights, and the style.
 
     The methods report the sections they have changed, and those their answer depends on.
@@ -106,7 +106,7 @@ class Terrain:
 
     sets: BufferSets
     granule: int
-    style: Style
+    style: BranchingRule
 
     def start(self, spare: list[int]) -> Skyline | None:
         """Return the state with nothing placed; None where a section holds more than all bytes."""
@@ -117,7 +117,7 @@ class Terrain:
         )
         return draft.settle(0, 1)
 
-    def lay(
+    def place_on_floor(
         self, state: Skyline, k: int, i: int, changed: SkylineSpan, seen: SkylineSpan
     ) -> Skyline | None:
         """Return the state with buffer i on the floor of pit k; None for a dead end."""
@@ -128,11 +128,11 @@ class Terrain:
         draft.raise_part(k, sets.lower[i], sets.upper[i], sets.size[i])
         return draft.settle(k - 1, k + 2 + len(draft.segments) - len(state.segments))
 
-    def leave(
+    def raise_floor(
         self, state: Skyline, k: int, changed: SkylineSpan, seen: SkylineSpan
     ) -> Skyline | None:
         """Return the state with none of the options of pit k on its floor; None for a dead end."""
-        if self.style is not Style.LEFT_TO_RIGHT:
+        if self.style is not BranchingRule.LEFT_TO_RIGHT:
             return self._leave_section(state, k, changed, seen)
         pit = state.segments[k]
         best = (pit.options & -pit.options).bit_length() - 1
@@ -184,7 +184,7 @@ class _NextSkyline:
 
     def __init__(
         self,
-        terrain: Terrain,
+        terrain: PackingRules,
         unplaced: int,
         barred: int,
         segments: list[SkylineSegment],
@@ -198,7 +198,7 @@ class _NextSkyline:
 
     @classmethod
     def of(
-        cls, terrain: Terrain, state: Skyline, changed: SkylineSpan, seen: SkylineSpan
+        cls, terrain: PackingRules, state: Skyline, changed: SkylineSpan, seen: SkylineSpan
     ) -> _NextSkyline:
         segments, urgencies = state.segments.copy(), state.urgencies.copy()
         draft = cls(terrain, state.unplaced, state.barred, segments, urgencies, state.spare)
@@ -281,10 +281,10 @@ class _NextSkyline:
         least = min(part)
         style = self.terrain.style
         best = (fitting & -fitting).bit_length() - 1
-        if style is Style.LEFT_TO_RIGHT:
+        if style is BranchingRule.LEFT_TO_RIGHT:
             return SkylineSegment(start, end, height, start, start, 1 << best)
         sections: tuple[int, ...] = (start, start + part.index(least), end - 1)
-        if style is Style.UNDER_BEST:
+        if style is BranchingRule.UNDER_BEST:
             lower, upper = sets.lower[best], sets.upper[best]
             under = spare[lower:upper]
             sections = (lower + under.index(min(under)),)
@@ -366,7 +366,7 @@ class _SearchFrame:
         self.failed.add(pit.start - 1, pit.end + 1)
 
 
-def search(terrain: Terrain, spare: list[int], max_nodes: int) -> Result:
+def search(terrain: PackingRules, spare: list[int], max_nodes: int) -> Result:
     """Search for a packing with `spare[s]` bytes free in section s; visit at most `max_nodes`.
 
     Deterministic. A node costs about 20 us for some hundred buffers, and grows with the buffers
@@ -413,7 +413,7 @@ def search(terrain: Terrain, spare: list[int], max_nodes: int) -> Result:
 
 
 def _descend(
-    terrain: Terrain, frame: _SearchFrame, placed: list[tuple[int, int]]
+    terrain: PackingRules, frame: _SearchFrame, placed: list[tuple[int, int]]
 ) -> Skyline | None:
     """Return the state after the next choice that is no dead end at once; None when all are."""
     del placed[frame.num_placed :]
@@ -423,7 +423,7 @@ def _descend(
         i = (frame.left & -frame.left).bit_length() - 1
         frame.left &= ~terrain.sets.alike[i]
         frame.changed, seen = SkylineSpan(), SkylineSpan()
-        after = terrain.lay(state, k, i, frame.changed, seen)
+        after = terrain.place_on_floor(state, k, i, frame.changed, seen)
         if after is not None:
             placed.append((i, pit.height))
             return after
@@ -431,7 +431,7 @@ def _descend(
     if frame.may_leave:
         frame.may_leave = False
         frame.changed, seen = SkylineSpan(), SkylineSpan()
-        after = terrain.leave(state, k, frame.changed, seen)
+        after = terrain.raise_floor(state, k, frame.changed, seen)
         if after is not None:
             return after
         frame.failed.add(seen.start, seen.end)
@@ -450,11 +450,11 @@ def _descend(
 # that peak optimal. One that runs out of nodes proves nothing.
 
 _ROUND = (
-    (Style.UNDER_BEST, "WAT"),
-    (Style.LEFT_TO_RIGHT, "TWA"),
-    (Style.CORNERS, "WAT"),
-    (Style.CORNERS, "TWA"),
-    (Style.UNDER_BEST, "TWA"),
+    (BranchingRule.UNDER_BEST, "WAT"),
+    (BranchingRule.LEFT_TO_RIGHT, "TWA"),
+    (BranchingRule.CORNERS, "WAT"),
+    (BranchingRule.CORNERS, "TWA"),
+    (BranchingRule.UNDER_BEST, "TWA"),
 )
 """The searches of a round. Preorders: descending by lifespan W, area A, live bytes at the worst
 section T. The first finds most graphs in one descent, the third most tight instances."""
@@ -515,7 +515,7 @@ def _search(instance: Instance, capacity: int, granule: int, max_nodes: int) -> 
     for style, order, factor in _schedule(instance):
         sets = BufferSets.build(instance, order)
         limit = min((num_buffers * 4 // 3 + 200) * factor, max_nodes - nodes)
-        result = search(Terrain(sets, granule, style), spare, limit)
+        result = search(PackingRules(sets, granule, style), spare, limit)
         nodes += result.nodes
         if result.outcome is not Outcome.OUT_OF_NODES or nodes >= max_nodes:
             break
@@ -525,7 +525,7 @@ def _search(instance: Instance, capacity: int, granule: int, max_nodes: int) -> 
     return Result(result.outcome, nodes, tuple(offsets.tolist()))
 
 
-def _schedule(instance: Instance) -> Iterator[tuple[Style, IntArray, int]]:
+def _schedule(instance: Instance) -> Iterator[tuple[BranchingRule, IntArray, int]]:
     """Yield style, preorder and a factor for the nodes of ever more searches, without end."""
     generator = np.random.default_rng(_SEED)
     keys = _keys(instance)

@@ -140,8 +140,9 @@ def play_period(
 
     Every actor fires as often as `repetitions` says, whenever it can. The order does not matter: a
     firing never takes away what makes another actor ready (the class-S algorithms of Lee &
-    Messerschmitt). Firings in a row are played at once, and so are rounds in a row (`GameRounds`):
-    an evaluation after a hundred thousand steps costs what one after a hundred does.
+    Messerschmitt). Firings in a row are played at once, and so are rounds in a row
+    (`RepeatedRounds`): an evaluation after a hundred thousand steps costs what one after a hundred
+    does.
 
     Args:
         num_actors: actors are numbered from 0.
@@ -157,8 +158,8 @@ def play_period(
         ValueError: an edge names a missing actor, starts with more tokens than slots, or is not
             balanced by `repetitions`.
     """
-    game = Game(num_actors, edges, repetitions)
-    rounds = GameRounds(game, edges, repetitions)
+    game = TokenGame(num_actors, edges, repetitions)
+    rounds = RepeatedRounds(game, edges, repetitions)
     queue = deque(range(num_actors))
     is_queued = [True] * num_actors
     while queue:
@@ -177,7 +178,7 @@ def play_period(
     return game.deadlock()
 
 
-class Game:
+class TokenGame:
     """Tokens on edges, firings left, and the `neighbours` that a firing may make ready."""
 
     __slots__ = ("_edges", "_inputs", "_outputs", "left", "neighbours", "tokens")
@@ -257,7 +258,7 @@ class Game:
         raise AssertionError(f"actor {actor} can fire, so nothing is stuck")
 
 
-class GameRounds:
+class RepeatedRounds:
     """Plays at once what would come round again and again.
 
     A round is what happened between two firings of one actor. It can follow itself as often as all
@@ -274,7 +275,7 @@ class GameRounds:
 
     def __init__(
         self,
-        game: Game,
+        game: TokenGame,
         edges: Sequence[RateEdge],
         repetitions: Sequence[int],
         begins: Sequence[int] = (),
@@ -443,7 +444,7 @@ _PERIODS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class ForcedOrder:
     """The order of actors: `first` has each of them where it fires for the first time.
 
     `rivals` are two that may be ready at the same time, of which nothing says who is first; None
@@ -451,12 +452,12 @@ class Turns:
     """
 
     first: tuple[int, ...]
-    rivals: tuple[int, int] | None
+    concurrent_pair: tuple[int, int] | None
 
 
-def find_turns(
+def find_forced_order(
     num_actors: int, edges: Sequence[RateEdge], repetitions: Sequence[int], actors: Sequence[int]
-) -> Turns:
+) -> ForcedOrder:
     """Return the order in which some actors fire, up to two that are ready at once.
 
     Args:
@@ -469,9 +470,9 @@ def find_turns(
         ValueError: As `play_period`.
     """
     repetitions = [_PERIODS * count for count in repetitions]
-    game = Game(num_actors, edges, repetitions)
+    game = TokenGame(num_actors, edges, repetitions)
     # A round is left out only between two turns: there it is known who is ready.
-    rounds = GameRounds(game, edges, repetitions, actors)
+    rounds = RepeatedRounds(game, edges, repetitions, actors)
     is_held = [False] * num_actors
     for actor in actors:
         is_held[actor] = True
@@ -487,7 +488,7 @@ def find_turns(
         asked = {a for a in asked if game.ready(a) > 0}
         if len(asked) != 1:
             rivals = sorted(asked, key=actors.index)[:2]
-            return Turns(tuple(first), (rivals[0], rivals[1]) if rivals else None)
+            return ForcedOrder(tuple(first), (rivals[0], rivals[1]) if rivals else None)
         (actor,) = asked
         first.setdefault(actor)
         game.fire(actor, 1)
@@ -498,7 +499,7 @@ def find_turns(
 
 def _ask_next(
     others: Iterable[int],
-    game: Game,
+    game: TokenGame,
     is_held: Sequence[bool],
     queue: deque[int],
     asked: set[int],

@@ -15,8 +15,8 @@ FUNCTION_LINES = 80
 
 BUDGET = {
     "actorflow": 32_700,
-    "actors": 42_300,
-    "compiler": 30_800,
+    "actors": 42_400,
+    "compiler": 30_900,
     "memory": 3_700,
     "tests": 96_600,
     "benchmarks": 14_300,

@@ -43,7 +43,7 @@ from actorflow.run.devices import said_of
 from actorflow.run.runner import Runner
 from compiler.contract.errors import ActorflowError, CompileError
 from compiler.contract.files import user_path
-from compiler.contract.placement import ALONE, Ranks
+from compiler.contract.placement import SINGLE_RANK, RankContext
 from compiler.contract.plan import Plan
 from compiler.pipeline.printer import print_plan, summarise
 from memory.report import format_bytes
@@ -68,14 +68,14 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, metavar="R", help=text)
 
 
-def asked_rank(options: argparse.Namespace, *, is_plan_file: bool) -> Ranks:
+def asked_rank(options: argparse.Namespace, *, is_plan_file: bool) -> RankContext:
     """Return what says whose plan is asked for. Raises CompileError for that of a file."""
     if options.rank is not None and is_plan_file:
         raise CompileError(
             f"--rank {options.rank} is for scripts, and {options.file} is a plan of one rank"
             " already; save that of another from its script"
         )
-    return replace(ALONE, rank=options.rank or 0)
+    return replace(SINGLE_RANK, rank=options.rank or 0)
 
 
 def check_no_launch(own: Sequence[str], parser: argparse.ArgumentParser) -> None:
@@ -358,7 +358,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _plans_of(
-    file: str, rest: list[str], ranks: Ranks = ALONE
+    file: str, rest: list[str], ranks: RankContext = SINGLE_RANK
 ) -> tuple[Plan, Plan | None, Compilation | None]:
     """Return a plan, the one that stores all instead of recomputing, and of what it is compiled.
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from compiler.contract.accounting import Share, chain_launches, shares
+from compiler.contract.accounting import MemoryCategory, chain_launches, memory_categories
 from compiler.contract.errors import ActorflowError, CompileError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Actor, DeviceMemory, Launch
@@ -68,8 +68,8 @@ PHASE_COLOURS = {
 }
 """A colour per phase of a launch."""
 
-_OF_SHARE: dict[Share, BoxKind] = {
-    share: BoxKind[share.name] for share in Share if share is not Share.TEMPORARY
+_OF_SHARE: dict[MemoryCategory, BoxKind] = {
+    share: BoxKind[share.name] for share in MemoryCategory if share is not MemoryCategory.TEMPORARY
 }
 
 
@@ -117,7 +117,7 @@ def map_memory(plan: Plan, arena: int = 0) -> MemoryMap:
     """Return the boxes of one arena of a plan. O(registers + operands of launches)."""
     launches = chain_launches(plan)
     writer, readers = _accesses(plan, launches)
-    of = shares(plan)
+    of = memory_categories(plan)
     boxes: list[Box] = []
     for register in plan.registers:
         if register.arena != arena or not register.size_bytes:

@@ -46,9 +46,9 @@ from actors.simulation.costs import ALGORITHMS, Network, RunCosts, SharedHost, W
 from actors.simulation.ranks import RanksRun, Spread, simulate_ranks
 from actors.simulation.simulate import SimulatedRun, simulate, time_per_actor
 from compiler.contract.errors import CompileError
-from compiler.contract.placement import Mesh, MeshLink, Ranks, joined
+from compiler.contract.placement import Mesh, MeshLink, RankContext, joined
 from compiler.contract.plan import Plan
-from compiler.contract.rank_plans import RankPlans, meetings_of
+from compiler.contract.rank_plans import RankPlans, collective_groups
 from compiler.verify.cross_rank import check_one_job, fit_together, verify_ranks
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
 
 
-def ranks_of(options: argparse.Namespace) -> Ranks:
+def ranks_of(options: argparse.Namespace) -> RankContext:
     """Return the ranks that a plan is asked for, and the links that its buckets are cut for."""
     link = MeshLink(options.link, options.latency * 1e3)
     return joined(Mesh(("data",), (options.devices or 1,)), link)
@@ -396,7 +396,7 @@ def _check(plan: Plan, devices: int, options: argparse.Namespace) -> None:
 
 
 def _meets(plan: Plan) -> bool:
-    return bool(meetings_of(plan))
+    return bool(collective_groups(plan))
 
 
 def _classes(plans: RankPlans) -> list[dict[str, Any]]:
@@ -435,7 +435,7 @@ def _ranks(plan: Plan, devices: int, asked: Compilation | None) -> RankPlans:
                 f" another one, without which they cannot be simulated: {error}"
             ) from None
         return ranks
-    groups = tuple(dict.fromkeys([meeting.group for meeting in meetings_of(plan)]))
+    groups = tuple(dict.fromkeys([meeting.group for meeting in collective_groups(plan)]))
     if len(mesh.names) > 1 or len(groups) > 1:
         raise CompileError(
             f"--devices {devices}: plan {plan.name!r} is for a mesh of {mesh}, and which of its"

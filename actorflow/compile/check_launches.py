@@ -24,7 +24,7 @@ from actors.kernels.cuda import catalogue as cuda_catalogue
 from actors.kernels.cuda.kernel import known_gpus
 from actors.kernels.host import catalogue
 from compiler.contract.attrs import Attrs, AttrValue
-from compiler.contract.codec import packed
+from compiler.contract.codec import to_msgpack
 from compiler.contract.errors import ActorflowError, InternalError, PlanFormatError
 from compiler.contract.placement import Device
 from compiler.contract.plan import Plan
@@ -36,10 +36,10 @@ from compiler.graph.registry import (
     all_ops,
     find_op,
     infer_type,
+    input_output_aliases,
     is_comm,
     is_source,
-    runs_as,
-    writes,
+    kernel_op,
 )
 from compiler.ops.primitives.shape import COPY
 from compiler.ops.primitives.sources import PACKED
@@ -139,7 +139,7 @@ class _Prover:
         scratch = None if launch.workspace is None else views[launch.workspace]
         block = scratch and (scratch.type, scratch.offset_bytes, scratch.strides_bytes)
         key = (
-            (device.kind, launch.kernel, launch.op, packed(launch.attrs)),
+            (device.kind, launch.kernel, launch.op, to_msgpack(launch.attrs)),
             tuple([(view.type, view.strides_bytes) for view in inputs]),
             tuple([(view.type, view.strides_bytes) for view in outputs]),
             block,
@@ -182,7 +182,11 @@ class _Prover:
             raise PlanFormatError(f"is not taken by its kernel {launch.kernel}")
         _check_scratch(scratch, needs.workspace_bytes)
         # A program comes with the plan, so what may lie over what is its kernel's word alone.
-        pairs = needs.in_place if runs_as.get(op) else (*needs.in_place, *writes.get(op))
+        pairs = (
+            needs.in_place
+            if kernel_op.get(op)
+            else (*needs.in_place, *input_output_aliases.get(op))
+        )
         return pairs, needs.keeps
 
     def _check_homes(
@@ -198,7 +202,7 @@ class _Prover:
         That is a variable that the op updates, or a token of its actor: whether it may lie over the
         input is asked of the kernel, and that nobody else reads it then is proven by the versions.
         """
-        over = dict(writes.get(find_op(launch.op)))
+        over = dict(input_output_aliases.get(find_op(launch.op)))
         # A variable that a copy writes over is none of the launch's operands (`chain_actors`).
         is_copy = find_op(launch.op) is COPY_TO
         for position, view in enumerate(outputs):
@@ -235,7 +239,7 @@ def _needs(
     outputs: Views,
 ) -> KernelNeeds | None:
     wanted, given = (COPY.name, {}) if op is COPY_TO else (op.name, attrs)
-    if kernel is None or kernel.op not in (wanted, runs_as.get(op) or wanted):
+    if kernel is None or kernel.op not in (wanted, kernel_op.get(op) or wanted):
         computes = "no such kernel" if kernel is None else f"a kernel of {kernel.op}"
         raise PlanFormatError(f"names {launch.kernel!r}, which is {computes} here")
     try:

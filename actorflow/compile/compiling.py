@@ -43,7 +43,7 @@ from compiler.graph.graph import Graph, gradient
 from compiler.graph.registry import foreign_files
 from compiler.graph.target import CompileOptions, Hardware
 from compiler.ops.language.definition import definition
-from compiler.ops.language.vjp import foreign_programs
+from compiler.ops.language.vjp import plugin_programs
 from compiler.ops.primitives.body import hash_graph
 from compiler.pipeline import rewrites
 from memory.report import exact_bytes
@@ -156,9 +156,9 @@ def cache_key(
         rewrites.identity(),
         catalogue.identity(),
         *_foreign_stamps(),
-        *foreign_programs(graph),
+        *plugin_programs(graph),
         *_foreign_gradients(graph),
-        *(() if evaluation is None else foreign_programs(evaluation)),
+        *(() if evaluation is None else plugin_programs(evaluation)),
     )
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
@@ -241,7 +241,7 @@ def _foreign_gradients(graph: Graph) -> list[str]:
         if definition.has(node.op):
             continue
         emitted, made = gradient_alone(node, [graph.types[v] for v in node.inputs])
-        found += [f"{hash_graph(emitted)} {made}", *foreign_programs(emitted)]
+        found += [f"{hash_graph(emitted)} {made}", *plugin_programs(emitted)]
     return found
 
 

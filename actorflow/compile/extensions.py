@@ -27,7 +27,7 @@ from actorflow.environment.settings import logger
 from actors.kernels.host import catalogue
 from compiler.contract.errors import CompileError
 from compiler.graph.graph import Graph
-from compiler.graph.program_builder import expand, stands_alone
+from compiler.graph.program_builder import expand, has_plugin_kernel
 from compiler.graph.registry import all_ops, find_op
 from compiler.pipeline import rewrites
 from compiler.pipeline.rewrites import Pass
@@ -106,8 +106,8 @@ def kernel(cls: K) -> K:
             catalogue.unregister(held.name)
     catalogue.register(made, where=sys._getframe(1).f_code.co_filename)
     op = find_op(made.op)
-    if expand.has(op) and not stands_alone.has(op):
-        stands_alone.register(op, is_taken_elsewhere)
+    if expand.has(op) and not has_plugin_kernel.has(op):
+        has_plugin_kernel.register(op, is_taken_elsewhere)
     return cls
 
 

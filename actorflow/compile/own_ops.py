@@ -280,9 +280,9 @@ def gradient_alone(node: Node, types: Sequence[TensorType]) -> tuple[Graph, Mayb
 
     def fed(type_: TensorType) -> ValueId:
         name = str(len(b.nodes))
-        return b.one(INPUT, name=name, dtype=type_.dtype.value, shape=type_.shape)
+        return b.emit_one(INPUT, name=name, dtype=type_.dtype.value, shape=type_.shape)
 
-    with b.beside(node):
+    with b.like_node(node):
         b.emit(node.op, [fed(type_) for type_ in types], node.attrs)
         alone = b.nodes[-1]
         grads = tuple([fed(b.type_of(v)) for v in alone.outputs])

@@ -8,7 +8,7 @@ from typing import cast
 from compiler.contract.errors import PlanFormatError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Actor, ActorKind, Field, RegisterKind
-from compiler.contract.sbp import own_part
+from compiler.contract.sbp import shard_slices
 from compiler.contract.types import TensorType
 from compiler.verify.verify import edges_of
 from memory.registers import RateEdge, repetition_vector
@@ -37,15 +37,17 @@ def batch_fields(plan: Plan, source: str = "data") -> tuple[dict[str, TensorType
     types: dict[str, TensorType] = {}
     for field in fields:
         own = plan.views[field.view].type
-        types[field.name] = own if field.part is None else replace(own, shape=field.part.shape)
+        types[field.name] = (
+            own if field.sharding is None else replace(own, shape=field.sharding.shape)
+        )
     return types, {f.name: str(plan.sources[f.source]) for f in fields}
 
 
 def batch_parts(plan: Plan, rank: int, source: str = "data") -> dict[str, tuple[slice, ...]]:
     """Return where a rank's part of a batch lies, of the fields of which it has one."""
-    fields = [(f.name, f.part) for f in _fields_of(plan, source)]
+    fields = [(f.name, f.sharding) for f in _fields_of(plan, source)]
     mesh = plan.mesh
-    return {name: own_part(part, mesh, rank) for name, part in fields if part is not None}
+    return {name: shard_slices(part, mesh, rank) for name, part in fields if part is not None}
 
 
 def _fields_of(plan: Plan, source: str) -> list[Field]:

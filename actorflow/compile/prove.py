@@ -37,7 +37,7 @@ from compiler.contract.plan_tables import (
     RegisterKind,
     Variable,
     View,
-    evaluates,
+    is_evaluation_actor,
 )
 from compiler.contract.types import DType, TensorType
 from compiler.ops.primitives.sources import (
@@ -197,7 +197,7 @@ def _check_snapshot(plan: Plan, actors: dict[str, Actor]) -> None:
     trained = {
         homes.get(plan.views[view].register)
         for actor in plan.actors
-        if not evaluates(actor.name)
+        if not is_evaluation_actor(actor.name)
         for launch in actor.launches
         for view in (*launch.inputs, *launch.outputs)
     }
@@ -285,14 +285,14 @@ def _check_rounded(plan: Plan, variable: Variable) -> None:
     types = [plan.views[v.view].type for v in found]
     others = [v for v in plan.variables if v.role == ROUNDED and dict(v.init).get("of") == name]
     is_right = types == [replace(type_, dtype=DType.FLOAT32)] and type_.dtype is DType.BFLOAT16
-    if not is_right or len(others) != 1 or variable.part is not None:
+    if not is_right or len(others) != 1 or variable.sharding is not None:
         raise PlanFormatError(f"variable {variable.name!r} is {type_}, and rounds {name!a:.40}")
 
 
 def _check_packed(plan: Plan, variable: Variable) -> None:
     """Check that what a launch keeps is bytes: what they are of, its own proof asks."""
     type_ = plan.views[variable.view].type
-    if type_.dtype is not DType.UINT8 or type_.rank != 1 or variable.part is not None:
+    if type_.dtype is not DType.UINT8 or type_.rank != 1 or variable.sharding is not None:
         raise PlanFormatError(f"variable {variable.name!r} is {type_}, and no bytes of a launch")
 
 

@@ -27,7 +27,7 @@ from actors.simulation.costs import RunCosts, on_host
 from actors.simulation.simulate import simulate
 from compiler.contract.placement import HOST, Device, DeviceKind
 from compiler.contract.plan import Plan
-from compiler.graph.registry import Op, runs_as
+from compiler.graph.registry import Op, kernel_op
 from compiler.graph.target import (
     WIDE_IN_CACHE,
     CallOperand,
@@ -37,7 +37,7 @@ from compiler.graph.target import (
     KernelInfo,
     Link,
     Target,
-    WideValues,
+    TilingPolicy,
 )
 
 
@@ -56,11 +56,11 @@ class CudaTarget:
     alignment = 256
     """What CUDA's allocator gives."""
 
-    wide_values = WideValues(256 << 20, 2048, 256 << 20, 512 << 20)
+    wide_values = TilingPolicy(256 << 20, 2048, 256 << 20, 512 << 20)
     """Chunks that keep all of a GPU busy for some tenths of a millisecond: logits of 50,304 classes
     go by 2,048 rows, a product of 16 waves of tiles on an H200. Computed, not measured."""
 
-    product_finishes = ("gelu",)
+    epilogue_ops = ("gelu",)
     """cuBLASLt stores GELU and what it is of; see `actors.kernels.cuda.epilogues`."""
 
     def __init__(self, device: Device, gpu: str, *, uses_cudnn: bool = False) -> None:
@@ -100,7 +100,7 @@ class CudaTarget:
         return self._answers[call]
 
     def _chosen(self, call: KernelCall) -> KernelInfo:
-        family = runs_as.get(Op(call.op))
+        family = kernel_op.get(Op(call.op))
         given = (call.op, call.attrs, *operands_of_call(call), family)
         try:
             name, needs = cuda_catalogue.choose(self._gpu.name, *given, uses_cudnn=self._uses_cudnn)
@@ -120,7 +120,7 @@ class CudaTarget:
             f' @af.job(devices=["{self._device}", "host:0"]) and with af.device("host:0"):'
         )
 
-    def joined_updates(self, num_full: int) -> int:
+    def max_merged_updates(self, num_full: int) -> int:
         """Return how many updates fit into the argument block of a kernel."""
         return most_joined(num_full)
 
@@ -147,7 +147,7 @@ class HostTarget:
 
     wide_values = WIDE_IN_CACHE
 
-    product_finishes = ()
+    epilogue_ops = ()
     """A product ends at what is kept: a cache has it for what comes next."""
 
     @property
@@ -157,12 +157,12 @@ class HostTarget:
 
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose the first kernel that takes the call. Raises LookupError when there is none."""
-        family = runs_as.get(Op(call.op))
+        family = kernel_op.get(Op(call.op))
         name, needs = host_catalogue.choose(call.op, call.attrs, *operands_of_call(call), family)
         made = (needs.workspace_bytes, needs.in_place, needs.duration_ns, needs.keeps)
         return KernelInfo(name, *made)
 
-    def joined_updates(self, num_full: int) -> int:
+    def max_merged_updates(self, num_full: int) -> int:
         """Return 1: a call costs the host little, and an update has its gradient still in cache."""
         return 1
 
@@ -185,7 +185,7 @@ class SimTarget:
     link = Link(in_bytes_per_ns=25.0, out_bytes_per_ns=25.0, latency_ns=10_000.0)
 
     wide_values = WIDE_IN_CACHE
-    product_finishes = ()
+    epilogue_ops = ()
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -205,9 +205,9 @@ class SimTarget:
                 f"{self._device} computes with the host's kernels, and {error.args[0]}"
             ) from None
 
-    def joined_updates(self, num_full: int) -> int:
+    def max_merged_updates(self, num_full: int) -> int:
         """Return what the host says."""
-        return self._host.joined_updates(num_full)
+        return self._host.max_merged_updates(num_full)
 
 
 def hardware_for(devices: Sequence[Device], gpu: str = "", *, uses_cudnn: bool = False) -> Hardware:

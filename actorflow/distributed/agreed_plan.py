@@ -21,7 +21,7 @@ from actorflow.environment.settings import logger
 from actorflow.options.job_options import JobOptions
 from actorflow.tensor.tracer import find_source
 from compiler.contract.attrs import PlainValue
-from compiler.contract.codec import packed
+from compiler.contract.codec import to_msgpack
 from compiler.contract.errors import (
     BudgetError,
     CompileError,
@@ -151,7 +151,10 @@ def _nodes(asked: Compilation) -> Iterator[tuple[bytes, tuple[Graph, Node]]]:
         for node in graph.nodes:
             types = [str(graph.types[value]) for value in node.outputs]
             row = [node.op.name, node.inputs, node.attrs.packed, node.stage, node.device, types]
-            yield hashlib.blake2b(packed(row), digest_size=_DIGEST_BYTES).digest(), (graph, node)
+            yield (
+                hashlib.blake2b(to_msgpack(row), digest_size=_DIGEST_BYTES).digest(),
+                (graph, node),
+            )
 
 
 def _first_apart(one: bytes, other: bytes) -> int:

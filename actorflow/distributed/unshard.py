@@ -33,8 +33,8 @@ from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import InternalError, PeerFailed
 from compiler.contract.placement import Mesh
 from compiler.contract.plan import Plan
-from compiler.contract.sbp import own_part
-from compiler.contract.types import PartOf, numpy_dtype
+from compiler.contract.sbp import shard_slices
+from compiler.contract.types import ShardingSpec, numpy_dtype
 
 # What travels goes through the ranks' `gather`, in messages of bounded size. Who tells what follows
 # from one table that all ranks have, so nobody asks: of every distinct part the first rank that has
@@ -90,8 +90,8 @@ class Told:
 
 def cut(plan: Plan, values: Mapping[str, Array], rank: int) -> dict[str, Array]:
     """Return what a rank has of whole variables, dense."""
-    parts, mesh = {v.name: v.part for v in plan.state}, plan.mesh
-    own = {name: own_part(part, mesh, rank) for name in values if (part := parts.get(name))}
+    parts, mesh = {v.name: v.sharding for v in plan.state}, plan.mesh
+    own = {name: shard_slices(part, mesh, rank) for name in values if (part := parts.get(name))}
     return {
         name: np.ascontiguousarray(value[own[name]]) if name in own else value
         for name, value in values.items()
@@ -137,7 +137,7 @@ def tellers_of(
 
 
 def _held(plan: Plan, arrays: Mapping[str, Array]) -> Iterator[OfRank]:
-    parts = {variable.name: variable.part for variable in plan.state}
+    parts = {variable.name: variable.sharding for variable in plan.state}
     for name in sorted(arrays):
         array, part = arrays[name], parts.get(name)
         shape = array.shape if part is None else part.shape
@@ -170,7 +170,7 @@ def _tellers(
         return ()
     found: dict[tuple[tuple[int, int], ...], tuple[int, Told]] = {}
     for rank, held in holders:
-        own = own_part(PartOf(held.shape, held.splits), mesh, rank)
+        own = shard_slices(ShardingSpec(held.shape, held.splits), mesh, rank)
         place = tuple([(rows.start, rows.stop) for rows in own])
         found.setdefault(place, (rank, Told(held, own)))
     check_cover(name, first.shape, [told for _, told in found.values()])
@@ -431,7 +431,7 @@ def _saved(plan: Plan) -> list[OfRank]:
     saved, found = {*saved_variables(plan)}, []
     for variable in sorted(plan.state, key=lambda v: v.name):
         if variable.name in saved:
-            type_, part = plan.views[variable.view].type, variable.part
+            type_, part = plan.views[variable.view].type, variable.sharding
             shape, splits = (type_.shape, ()) if part is None else (part.shape, part.splits)
             found.append(OfRank(variable.name, numpy_dtype(type_.dtype).name, shape, splits))
     return found

@@ -31,7 +31,7 @@ from compiler.contract.types import DType, TensorType, ValueId
 from compiler.graph.graph import SourceLocation
 from compiler.graph.registry import Op
 from compiler.ops.families.loops import COND, SCAN, WHILE
-from compiler.ops.primitives.body import Body, closed, narrowed, operand
+from compiler.ops.primitives.body import Body, add_operand, finish_body, prune_body
 
 __all__ = [
     "cond",
@@ -141,11 +141,11 @@ class InnerTrace(Trace):
     def operand(self, type_: TensorType) -> Tensor:
         """Return a new operand of the body."""
         with self.builder.at(self._scope, find_source()):
-            return Tensor(self, operand(self.builder, type_))
+            return Tensor(self, add_operand(self.builder, type_))
 
     def body(self, results: list[Tensor]) -> Body:
         """Return what was traced, with these results."""
-        return closed(self.builder, [tensor._value_in(self) for tensor in results])
+        return finish_body(self.builder, [tensor._value_in(self) for tensor in results])
 
     def captured(self, tensor: Tensor) -> ValueId:
         """Return a tensor from outside as an operand. Raises CompileError for a closed trace's."""
@@ -156,7 +156,7 @@ class InnerTrace(Trace):
         if value not in self.taken:
             type_ = self.outer.builder.type_of(value)
             with self.builder.at(self._scope, self.outer.builder.producer_of(value).source):
-                self.taken[value] = operand(self.builder, type_)
+                self.taken[value] = add_operand(self.builder, type_)
         return self.taken[value]
 
     def emit(self, op: Op, inputs: list[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
@@ -431,7 +431,7 @@ def _with_one_list(
             one.inner.take(value)
         own = [len(given) + [*one.inner.taken].index(value) for value in taken]
         body = one.inner.body(one.results)
-        bodies.append(narrowed(body, [*range(len(given)), *own], range(len(one.results))))
+        bodies.append(prune_body(body, [*range(len(given)), *own], range(len(one.results))))
     return [*[t._value_in(trace) for t in given], *taken], bodies
 
 

@@ -20,7 +20,7 @@ from actorflow.options.job_options import JobOptions
 from actorflow.tensor.tracer import find_source
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
-from compiler.contract.placement import ALONE, Device, Ranks
+from compiler.contract.placement import SINGLE_RANK, Device, RankContext
 from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
 from compiler.graph.graph import UNPLACED, Graph
@@ -46,7 +46,7 @@ class PlanCaptured(BaseException):
         self.asked = asked
 
 
-CAPTURING: ContextVar[Ranks | None] = ContextVar("actorflow_capturing", default=None)
+CAPTURING: ContextVar[RankContext | None] = ContextVar("actorflow_capturing", default=None)
 """The ranks of the plan that is asked for; None where a `fit` is to run.
 
 Where that is one, ranks are those of the job's mesh, and its `rank` says whose plan of them.
@@ -54,7 +54,7 @@ Where that is one, ranks are those of the job's mesh, and its `rank` says whose 
 
 
 @contextmanager
-def capturing_plan(ranks: Ranks = ALONE) -> Iterator[None]:
+def capturing_plan(ranks: RankContext = SINGLE_RANK) -> Iterator[None]:
     """Make the next `fit` raise PlanCaptured, with the plan of one of some ranks, and not run."""
     token = CAPTURING.set(ranks)
     try:

@@ -58,7 +58,15 @@ from actorflow.trace.job_graph import Function, trace_job
 from actorflow.trace.traces import ModelSignature, Traced, Traces, carried_over
 from actors.machine.errors import forkable_lock
 from compiler.contract.errors import CompileError
-from compiler.contract.placement import ALONE, INSIDE_A_HOST, ONE, Device, Mesh, Ranks, joined
+from compiler.contract.placement import (
+    INSIDE_A_HOST,
+    SINGLE_RANK,
+    SINGLE_RANK_MESH,
+    Device,
+    Mesh,
+    RankContext,
+    joined,
+)
 from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
 from compiler.graph.graph import Graph
@@ -126,7 +134,7 @@ class Job:
 
     def _asked(
         self,
-        ranks: Ranks,
+        ranks: RankContext,
         model: Module,
         data: DataSource | Mapping[str, TensorType],
         every: str | int | None,
@@ -343,7 +351,7 @@ class Job:
         metrics_every: int,
         every: str | int | None = None,
         evaluation: Evaluation | None = None,
-        ranks: Ranks | None = None,
+        ranks: RankContext | None = None,
         *,
         skips: bool = False,
         graph: Graph | None = None,
@@ -380,7 +388,7 @@ class Job:
     @property
     def mesh(self) -> Mesh:
         """The ranks that share the work of a step."""
-        return self.options.mesh or ONE
+        return self.options.mesh or SINGLE_RANK_MESH
 
     def _among(self) -> Among:
         """Return this process among the job's ranks: alone, where it trains and shares nothing."""
@@ -389,14 +397,14 @@ class Job:
         is_alone = CAPTURING.get() or (self.mesh.num_ranks == 1 and not self.options.train)
         return ONE_RANK if is_alone else among_launched(os.environ, self.name, self.mesh)
 
-    def ranks(self, rank: int | None = None) -> Ranks:
+    def ranks(self, rank: int | None = None) -> RankContext:
         """Return who shares the work of a step; `rank` is whose plan it is, by default our own."""
         asked = CAPTURING.get()
         if asked is not None and asked.count > 1:
             return asked
         if rank is None:
             is_launched = asked is None and "RANK" in os.environ and self.mesh.num_ranks > 1
-            rank = self._among().rank if is_launched else (asked or ALONE).rank
+            rank = self._among().rank if is_launched else (asked or SINGLE_RANK).rank
         check_rank(rank, self.mesh)
         return joined(self.mesh, INSIDE_A_HOST, rank)
 

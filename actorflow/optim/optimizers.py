@@ -31,7 +31,7 @@ from compiler.ops.families.updates import (
     ADAM_UPDATE,
     ADAMW_UPDATE,
     AMSGRAD_UPDATE,
-    APPROACH,
+    EMA_UPDATE,
     LAMB_UPDATE,
     LION_UPDATE,
     MUON_UPDATE,
@@ -320,7 +320,7 @@ def _approach(trace: Trace, average: ValueId, now: Tensor, share: Tensor) -> Non
     b = trace.builder
     declared = b.producer_of(average)
     with b.at("optimizer", declared.source, Phase.UPDATE, declared.device):
-        made = b.one(APPROACH, average, now._value_in(trace), share._value_in(trace))
+        made = b.emit_one(EMA_UPDATE, average, now._value_in(trace), share._value_in(trace))
     b.writes.append(Write(average, made))
 
 

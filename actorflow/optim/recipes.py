@@ -24,7 +24,7 @@ from compiler.contract.errors import CompileError
 from compiler.contract.types import DType, TensorType
 from compiler.graph.graph import SourceLocation, UpdateRule
 from compiler.graph.registry import Op
-from compiler.ops.language.define import StagedUpdate, Update, stages, update
+from compiler.ops.language.define import CompositeUpdate, Update, stages, update
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class UpdateRecipe:
     attrs: Mapping[str, AttrValue] = field(default_factory=dict)
 
     @property
-    def definition(self) -> Update | StagedUpdate:
+    def definition(self) -> Update | CompositeUpdate:
         """What the op is defined by."""
         return update.get(self.op) if update.has(self.op) else stages.get(self.op)
 

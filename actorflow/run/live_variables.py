@@ -70,7 +70,7 @@ class LiveVariables:
     ) -> None:
         self._among = among
         self._is_stepped = is_stepped
-        self._split = {v.name for v in plan.state if v.part is not None}
+        self._split = {v.name for v in plan.state if v.sharding is not None}
         self._has_stages = dict(plan.mesh.axes).get(STAGE, 1) > 1
         self._plan = plan
         self._variables = variables

@@ -138,7 +138,7 @@ class EvaluationDataPort:
 
         return fetch
 
-    def give_up(self) -> bool:
+    def abandon(self) -> bool:
         """See `GivesUp.give_up`."""
         return self._fetching.give_up()
 

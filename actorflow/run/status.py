@@ -25,7 +25,7 @@ from actorflow.options.fit_options import Metrics, OnResult, OnStep, Results
 from actorflow.run.report import Console, Reporter
 from actorflow.run.stopping import ON_RESULT, ON_STEP, Stopper
 from actors.machine.history import Statistics
-from compiler.contract.codec import Bounds, WrongValue, float_in, int_in, printable, shown
+from compiler.contract.codec import Bounds, DecodeError, float_in, int_in, printable, shown
 from compiler.contract.errors import ActorflowError
 from compiler.contract.files import read_regular, replace_regular, user_path
 from compiler.contract.plan import Plan
@@ -104,7 +104,7 @@ class Status:
                     f" format {_FORMAT}; use the version that runs the job"
                 )
             return _parsed(values)
-        except WrongValue as error:
+        except DecodeError as error:
             what = f"{error.way} {error.said}"
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             what = f"{type(error).__name__}: {error}"
@@ -281,7 +281,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 def _text(item: Any) -> str:
     if type(item) is not str:
-        raise WrongValue(item, "a text")
+        raise DecodeError(item, "a text")
     return printable(item)
 
 
@@ -291,13 +291,13 @@ def _loss(item: Any) -> float:
 
 def _numbers(read: Callable[[Any], Any], item: Any) -> dict[str, Any]:
     if type(item) is not dict:
-        raise WrongValue(item, "an object")
+        raise DecodeError(item, "an object")
     return {printable(key): read(number) for key, number in item.items()}
 
 
 def _actors(rows: Any) -> tuple[ActorStatus, ...]:
     if type(rows) is not list:
-        raise WrongValue(rows, "a list of actors")
+        raise DecodeError(rows, "a list of actors")
     return tuple([_record(ActorStatus, row) for row in rows])
 
 
@@ -312,19 +312,19 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "Mapping[str, float]": partial(_numbers, _float),
     "tuple[ActorStatus, ...]": _actors,
 }
-"""How a field of each type is read; each raises WrongValue."""
+"""How a field of each type is read; each raises DecodeError."""
 
 
 def _record(kind: Any, values: Mapping[str, Any]) -> Any:
     """Return a record of some values, each of the type that the field has."""
     if type(values) is not dict:
-        raise WrongValue(values, "an object")
+        raise DecodeError(values, "an object")
     read = {}
     for name, type_ in kind.__annotations__.items():
         is_none = values[name] is None and type_.endswith("| None")
         try:
             read[name] = None if is_none else _READ[type_](values[name])
-        except WrongValue as wrong:
+        except DecodeError as wrong:
             wrong.way = wrong.way or name
             raise
     return kind(**read)

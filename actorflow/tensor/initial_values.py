@@ -20,7 +20,7 @@ from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import CompileError
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Variable
-from compiler.contract.sbp import own_part
+from compiler.contract.sbp import shard_slices
 from compiler.contract.types import TensorType
 from compiler.ops.primitives.sources import NUMBERS
 
@@ -44,7 +44,7 @@ _BLOCK_ELEMENTS = 1 << 16
 def whole_type(plan: Plan, variable: Variable) -> TensorType:
     """Return the type of the whole tensor that a variable is, or is a part of."""
     type_ = plan.views[variable.view].type
-    return type_ if variable.part is None else TensorType(type_.dtype, variable.part.shape)
+    return type_ if variable.sharding is None else TensorType(type_.dtype, variable.sharding.shape)
 
 
 def initial_value(
@@ -208,8 +208,8 @@ class InitialValues(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         plan, variable = self._plan, self._variables[name]
-        part, rank = variable.part, self._rank
-        own = None if part is None or rank is None else own_part(part, plan.mesh, rank)
+        part, rank = variable.sharding, self._rank
+        own = None if part is None or rank is None else shard_slices(part, plan.mesh, rank)
         if name not in self._given:
             return initial_value(name, whole_type(plan, variable), variable.init, self._seed, own)
         given = self._given[name]

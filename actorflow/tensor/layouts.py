@@ -26,11 +26,11 @@ from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.placement import Mesh as MeshOfRanks
-from compiler.contract.sbp import BROADCAST, PARTIAL, Broadcast, Partial, Sbp, Split, word_of
+from compiler.contract.sbp import BROADCAST, PARTIAL, Broadcast, Partial, Sbp, Split, parse_sbp
 from compiler.contract.types import TensorType, ValueId
 from compiler.graph.graph import UNPLACED, GraphBuilder, Node, SourceLocation
 from compiler.graph.registry import is_source, view
-from compiler.ops.families.updates import APPROACH
+from compiler.ops.families.updates import EMA_UPDATE
 from compiler.ops.primitives.sources import CONSTANT, INPUT, VARIABLE
 from compiler.ops.primitives.transfer import COPY_TO, STAGE, TO_SBP
 
@@ -147,7 +147,7 @@ def _name(name: object, what: str, where: SourceLocation) -> str:
 def _word(given: object, what: str, where: SourceLocation) -> Sbp:
     if isinstance(given, str):
         try:
-            return word_of(given)
+            return parse_sbp(given)
         except ValueError as error:
             raise CompileError(f"{where}: {what}: {error}") from None
     if isinstance(given, (Split, Broadcast, Partial)):
@@ -210,9 +210,9 @@ def laid_out(trace: Trace, value: ValueId, given: object, axes: Words) -> ValueI
         return value
     sbp = constraint(layout, trace.builder.type_of(value), trace.mesh, what, where)
     maker = trace.builder.producer_of(value)
-    can_come = [(axis, word) for axis, word in sbp if not isinstance(word_of(word), Partial)]
+    can_come = [(axis, word) for axis, word in sbp if not isinstance(parse_sbp(word), Partial)]
     if maker.op is INPUT and can_come and "sbp" not in maker.attrs:
-        trace.builder.widen(value, Attrs({**maker.attrs, "sbp": tuple(can_come)}), ())
+        trace.builder.add_outputs(value, Attrs({**maker.attrs, "sbp": tuple(can_come)}), ())
     return trace.emit(TO_SBP, [value], Attrs({"sbp": sbp}))[0] if sbp else value
 
 
@@ -318,7 +318,7 @@ def place_traced(trace: Trace) -> None:
         for state in rule.state:
             chosen[made_by[state]] = chosen[made_by[rule.variable]]
     for node in b.nodes:
-        if node.op is APPROACH and b.producer_of(node.inputs[1]).op is VARIABLE:
+        if node.op is EMA_UPDATE and b.producer_of(node.inputs[1]).op is VARIABLE:
             # An average lies beside its parameter, which would be copied in every step else.
             chosen[made_by[node.inputs[0]]] = chosen[made_by[node.inputs[1]]]
     for index, node in enumerate(b.nodes):

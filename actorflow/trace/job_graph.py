@@ -29,7 +29,7 @@ from compiler.graph.graph import Accumulation, Graph, Output, SourceLocation, Wr
 from compiler.graph.target import GRAD_NORM, LOSS_SCALE
 from compiler.ops.families.gradients import emit_gradients
 from compiler.ops.families.updates import ASSIGN, INCREMENT
-from compiler.ops.language.definition import forget
+from compiler.ops.language.definition import clear_definition_caches
 from compiler.ops.primitives.sources import scalar
 
 Function = Callable[[Any, Any], Any]
@@ -75,7 +75,7 @@ def trace_job(
         devices=devices,
         mesh=options.mesh if options.has_ranks else None,
     )
-    forget()
+    clear_definition_caches()
     with collector_paused(), recording(trace):
         returned = function(model, Batch(trace))
         outputs = _outputs(name, returned, options.losses)
@@ -178,7 +178,7 @@ def _add_assignments(trace: Trace) -> None:
         if assigned.value != assigned.variable:
             device = b.producer_of(assigned.variable).device
             with b.at(assigned.scope, assigned.source, Phase.UPDATE, device):
-                made = b.one(ASSIGN, assigned.variable, assigned.value)
+                made = b.emit_one(ASSIGN, assigned.variable, assigned.value)
             b.writes.append(Write(assigned.variable, made))
 
 
@@ -330,7 +330,7 @@ def _seeds(trace: Trace, outputs: list[Any], given: Any) -> dict[ValueId, ValueI
                     f" {output.type}; reduce it with .sum(), or say with grad_outputs what flows"
                     " into it"
                 )
-            with b.beside(b.producer_of(value), Phase.BACKWARD):
+            with b.like_node(b.producer_of(value), Phase.BACKWARD):
                 seed = scalar(b, 1.0, output.dtype)
         else:
             flowing = as_tensor(flow, output.dtype)

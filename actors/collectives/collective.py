@@ -1,7 +1,7 @@
 """What a collective moves, between whom, and what ranks tell each other of it beforehand.
 
-A rank's part of an extent is that of `part_of`: where an extent is no multiple of the ranks, the
-first ones have one row more. All follows from what every rank of a group knows alike.
+A rank's part of an extent is that of `shard_range`: where an extent is no multiple of the ranks,
+the first ones have one row more. All follows from what every rank of a group knows alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from actors.collectives.segments import ByteBlocks
 from actors.machine.protocol import CollectiveCall
 from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import DeviceError, PeerFailed
-from compiler.contract.sbp import part_of
+from compiler.contract.sbp import shard_range
 from compiler.contract.types import DType, TensorType
 
 _OPS = {
@@ -157,7 +157,7 @@ class Collective:
         rows: dict[int, range] = {}
         for axis, rank in ((self.axis, start), (self.to_axis, end)):
             if axis is not None:
-                rows[axis] = part_of(self.whole[axis], self.num_ranks, rank)
+                rows[axis] = shard_range(self.whole[axis], self.num_ranks, rank)
         for axis, own in rows.items():
             block[axis] = len(own)
         cuts = sorted(rows) or [0]
@@ -188,7 +188,7 @@ class Collective:
     def _part(self, axis: int | None, rank: int) -> Shape:
         if axis is None:
             return self.whole
-        rows = len(part_of(self.whole[axis], self.num_ranks, rank))
+        rows = len(shard_range(self.whole[axis], self.num_ranks, rank))
         return (*self.whole[:axis], rows, *self.whole[axis + 1 :])
 
     @staticmethod

@@ -33,7 +33,7 @@
 #define LOOK_NS 20000       /* about as long as a sleeping thread takes to wake */
 #define MAX_BLIND 64        /* arrivals at which who looked in vain sleeps at once */
 
-enum { DONE, GIVEN_UP, LATE, GONE, ELSEWHERE, OTHER_FIRING, WAITING }; /* with the rank in the upper bits */
+enum { DONE, ABORTED, TIMED_OUT, PEER_EXITED, WRONG_COLLECTIVE, WRONG_FIRING, WAITING }; /* with the rank in the upper bits */
 
 /* What a rank says of itself, in a lane. `arrivals` is used of a group's first rank. */
 typedef struct {
@@ -83,18 +83,18 @@ static int is_there(uint32_t arrivals, uint32_t wanted) {
     return (int32_t)((arrivals & ~1u) - wanted) >= 0;
 }
 
-/* Who has not come, of those that ended (GONE), else the first of all (LATE); WAITING for one that may
+/* Who has not come, of those that ended (PEER_EXITED), else the first (TIMED_OUT); WAITING for one that may
  * still come. DONE where all have: one that ended, or was stopped, before it was counted has come, too. */
 static int32_t missing(const af_group *g, int is_late) {
     int64_t first = -1;
     for (int64_t i = 0; i < g->num_ranks; i++) {
         if (atomic_load(&g->lines[i]->arrived) >= g->num_arrivals) continue;
         struct pollfd process = {.fd = g->processes[i], .events = POLLIN};
-        if (process.fd >= 0 && poll(&process, 1, 0) > 0) return status_of(GONE, i);
+        if (process.fd >= 0 && poll(&process, 1, 0) > 0) return status_of(PEER_EXITED, i);
         if (first < 0) first = i;
     }
     if (first < 0) return DONE;
-    return is_late ? status_of(LATE, first) : WAITING;
+    return is_late ? status_of(TIMED_OUT, first) : WAITING;
 }
 
 /* Looks for the others before the caller sleeps: ranks that share the work come to within less than
@@ -126,12 +126,12 @@ static int32_t sleep_until(const af_group *g, _Atomic uint32_t *word, uint32_t w
         const uint32_t seen = atomic_load(word);
         /* First: who comes to it late has met whom the others have met, whatever came of them since. */
         if (is_there(seen, wanted)) return DONE;
-        if (seen & 1) return GIVEN_UP;
+        if (seen & 1) return ABORTED;
         if (waited_ns - looked_ns >= SLICE_NS || waited_ns >= g->deadline_ns) {
             const int32_t status = missing(g, waited_ns >= g->deadline_ns);
             const uint32_t now = atomic_load(word);
             if (is_there(now, wanted)) return DONE;
-            if (now & 1) return GIVEN_UP;
+            if (now & 1) return ABORTED;
             if (status != WAITING) return status;
             looked_ns = waited_ns;
         }
@@ -158,7 +158,7 @@ static int32_t arrive(const af_meeting *m) {
     /* Nobody is counted once the run is given up: what is complete was so for all ranks, before. */
     uint32_t seen = atomic_load(word);
     do {
-        if (seen & 1) return GIVEN_UP;
+        if (seen & 1) return ABORTED;
     } while (!atomic_compare_exchange_weak(word, &seen, seen + 2));
     if (is_there(seen + 2, wanted)) {
         wake_all(word);
@@ -168,8 +168,8 @@ static int32_t arrive(const af_meeting *m) {
     }
     for (int64_t rank = 0; rank < g->num_ranks; rank++) {
         const af_line *line = g->lines[rank];
-        if (line->came_to[turn].digest != m->digest) return status_of(ELSEWHERE, rank);
-        if (line->came_to[turn].firing != *m->firings) return status_of(OTHER_FIRING, rank);
+        if (line->came_to[turn].digest != m->digest) return status_of(WRONG_COLLECTIVE, rank);
+        if (line->came_to[turn].firing != *m->firings) return status_of(WRONG_FIRING, rank);
     }
     return DONE;
 }

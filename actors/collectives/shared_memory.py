@@ -97,12 +97,12 @@ class GroupView:
         *waiting, rank = (own, *self.follow(rank)) if kind == segments.LATE else (own, rank)
         before = "".join([f", for which rank {one} waits" for one in reversed(waiting[:-1])])
         said = {
-            segments.LATE: f"rank {rank} did not come within {self.deadline_ns / 1e9:g} s to where"
-            f" rank {waiting[-1]} waits{before}: {here}. Its process lives, but is stopped, hangs"
-            " or is slow",
+            segments.LATE: f"rank {rank} did not come within {self.deadline_ns / 1e9:g} s to"
+            f" where rank {waiting[-1]} waits{before}: {here}. Its process lives, but is stopped,"
+            " hangs or is slow",
             segments.GONE: f"the process of rank {rank} has ended; rank {own} waits for it: {here}",
-            segments.ELSEWHERE: f"rank {rank} came to {other}, firing {came_to.firing}, where rank"
-            f" {own} came to {here}; {MEND}",
+            segments.ELSEWHERE: f"rank {rank} came to {other}, firing {came_to.firing},"
+            f" where rank {own} came to {here}; {MEND}",
             segments.OTHER_FIRING: f"rank {rank} came to firing {came_to.firing} where rank {own}"
             f" came to {here}; {MEND}",
         }

@@ -19,7 +19,7 @@ from actors.simulation.costs import Network, Transfer, transfers
 from actors.simulation.simulate import Calendar, Meet, SimulatedRun, VirtualRank, simulate
 from compiler.contract.errors import InternalError
 from compiler.contract.plan_tables import ActorKind
-from compiler.contract.rank_plans import RECEIVE, Meeting, RankPlans
+from compiler.contract.rank_plans import RECEIVE, CollectiveGroup, RankPlans
 
 # A firing of a COMM actor begins on a rank when the rank's machine fires it and its stream is free.
 # Its meetings come one after the other: each begins when the last rank of its group has come, and
@@ -49,7 +49,7 @@ class Gathering:
     """
 
     group: tuple[int, ...]
-    meeting: Meeting
+    meeting: CollectiveGroup
     duration_ns: float
     number: int = -1
     members: list[tuple[int, int, int]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Fleet:
         self._prices = _Prices(ranks, options.network)
         every = range(ranks.mesh.num_ranks)
         self.marks = [(options.slowdowns[rank], *self._durations_ns(rank)) for rank in every]
-        self._kinds = tuple(every) if options.jitter else ranks.alike(self.marks)
+        self._kinds = tuple(every) if options.jitter else ranks.equivalence_classes(self.marks)
         first = {kind: rank for rank, kind in reversed(list(enumerate(self._kinds)))}
         self.first_rank = [first[kind] for kind in range(len(first))]
         self.counts = [0] * len(first)
@@ -217,7 +217,7 @@ class _Prices:
         self._network = network
         self._transfers: dict[tuple[str, int | None, int | None, str], dict[int, Transfer]] = {}
 
-    def duration_ns(self, rank: int, meeting: Meeting) -> float:
+    def duration_ns(self, rank: int, meeting: CollectiveGroup) -> float:
         """Return the time of a meeting of a rank that nobody is late for."""
         return sum(
             [
@@ -226,7 +226,7 @@ class _Prices:
             ]
         )
 
-    def sent_bytes(self, rank: int, meeting: Meeting) -> float:
+    def sent_bytes(self, rank: int, meeting: CollectiveGroup) -> float:
         """Return the bytes that a rank sends in a meeting."""
         return sum(
             [
@@ -236,14 +236,14 @@ class _Prices:
             ]
         )
 
-    def _transfer(self, rank: int, meeting: Meeting, op: str) -> Transfer:
+    def _transfer(self, rank: int, meeting: CollectiveGroup, op: str) -> Transfer:
         """Return how a rank moves bytes in a meeting, while all groups beside its own do so."""
         ranks, place = self._ranks, None
         if meeting.peer is not None:
             place = ranks.mesh.coordinates(rank)[ranks.mesh.axis(meeting.group)]
         key = meeting.group, meeting.peer, place, op
         if key not in self._transfers:
-            groups = ranks.beside(rank, meeting)
+            groups = ranks.parallel_groups(rank, meeting)
             ways = tuple([group[::-1] for group in groups]) if op == RECEIVE else groups
             found = transfers(self._network, op, ways)
             self._transfers[key] = {
@@ -253,7 +253,7 @@ class _Prices:
 
 
 @lru_cache(1 << 12)
-def _sizes(meeting: Meeting) -> dict[str, int]:
+def _sizes(meeting: CollectiveGroup) -> dict[str, int]:
     """Return the bytes that a group has together, by op: launches of one firing go together."""
     sizes: dict[str, int] = {}
     for move in meeting.moves:

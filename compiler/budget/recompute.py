@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.graph import Graph, Node, new_value
-from compiler.graph.registry import is_comm, is_source, recompute, writes
-from compiler.ops.primitives.transfer import LATE, is_collective
+from compiler.graph.registry import input_output_aliases, is_comm, is_source, recompute
+from compiler.ops.primitives.transfer import DEFERRED, is_collective
 from compiler.storage.buffers import LaunchDraft, may_share_bytes
 from compiler.storage.order import needed_per_step, place_views, runs_beside_steps, sort_launches
 from compiler.storage.storage import Storage, assign_storage, launch_of_values
@@ -44,7 +44,11 @@ class Described:
 
 def may_repeat(node: Node) -> bool:
     """Whether a node makes the same bytes whenever it runs, and at no one else's cost."""
-    return recompute.get(node.op) and not writes.get(node.op) and not is_comm.get(node.op)
+    return (
+        recompute.get(node.op)
+        and not input_output_aliases.get(node.op)
+        and not is_comm.get(node.op)
+    )
 
 
 def describe(graph: Graph, drafts: Sequence[LaunchDraft]) -> Described:
@@ -86,8 +90,8 @@ def _forward(graph: Graph, storage: Storage) -> list[bool]:
         if is_comm.get(node.op) and may_meet:
             there = [a or b for a, b in zip(marks, is_beside, strict=True)]
             needed = _waited_for(graph, made_by, there, index) if is_forward else ()
-            is_late = is_collective(node.op) and node.attrs.get("when") == LATE
-            is_fed = not any([writes.get(graph.nodes[n].op) for n in needed])
+            is_late = is_collective(node.op) and node.attrs.get("when") == DEFERRED
+            is_fed = not any([input_output_aliases.get(graph.nodes[n].op) for n in needed])
             may_meet = is_forward and is_fed and not is_late
             for early in (index, *needed) if may_meet else ():
                 marks[early] = True
@@ -215,7 +219,11 @@ class _Repetition:
             self._is_after_loss |= node.phase is Phase.BACKWARD and not self._is_forward[index]
             self._to_meet.subtract(_bucket_of(node))
             is_whole = not any([self._to_meet[bucket] for bucket in _bucket_of(node)])
-            if node.phase is not Phase.UPDATE and not writes.get(node.op) and is_whole:
+            if (
+                node.phase is not Phase.UPDATE
+                and not input_output_aliases.get(node.op)
+                and is_whole
+            ):
                 self._latest = node.outputs[:1]
             return
         outputs = tuple([self._new_value(v) for v in node.outputs])

@@ -1,9 +1,9 @@
 """Who holds the bytes of an arena, recomputed from the registers of a plan.
 
 Two questions with two answers. *Which bytes are there for what* goes by address: every byte of the
-arena belongs to the shares whose registers ever use it, and to the first of them in `Share`, so the
-parts add up to the arena exactly. *What makes the arena so large* goes by time: the launch with the
-most live bytes, and what the kernels' workspaces hold of them.
+arena belongs to the shares whose registers ever use it, and to the first of them in
+`MemoryCategory`, so the parts add up to the arena exactly. *What makes the arena so large* goes by
+time: the launch with the most live bytes, and what the kernels' workspaces hold of them.
 
 A share by address and not by time, because bytes between chains are used again by temporaries of
 other chains: their sizes may add up to more than the arena, their addresses cannot.
@@ -30,7 +30,7 @@ from memory.liveness import align_up, lower_bound
 from memory.report import format_bytes
 
 
-class Share(Enum):
+class MemoryCategory(Enum):
     """What the bytes of a register are there for; earlier ones claim shared addresses."""
 
     PARAMETER = "parameters"
@@ -46,13 +46,13 @@ class Share(Enum):
 
 
 _OF_ROLE = {
-    "parameter": Share.PARAMETER,
-    "optimizer": Share.OPTIMIZER,
-    "scratch": Share.SCRATCH,
+    "parameter": MemoryCategory.PARAMETER,
+    "optimizer": MemoryCategory.OPTIMIZER,
+    "scratch": MemoryCategory.SCRATCH,
 }
 
 
-def shares(plan: Plan) -> tuple[Share, ...]:
+def memory_categories(plan: Plan) -> tuple[MemoryCategory, ...]:
     """Return the share of every register, by its id. O(registers + launches).
 
     A register of kind DATA is a snapshot's staging if a snapshot fills it, a slot of a
@@ -63,18 +63,20 @@ def shares(plan: Plan) -> tuple[Share, ...]:
     workspaces = {plan.views[x.workspace].register for x in launches if x.workspace is not None}
     staged = {port.register for actor in _snapshots(plan) for port in actor.outputs}
     ported = _registers_of(plan.actors, *PORTED)
-    found: list[Share] = []
+    found: list[MemoryCategory] = []
     for register in plan.registers:
         if register.kind is RegisterKind.VARIABLE:
-            found.append(_OF_ROLE.get(roles.get(register.id, ""), Share.OTHER_VARIABLE))
+            found.append(_OF_ROLE.get(roles.get(register.id, ""), MemoryCategory.OTHER_VARIABLE))
         elif register.kind is RegisterKind.CONSTANT:
-            found.append(Share.CONSTANT)
+            found.append(MemoryCategory.CONSTANT)
         elif register.kind is RegisterKind.TEMPORARY:
-            found.append(Share.WORKSPACE if register.id in workspaces else Share.TEMPORARY)
+            found.append(
+                MemoryCategory.WORKSPACE if register.id in workspaces else MemoryCategory.TEMPORARY
+            )
         elif register.id in staged:
-            found.append(Share.STAGING)
+            found.append(MemoryCategory.STAGING)
         else:
-            found.append(Share.SLOT if register.id in ported else Share.CROSSING)
+            found.append(MemoryCategory.SLOT if register.id in ported else MemoryCategory.CROSSING)
     return tuple(found)
 
 
@@ -105,7 +107,7 @@ def account(plan: Plan, arena: int, lower_bound_bytes: int, text: str) -> Device
 
     `lower_bound_bytes` and `text` are what the packing proved of it.
     """
-    of = shares(plan)
+    of = memory_categories(plan)
     alignment = plan.arenas[arena].alignment
     held = [r for r in plan.registers if r.arena == arena and r.size_bytes]
     parts = _by_address(held, of, alignment)
@@ -113,21 +115,21 @@ def account(plan: Plan, arena: int, lower_bound_bytes: int, text: str) -> Device
     sizes = np.array([_aligned(r, alignment) * r.num_slots for r in held], np.int64)
     lower = np.array([r.interval[0] for r in held], np.int64)
     upper = np.array([r.interval[1] for r in held], np.int64)
-    is_workspace = np.array([of[r.id] is Share.WORKSPACE for r in held], np.bool_)
+    is_workspace = np.array([of[r.id] is MemoryCategory.WORKSPACE for r in held], np.bool_)
     live_bytes, peak_launch = lower_bound(lower, upper, sizes)
     is_live = (lower <= peak_launch) & (peak_launch < upper)
     return DeviceMemory(
         peak_bytes=plan.arenas[arena].size_bytes,
         lower_bound_bytes=lower_bound_bytes,
-        parameter_bytes=parts[Share.PARAMETER],
-        optimizer_bytes=parts[Share.OPTIMIZER],
-        scratch_bytes=parts[Share.SCRATCH],
-        other_variable_bytes=parts[Share.OTHER_VARIABLE],
-        constant_bytes=parts[Share.CONSTANT],
-        staging_bytes=parts[Share.STAGING],
-        slot_bytes=parts[Share.SLOT],
-        crossing_bytes=parts[Share.CROSSING],
-        temporary_bytes=parts[Share.TEMPORARY] + parts[Share.WORKSPACE],
+        parameter_bytes=parts[MemoryCategory.PARAMETER],
+        optimizer_bytes=parts[MemoryCategory.OPTIMIZER],
+        scratch_bytes=parts[MemoryCategory.SCRATCH],
+        other_variable_bytes=parts[MemoryCategory.OTHER_VARIABLE],
+        constant_bytes=parts[MemoryCategory.CONSTANT],
+        staging_bytes=parts[MemoryCategory.STAGING],
+        slot_bytes=parts[MemoryCategory.SLOT],
+        crossing_bytes=parts[MemoryCategory.CROSSING],
+        temporary_bytes=parts[MemoryCategory.TEMPORARY] + parts[MemoryCategory.WORKSPACE],
         unused_bytes=plan.arenas[arena].size_bytes - sum(parts.values()),
         largest_workspace_bytes=int(sizes[is_workspace].max(initial=0)),
         peak_launch=peak_launch,
@@ -166,14 +168,16 @@ def _aligned(register: Register, alignment: int) -> int:
     return align_up(register.size_bytes, alignment)
 
 
-def _by_address(held: list[Register], of: tuple[Share, ...], alignment: int) -> dict[Share, int]:
+def _by_address(
+    held: list[Register], of: tuple[MemoryCategory, ...], alignment: int
+) -> dict[MemoryCategory, int]:
     """Return the bytes of each share: addresses that no earlier share claims."""
-    ranges: dict[Share, list[tuple[int, int]]] = {share: [] for share in Share}
+    ranges: dict[MemoryCategory, list[tuple[int, int]]] = {share: [] for share in MemoryCategory}
     for register in held:
         size = _aligned(register, alignment)
         ranges[of[register.id]] += [(at, at + size) for at in register.offsets_bytes]
     claimed: list[tuple[int, int]] = []
-    parts: dict[Share, int] = {}
+    parts: dict[MemoryCategory, int] = {}
     covered = 0
     for share, own in ranges.items():
         claimed += own

@@ -1,6 +1,6 @@
 """Attributes of a node: an immutable, hashable mapping of names to values.
 
-A value is plain (what every file format has), or a `Structure`: a frozen dataclass, such as the
+A value is plain (what every file format has), or a `PlanAttribute`: a frozen dataclass, such as the
 program of a fused op, that stands there as itself.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NoReturn, TypeVar, cast
 
-from compiler.contract.codec import Structure, packed
+from compiler.contract.codec import PlanAttribute, to_msgpack
 
 PlainValue = int | float | bool | str | bytes | None | tuple["PlainValue", ...]
 """What msgpack carries as it is, with tuples for sequences."""
 
-AttrValue = PlainValue | Structure
+AttrValue = PlainValue | PlanAttribute
 """What an attribute may be."""
 
-S = TypeVar("S", bound=Structure)
+S = TypeVar("S", bound=PlanAttribute)
 
 
 class Attrs(Mapping[str, AttrValue]):
@@ -46,7 +46,7 @@ class Attrs(Mapping[str, AttrValue]):
     def packed(self) -> bytes:
         """What a file holds of them; made once."""
         if self._packed is None:
-            self._packed = packed(list(self._data.items()))
+            self._packed = to_msgpack(list(self._data.items()))
         return self._packed
 
     def __hash__(self) -> int:

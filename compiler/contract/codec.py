@@ -9,8 +9,8 @@ that its hint names, and lies within the `Bounds` that an `Annotated` hint gives
 control characters, so that none can draw on a terminal or break out of a line. The first value that
 is wrong is named with its way from the outermost row: "registers[3].size_bytes".
 
-An attribute of a launch has no hint that says what it is. So a `Structure` among them is a mapping
-with one entry, from its kind to its row; nothing else in a file is a mapping.
+An attribute of a launch has no hint that says what it is. So a `PlanAttribute` among them is a
+mapping with one entry, from its kind to its row; nothing else in a file is a mapping.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Bounds:
     high: float
 
 
-class WrongValue(Exception):
+class DecodeError(Exception):
     """What came in place of what; the way to it grows while it passes through the readers."""
 
     def __init__(self, value: object, expected: str) -> None:
@@ -77,57 +77,57 @@ def member_of(cls: type[Enum]) -> Convert:
     def member_of(item: Any) -> Enum:
         found = members.get(item) if type(item) is str else None
         if found is None:
-            raise WrongValue(item, f"one of {', '.join(members)}")
+            raise DecodeError(item, f"one of {', '.join(members)}")
         return found
 
     return member_of
 
 
 def int_in(bounds: Bounds | None, item: Any) -> int:
-    """Return a whole number within bounds. Raises WrongValue."""
+    """Return a whole number within bounds. Raises DecodeError."""
     if type(item) is not int:
-        raise WrongValue(item, "a whole number")
+        raise DecodeError(item, "a whole number")
     if bounds is not None and not bounds.low <= item <= bounds.high:
-        raise WrongValue(item, f"a whole number from {bounds.low} to {bounds.high}")
+        raise DecodeError(item, f"a whole number from {bounds.low} to {bounds.high}")
     return item
 
 
 def float_in(bounds: Bounds | None, item: Any) -> float:
-    """Return a finite number within bounds. Raises WrongValue."""
+    """Return a finite number within bounds. Raises DecodeError."""
     if type(item) not in _NUMBERS or not math.isfinite(item):
-        raise WrongValue(item, "a finite number")
+        raise DecodeError(item, "a finite number")
     if bounds is not None and not bounds.low <= item <= bounds.high:
-        raise WrongValue(item, f"a number from {bounds.low} to {bounds.high}")
+        raise DecodeError(item, f"a number from {bounds.low} to {bounds.high}")
     return cast("float", item)
 
 
-def number(item: Any) -> int | float:
-    """Return a number. Raises WrongValue."""
+def decode_number(item: Any) -> int | float:
+    """Return a number. Raises DecodeError."""
     if type(item) not in _NUMBERS:
-        raise WrongValue(item, "a number")
+        raise DecodeError(item, "a number")
     return cast("int | float", item)
 
 
-def text(item: Any) -> str:
-    """Return a text without control characters. Raises WrongValue."""
+def decode_str(item: Any) -> str:
+    """Return a text without control characters. Raises DecodeError."""
     if type(item) is not str:
-        raise WrongValue(item, "a text")
+        raise DecodeError(item, "a text")
     if not item.isprintable() and _CONTROL.search(item):
-        raise WrongValue(item, "a text without control characters")
+        raise DecodeError(item, "a text without control characters")
     return item
 
 
-def flag(item: Any) -> bool:
-    """Return true or false. Raises WrongValue."""
+def decode_bool(item: Any) -> bool:
+    """Return true or false. Raises DecodeError."""
     if type(item) is not bool:
-        raise WrongValue(item, "true or false")
+        raise DecodeError(item, "true or false")
     return item
 
 
 def bytes_(item: Any) -> bytes:
-    """Return bytes. Raises WrongValue."""
+    """Return bytes. Raises DecodeError."""
     if type(item) is not bytes:
-        raise WrongValue(item, "bytes")
+        raise DecodeError(item, "bytes")
     return item
 
 
@@ -165,7 +165,7 @@ MAX_DEPTH = 16
 _INTS = {int}
 
 
-class Structure:
+class PlanAttribute:
     """What the frozen dataclasses derive from that stand in attributes as themselves.
 
     Two are equal where a file would hold the same bytes of them. So 0.0 is not -0.0 and 1 is not
@@ -183,13 +183,13 @@ class Structure:
             return self._packed
         except AttributeError:
             # Frozen for everyone else: this is not a field, and always the same.
-            object.__setattr__(self, "_packed", packed(to_row(self)))
+            object.__setattr__(self, "_packed", to_msgpack(to_row(self)))
             return self._packed
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, Structure) and (type(self), self.packed) == (
+        return isinstance(other, PlanAttribute) and (type(self), self.packed) == (
             type(other),
             other.packed,
         )
@@ -198,13 +198,13 @@ class Structure:
         return hash(self.packed)
 
 
-_KINDS: dict[str, type[Structure]] = {}
-_KIND_OF: dict[type[Structure], str] = {}
+_KINDS: dict[str, type[PlanAttribute]] = {}
+_KIND_OF: dict[type[PlanAttribute], str] = {}
 
-S = TypeVar("S", bound=Structure)
+S = TypeVar("S", bound=PlanAttribute)
 
 
-def structure(kind: str) -> Callable[[type[S]], type[S]]:
+def register_attribute(kind: str) -> Callable[[type[S]], type[S]]:
     """Let plan files hold a class of structures, under a name of its own.
 
     A decorator, above `@dataclass(frozen=True, slots=True, eq=False)`. Raises ValueError where
@@ -221,13 +221,13 @@ def structure(kind: str) -> Callable[[type[S]], type[S]]:
     return known
 
 
-def packed(value: object) -> bytes:
+def to_msgpack(value: object) -> bytes:
     """Return plain values and structures, in tuples and lists of any depth, as msgpack."""
     return cast("bytes", msgpack.packb(value, use_bin_type=True, default=_named_row))
 
 
 def _named_row(value: object) -> dict[str, object]:
-    if not isinstance(value, Structure):
+    if not isinstance(value, PlanAttribute):
         raise TypeError(f"a plan cannot hold {value!r:.60}")
     try:
         return value._row
@@ -251,7 +251,7 @@ def from_row(cls: type[T], row: object) -> T:
     hint: Any = cls
     try:
         return cast("T", _reader(hint)(row))
-    except WrongValue as wrong:
+    except DecodeError as wrong:
         where = wrong.way.lstrip(".") or cls.__name__
         raise PlanFormatError(f"damaged plan: {where} {wrong.said}") from None
 
@@ -320,7 +320,7 @@ def _row_of(cls: type) -> Convert:
 
 @functools.cache
 def _reader(hint: Any, bounds: Bounds | None = None) -> Convert:
-    """Return what makes a value of this type of a row, or raises WrongValue."""
+    """Return what makes a value of this type of a row, or raises DecodeError."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         return _reader(inner, next((n for n in notes if isinstance(n, Bounds)), None))
@@ -337,7 +337,7 @@ def _reader(hint: Any, bounds: Bounds | None = None) -> Convert:
     simple = {int: int_in, float: float_in}.get(hint)
     if simple is not None:
         return functools.partial(simple, bounds)
-    return {str: text, bool: flag, bytes: bytes_}[hint]
+    return {str: decode_str, bool: decode_bool, bytes: bytes_}[hint]
 
 
 def _instance_of(cls: type) -> Convert:
@@ -346,7 +346,7 @@ def _instance_of(cls: type) -> Convert:
 
     def instance_of(row: Any) -> Any:
         if type(row) is not tuple or len(row) != len(names):
-            raise WrongValue(row, f"a row of {len(names)} fields ({', '.join(names)})")
+            raise DecodeError(row, f"a row of {len(names)} fields ({', '.join(names)})")
         return cls(*_read(readers, row, ".{}", names))
 
     return instance_of
@@ -362,7 +362,7 @@ def _tuple_of(*hints: Any) -> Convert:
 
     def tuple_of(row: Any) -> tuple[Any, ...]:
         if type(row) is not tuple or len(row) != len(readers):
-            raise WrongValue(row, f"a sequence of {len(readers)}")
+            raise DecodeError(row, f"a sequence of {len(readers)}")
         return tuple(_read(readers, row, "[{}]", range(len(row))))
 
     return tuple_of
@@ -370,7 +370,7 @@ def _tuple_of(*hints: Any) -> Convert:
 
 def _items(read: Convert, row: Any) -> tuple[Any, ...]:
     if type(row) is not tuple:
-        raise WrongValue(row, "a sequence")
+        raise DecodeError(row, "a sequence")
     return tuple(_read([read] * len(row), row, "[{}]", range(len(row))))
 
 
@@ -398,7 +398,7 @@ def _read(
     try:
         for read, item in zip(readers, row, strict=True):
             made.append(read(item))  # how many there are tells which is wrong
-    except WrongValue as wrong:
+    except DecodeError as wrong:
         wrong.way = f"{step.format(places[len(made)])}{wrong.way}"
         raise
     return made
@@ -407,12 +407,12 @@ def _read(
 def _one_of(hint: Any) -> Convert:
     """Return the reader of a union: of plain values where tuples are among them."""
     kinds = get_args(hint)
-    if Structure in kinds:
+    if PlanAttribute in kinds:
         return _attribute
     if any([get_origin(kind) is tuple for kind in kinds]):
         return _plain
     if set(kinds) == {int, float}:
-        return number
+        return decode_number
     some = [kind for kind in kinds if kind is not type(None)]
     if len(some) != 1 or len(kinds) != 2:
         raise TypeError(f"no reader of {hint}: only of a number, or one type or None")
@@ -427,7 +427,7 @@ def _attribute(value: Any) -> Any:
     kind, row = next(iter(value.items())) if len(value) == 1 else ("", None)
     cls = _KINDS.get(kind)
     if cls is None:
-        raise WrongValue(value, f"a structure of a kind that is known here: {', '.join(_KINDS)}")
+        raise DecodeError(value, f"a structure of a kind that is known here: {', '.join(_KINDS)}")
     # Layers repeat. The bytes tell 1, True and 1.0 apart, which a key of the row itself would not;
     # version 2 is the last that writes equal rows alike, whoever else holds parts of them.
     hint: Any = cls
@@ -447,14 +447,14 @@ def _plain(value: Any, depth: int = 0) -> Any:
     kind = type(value)
     if kind is tuple:
         if depth == MAX_DEPTH:
-            raise WrongValue(value, f"at most {MAX_DEPTH} sequences within each other")
+            raise DecodeError(value, f"at most {MAX_DEPTH} sequences within each other")
         for item in value:
             if type(item) not in _NUMBERS:
                 _plain(item, depth + 1)
     elif kind is str:
-        text(value)
+        decode_str(value)
     elif kind not in (int, float, bool, bytes, type(None)):
-        raise WrongValue(value, "a number, a text, bytes, nothing or a sequence of them")
+        raise DecodeError(value, "a number, a text, bytes, nothing or a sequence of them")
     return value
 
 
@@ -463,14 +463,14 @@ def _plain(value: Any, depth: int = 0) -> Any:
 _MAGIC = "actorflow-plan"
 
 
-def sealed(body: bytes, plan_format: int) -> bytes:
+def wrap_plan_file(body: bytes, plan_format: int) -> bytes:
     """Return the bytes of a file that holds a body."""
     digest = hashlib.blake2b(body, digest_size=16).hexdigest()
     head = {"magic": _MAGIC, "format": plan_format, "digest": digest, "body": body}
-    return packed(head)
+    return to_msgpack(head)
 
 
-def opened(data: bytes, plan_format: int, where: str) -> bytes:
+def unwrap_plan_file(data: bytes, plan_format: int, where: str) -> bytes:
     """Return the body in the bytes of a file.
 
     Raises PlanFormatError, which begins with `where`, when it is damaged or of another format.

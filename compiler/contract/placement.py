@@ -235,19 +235,19 @@ def mesh_of(pairs: AttrValue) -> Mesh:
     return mesh
 
 
-ONE = Mesh((), ())
+SINGLE_RANK_MESH = Mesh((), ())
 """The mesh of a job that one rank runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class RankContext:
     """Who trains together: the mesh, what joins its ranks along each axis, and one of them.
 
     A plan is of rank `rank` and of all whose part of the work is the same. Links are stated and not
     measured: what follows from them is the same on every rank.
     """
 
-    mesh: Mesh = ONE
+    mesh: Mesh = SINGLE_RANK_MESH
     links: MeshLinks = ()
     rank: int = 0
 
@@ -256,24 +256,24 @@ class Ranks:
         """How many ranks there are."""
         return self.mesh.num_ranks
 
-    def without(self, name: str) -> Ranks:
+    def without(self, name: str) -> RankContext:
         """Return the ranks at this one's coordinate along an axis, if there is that axis."""
         if name not in self.mesh.names:
             return self
         axis, at = self.mesh.axis(name), self.mesh.coordinates(self.rank)
         flat, links = self.mesh.without(name), (*self.links[:axis], *self.links[axis + 1 :])
-        return Ranks(flat, links, flat.rank((*at[:axis], *at[axis + 1 :])))
+        return RankContext(flat, links, flat.rank((*at[:axis], *at[axis + 1 :])))
 
     def link(self, name: str) -> MeshLink:
         """Return what joins the ranks along an axis. Raises CompileError where there is none."""
         return self.links[self.mesh.axis(name)]
 
 
-ALONE = Ranks()
+SINGLE_RANK = RankContext()
 
 
-def joined(mesh: Mesh, link: MeshLink, rank: int = 0) -> Ranks:
+def joined(mesh: Mesh, link: MeshLink, rank: int = 0) -> RankContext:
     """Return ranks that are joined alike along every axis; an axis of one rank is none."""
     axes = [axis for axis in mesh.axes if axis[1] > 1]
     wide = Mesh(tuple([name for name, _ in axes]), tuple([extent for _, extent in axes]))
-    return Ranks(wide, (link,) * len(axes), rank)
+    return RankContext(wide, (link,) * len(axes), rank)

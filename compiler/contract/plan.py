@@ -19,14 +19,14 @@ from compiler.contract.attrs import PlainValue
 from compiler.contract.codec import (
     MAX_BYTES,
     Bounds,
-    Structure,
+    PlanAttribute,
     from_row,
-    opened,
-    packed,
-    sealed,
-    structure,
+    register_attribute,
+    to_msgpack,
     to_row,
     unpacked,
+    unwrap_plan_file,
+    wrap_plan_file,
 )
 from compiler.contract.errors import InternalError, PlanFormatError
 from compiler.contract.files import read_regular, user_path
@@ -37,20 +37,20 @@ from compiler.contract.plan_tables import (
     Arena,
     Constant,
     DeviceMemory,
+    ElidedConcat,
     Field,
-    Join,
     Launch,
-    Part,
     Recomputation,
     Register,
     RegisterKind,
     SourceLine,
     Stream,
     Variable,
+    VersionSlice,
     View,
 )
 from compiler.contract.sbp import is_part
-from compiler.contract.types import PartOf, TensorType
+from compiler.contract.types import ShardingSpec, TensorType
 from memory.liveness import align_up
 
 PLAN_FORMAT = 6
@@ -94,8 +94,8 @@ class Plan:
     target: str
     options: tuple[tuple[str, PlainValue], ...]
     recomputation: tuple[Recomputation, ...] = ()
-    parts: tuple[Part, ...] = ()
-    joins: tuple[Join, ...] = ()
+    parts: tuple[VersionSlice, ...] = ()
+    joins: tuple[ElidedConcat, ...] = ()
     proofs: dict[Callable[..., object], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -103,7 +103,7 @@ class Plan:
 
     def to_bytes(self) -> bytes:
         """Serialise. Equal plans give equal bytes."""
-        return sealed(packed(to_row(self)), PLAN_FORMAT)
+        return wrap_plan_file(to_msgpack(to_row(self)), PLAN_FORMAT)
 
     @property
     def fingerprint(self) -> str:
@@ -120,7 +120,7 @@ class Plan:
 
         Raises PlanFormatError when it is damaged or of another format version.
         """
-        body = opened(data, PLAN_FORMAT, where)
+        body = unwrap_plan_file(data, PLAN_FORMAT, where)
 
         try:
             plan = from_row(Plan, unpacked(body))
@@ -170,9 +170,9 @@ class Plan:
 Number = Annotated[int, Bounds(0, 1 << 16)]
 
 
-@structure("sub_plan")
+@register_attribute("sub_plan")
 @dataclass(frozen=True, slots=True, eq=False)
-class SubPlan(Structure):
+class SubPlan(PlanAttribute):
     """A plan with the types of its operands and results, in the order of the launch's.
 
     Operand i is variable or field `str(i)` of the plan, and result i is field `out{i}`, where the
@@ -371,7 +371,7 @@ def _check_actor(plan: Plan, actor: Actor) -> None:
         _check_places(f"{said} reads part", [-1 - v for v in launch.reads if v < 0], plan.parts)
 
 
-def _check_join(plan: Plan, where: str, join: Join) -> None:
+def _check_join(plan: Plan, where: str, join: ElidedConcat) -> None:
     """Check that the parts of a join are views that follow one another along its axis."""
     _check_places(f"{where} has a view", (*join.inputs, join.output), plan.views)
     _check_place(f"{where}.source", join.source, plan.sources)
@@ -414,13 +414,13 @@ def _check_fields(plan: Plan) -> None:
             raise InternalError(f"fields[{index}] ({item.name!r}) shows bytes of another register")
         if plan.registers[item.register].kind is not RegisterKind.DATA:
             raise InternalError(f"fields[{index}] ({item.name!r}) is of a register without data")
-        _check_part(plan, f"field {item.name!r}", item.part, plan.views[item.view].type)
+        _check_part(plan, f"field {item.name!r}", item.sharding, plan.views[item.view].type)
         names.setdefault(item.register, []).append(item.name)
     for register, own in names.items():
         _check_names(f"field of register {plan.registers[register].name!r}", own)
 
 
-def _check_part(plan: Plan, what: str, part: PartOf | None, type_: TensorType) -> None:
+def _check_part(plan: Plan, what: str, part: ShardingSpec | None, type_: TensorType) -> None:
     """Check that some rank of the plan's mesh has such a part, and that any machine has wholes."""
     if part is None:
         return
@@ -452,7 +452,7 @@ def _check_state(plan: Plan) -> None:
             raise InternalError(f"register {without[0]!r} is a {kind.value} that nothing names")
     for variable in plan.variables:
         type_ = plan.views[variable.view].type
-        _check_part(plan, f"variable {variable.name!r}", variable.part, type_)
+        _check_part(plan, f"variable {variable.name!r}", variable.sharding, type_)
     for index, constant in enumerate(plan.constants):
         needed = plan.views[constant.view].type.size_bytes
         if len(constant.data) != needed:

@@ -36,9 +36,9 @@ from compiler.contract.placement import Device, DeviceKind, Memory, Place, Strea
 from compiler.contract.types import (
     ActorId,
     DType,
-    PartOf,
     Phase,
     RegisterId,
+    ShardingSpec,
     StreamId,
     TensorType,
     Version,
@@ -52,10 +52,9 @@ __all__ = [
     "AttrValue",
     "Constant",
     "DType",
+    "ElidedConcat",
     "Field",
-    "Join",
     "Launch",
-    "Part",
     "PlainValue",
     "Port",
     "Register",
@@ -63,6 +62,7 @@ __all__ = [
     "SourceLine",
     "Stream",
     "Variable",
+    "VersionSlice",
     "View",
 ]
 
@@ -73,12 +73,12 @@ EVALUATE = "evaluate"
 """The first word of the names of actors whose launches evaluate between steps."""
 
 
-def evaluates(actor: str) -> bool:
+def is_evaluation_actor(actor: str) -> bool:
     """Whether an actor of this name is of the evaluation between steps, and not of the steps."""
     return actor.partition(".")[0] == EVALUATE
 
 
-def made_of(op: str, attrs: Mapping[str, object]) -> tuple[str, ...]:
+def member_ops(op: str, attrs: Mapping[str, object]) -> tuple[str, ...]:
     """Return the user's ops that an op computes: several where it is fused, else itself."""
     members = attrs.get("members")
     return tuple(map(str, members)) if isinstance(members, tuple) else (op,)
@@ -89,7 +89,7 @@ def launch_label(op: str, attrs: Mapping[str, object], scope: str) -> str:
 
     The scope of a product says which one it is, so it takes the place of its name.
     """
-    first, *rest = made_of(op, attrs)
+    first, *rest = member_ops(op, attrs)
     if scope and first == "matmul" and rest:
         return " + ".join([scope, *rest])
     text = " + ".join([first, *rest])
@@ -222,11 +222,11 @@ class Field:
     view: Index
     source: Index
     version: Version
-    part: PartOf | None = None
+    sharding: ShardingSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class VersionSlice:
     """A window on a version, wherever that lies: what a launch reads that wants a part of a value.
 
     Offset and strides count from where the version begins.
@@ -238,7 +238,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class ElidedConcat:
     """A tensor whose parts were written where they belong in it, so that no launch joins them.
 
     View `output`, a version of its own, is the views `inputs` one after another along `axis`, while
@@ -278,7 +278,7 @@ class Launch:
     @property
     def made_of(self) -> tuple[str, ...]:
         """The user's ops that it computes: several where it is fused, else its own."""
-        return made_of(self.op, dict(self.attrs))
+        return member_ops(self.op, dict(self.attrs))
 
     @property
     def label(self) -> str:
@@ -323,7 +323,7 @@ class Variable:
     before: Version
     after: Version
     between: Version
-    part: PartOf | None = None
+    sharding: ShardingSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)

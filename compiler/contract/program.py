@@ -29,7 +29,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from compiler.contract.codec import Bounds, Structure, structure
+from compiler.contract.codec import Bounds, PlanAttribute, register_attribute
 from compiler.contract.types import DType, Extent
 
 Place = Annotated[int, Bounds(0, (1 << 31) - 1)]
@@ -112,9 +112,9 @@ class Instruction:
     constants: tuple[int | float, ...] = ()
 
 
-@structure("fused_program")
+@register_attribute("fused_program")
 @dataclass(frozen=True, slots=True, eq=False)
-class FusedProgram(Structure):
+class FusedProgram(PlanAttribute):
     """A program: value v is input v, or instruction v - len(inputs). `outputs` name values."""
 
     inputs: tuple[ProgramInput, ...]

@@ -19,7 +19,7 @@ from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.placement import Mesh
 from compiler.contract.plan import Plan
-from compiler.contract.plan_tables import ActorKind, Launch, evaluates
+from compiler.contract.plan_tables import ActorKind, Launch, is_evaluation_actor
 from compiler.contract.types import TensorType
 
 # A *move* is a launch of a COMM actor: tensors of the ranks of a group that become others. A
@@ -38,7 +38,7 @@ Parts = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CommMove:
+class CollectiveOp:
     """A launch as the others of its group must have it, but for `parts` and the words of a user.
 
     `whole` is what the ranks reduce, gather or exchange together; `group_size` how many they are.
@@ -61,7 +61,7 @@ class CommMove:
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class CollectiveGroup:
     """Moves of one actor in a row: number `turn` of those of its firing.
 
     `group` names an axis of the mesh; `peer` is None where all ranks along it meet, else the place
@@ -74,7 +74,7 @@ class Meeting:
     group: str
     peer: int | None
     program: int
-    moves: tuple[CommMove, ...]
+    moves: tuple[CollectiveOp, ...]
 
     @property
     def place(self) -> tuple[int, int]:
@@ -97,24 +97,26 @@ class Meeting:
         return tuple(sorted({rank, group[self.peer]}))
 
 
-def meetings_of(plan: Plan) -> tuple[Meeting, ...]:
+def collective_groups(plan: Plan) -> tuple[CollectiveGroup, ...]:
     """Return the meetings of a plan, by actor and turn. O(launches of COMM actors).
 
     Raises InternalError where a launch does not say whom it meets, or two are one by what they say.
     """
-    found: list[Meeting] = []
+    found: list[CollectiveGroup] = []
     known: set[tuple[str, int | None, tuple[int, int]]] = set()
     for actor in plan.actors:
         if actor.kind is not ActorKind.COMM:
             continue
-        rows: list[tuple[str, int | None, list[CommMove]]] = []
+        rows: list[tuple[str, int | None, list[CollectiveOp]]] = []
         for launch in actor.launches:
             group, peer, move = _move(plan, launch)
             if not rows or rows[-1][:2] != (group, peer):
                 rows.append((group, peer, []))
             rows[-1][2].append(move)
         for turn, (group, peer, moves) in enumerate(rows):
-            own = Meeting(actor.id, turn, group, peer, int(evaluates(actor.name)), tuple(moves))
+            own = CollectiveGroup(
+                actor.id, turn, group, peer, int(is_evaluation_actor(actor.name)), tuple(moves)
+            )
             if (group, peer, own.place) in known:
                 raise InternalError(
                     f"two collectives of plan {plan.name!r} are number {own.moves[0].order} of"
@@ -125,7 +127,7 @@ def meetings_of(plan: Plan) -> tuple[Meeting, ...]:
     return tuple(found)
 
 
-def _move(plan: Plan, launch: Launch) -> tuple[str, int | None, CommMove]:
+def _move(plan: Plan, launch: Launch) -> tuple[str, int | None, CollectiveOp]:
     """Return the group of a launch, the peer in it, and what it moves."""
     attrs = Attrs(dict(launch.attrs))
     source = str(plan.sources[launch.source]) if plan.sources else ""
@@ -141,7 +143,7 @@ def _move(plan: Plan, launch: Launch) -> tuple[str, int | None, CommMove]:
             f"{launch.op} of {name!r} ({source}) does not say whom it meets, and with what: {error}"
         ) from None
     axes = tuple([axis for axis, _, _ in parts])
-    return group, peer, CommMove(launch.op, order, by, axes, whole, size, parts, name, source)
+    return group, peer, CollectiveOp(launch.op, order, by, axes, whole, size, parts, name, source)
 
 
 def _whole(plan: Plan, launch: Launch, attrs: Attrs) -> tuple[TensorType, Parts]:
@@ -194,9 +196,9 @@ class RankPlans:
         return RankPlans(mesh, (plan,), (0,) * mesh.num_ranks)
 
     @cached_property
-    def meetings(self) -> tuple[tuple[Meeting, ...], ...]:
+    def meetings(self) -> tuple[tuple[CollectiveGroup, ...], ...]:
         """The meetings of each class."""
-        return tuple([meetings_of(plan) for plan in self.plans])
+        return tuple([collective_groups(plan) for plan in self.plans])
 
     @cached_property
     def _groups(self) -> dict[tuple[Kind, int], tuple[int, ...]]:
@@ -214,11 +216,11 @@ class RankPlans:
                 found |= {(kind, member): group for member in members}
         return found
 
-    def group(self, rank: int, meeting: Meeting) -> tuple[int, ...]:
+    def group(self, rank: int, meeting: CollectiveGroup) -> tuple[int, ...]:
         """Return the ranks that a rank meets in one of its meetings, itself among them."""
         return self._groups[(meeting.group, meeting.peer), rank]
 
-    def beside(self, rank: int, meeting: Meeting) -> tuple[tuple[int, ...], ...]:
+    def parallel_groups(self, rank: int, meeting: CollectiveGroup) -> tuple[tuple[int, ...], ...]:
         """Return all groups that meet as that of a rank does, its own among them, in order.
 
         They differ along the other axes of the mesh. Of two ranks these groups have the one first
@@ -240,7 +242,7 @@ class RankPlans:
             found.setdefault((kind, place), {})[group] = None
         return {key: tuple(sorted(groups)) for key, groups in found.items()}
 
-    def alike(self, marks: Sequence[Hashable] | None = None) -> tuple[int, ...]:
+    def equivalence_classes(self, marks: Sequence[Hashable] | None = None) -> tuple[int, ...]:
         """Return the kind of each rank, numbered in the order of the ranks.
 
         `marks` tell ranks apart that their plans do not; only ranks of one mark are alike.

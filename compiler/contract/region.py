@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from compiler.contract.codec import Bounds, Structure, structure
+from compiler.contract.codec import Bounds, PlanAttribute, register_attribute
 from compiler.contract.program import FusedProgram, Kind, Place, ProgramError, check_program
 from compiler.contract.types import HALVES, DType, TensorType
 
@@ -38,7 +38,7 @@ OF_WHOLE_ROWS = ("column_sum", "row_index", "philox")
 """Instructions that look beyond the rows of a chunk: a program has them where a kernel cuts."""
 
 
-class StepKind(Enum):
+class TileStepKind(Enum):
     """What a step does with the chunk's rows r of its operands."""
 
     PRODUCT = "product"
@@ -51,46 +51,46 @@ class StepKind(Enum):
     """The operands of the program -> its outputs, on the rows r."""
 
 
-PRODUCTS = (StepKind.PRODUCT, StepKind.SUM_OF_PRODUCTS)
+PRODUCTS = (TileStepKind.PRODUCT, TileStepKind.SUM_OF_PRODUCTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TileStep:
     """One step: the values it reads and makes, and its program if it is one."""
 
-    kind: StepKind
+    kind: TileStepKind
     reads: tuple[Place, ...]
     makes: tuple[Place, ...]
     program: FusedProgram | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TileValue:
     """A value inside: FULL, of a chunk's rows and all columns; or ROW, one element for each row."""
 
     dtype: DType
     kind: Kind
 
 
-@structure("region")
+@register_attribute("region")
 @dataclass(frozen=True, slots=True, eq=False)
-class Region(Structure):
+class TiledLoop(PlanAttribute):
     """Steps over chunks of rows; see the module's docstring."""
 
     rows: _Count
     columns: _Count
     chunk_rows: _CountOrNone
     num_inputs: Place
-    held: tuple[Held, ...]
+    held: tuple[TileValue, ...]
     outputs: tuple[TensorType, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TileStep, ...]
 
     @property
     def first_output(self) -> int:
         """The number of output 0."""
         return self.num_inputs + len(self.held)
 
-    def held_at(self, value: int) -> Held | None:
+    def held_at(self, value: int) -> TileValue | None:
         """Return the value inside that has a number; None for an input or an output."""
         inside = self.num_inputs <= value < self.first_output
         return self.held[value - self.num_inputs] if inside else None
@@ -119,7 +119,7 @@ class Region(Structure):
         return {v: index for index, step in enumerate(self.steps) for v in step.reads}
 
 
-def check_region(region: Region, inputs: Types) -> None:
+def check_region(region: TiledLoop, inputs: Types) -> None:
     """Check a region on operands of these types. Raises ProgramError."""
     if len(inputs) != region.num_inputs:
         raise ProgramError(f"a region of {region.num_inputs} operands, called with {len(inputs)}")
@@ -141,33 +141,33 @@ def check_region(region: Region, inputs: Types) -> None:
 class _Checker:
     """The rules, step by step; `made` are values that exist, `sums` those not complete yet."""
 
-    def __init__(self, region: Region, inputs: Types) -> None:
+    def __init__(self, region: TiledLoop, inputs: Types) -> None:
         self.region, self.inputs = region, inputs
         self.num_values = region.first_output + len(region.outputs)
         self.made = set(range(region.num_inputs))
         self.sums: set[int] = set()
 
-    def check(self, step: Step) -> None:
+    def check(self, step: TileStep) -> None:
         for value in step.reads:
             _expect(value in self.made and value not in self.sums, f"value {value} to read")
         for value in step.makes:
             is_own = self.region.num_inputs <= value < self.num_values
             _expect(is_own and value not in self.made, f"value {value} not to be made before")
             self.made.add(value)
-        if step.kind is StepKind.PROGRAM:
+        if step.kind is TileStepKind.PROGRAM:
             self._check_program(step)
             return
-        counts = {StepKind.COLUMN_SUM: 1}
+        counts = {TileStepKind.COLUMN_SUM: 1}
         _expect(len(step.reads) == counts.get(step.kind, 2), "another number of operands")
         _expect(len(step.makes) == 1 and step.program is None, "one result, and no program")
-        if step.kind is StepKind.PRODUCT:
+        if step.kind is TileStepKind.PRODUCT:
             self._check_product(step)
         else:
             _expect(self.region.chunk_rows > 0, "chunks to add up")
             self._check_sum(step)
             self.sums.update(step.makes)
 
-    def _check_product(self, step: Step) -> None:
+    def _check_product(self, step: TileStep) -> None:
         a, b = step.reads
         rows, inner = self._matrix(a)
         _expect(b < self.region.num_inputs, "a second operand from outside")
@@ -176,7 +176,7 @@ class _Checker:
         self._expect_made(step.makes[0], self.region.rows, columns)
         self._expect_dtypes(step)
 
-    def _check_sum(self, step: Step) -> None:
+    def _check_sum(self, step: TileStep) -> None:
         extents = [self._matrix(v) for v in step.reads]
         _expect(all([n == self.region.rows for n, _ in extents]), "operands by rows")
         _expect(not self.region.held_at(step.makes[0]), "a result that is an output")
@@ -184,13 +184,13 @@ class _Checker:
         _expect(self._type_of(step.makes[0]).num_elements == size, f"{size} elements to add to")
         self._expect_dtypes(step)
 
-    def _expect_dtypes(self, step: Step) -> None:
+    def _expect_dtypes(self, step: TileStep) -> None:
         dtypes = {self._dtype(v) for v in step.reads}
         made = self._dtype(step.makes[0])
         is_upcast = dtypes in [{half} for half in HALVES] and made is DType.FLOAT32
         _expect(made.is_float and (dtypes == {made} or is_upcast), "floats of one type")
 
-    def _check_program(self, step: Step) -> None:
+    def _check_program(self, step: TileStep) -> None:
         program, region = step.program, self.region
         if program is None:
             raise ProgramError("needs a program")

@@ -9,7 +9,7 @@ own. Along one axis of the mesh, of p ranks,
 
 Over several axes of a mesh a tensor has one of these for each, outermost first: the part of the
 first axis is the whole of the second. A plan names of a part only the axes that split it, and no
-rank (`PartOf`): the slice follows from the mesh and a rank's number.
+rank (`ShardingSpec`): the slice follows from the mesh and a rank's number.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import NoReturn
 
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import Mesh
-from compiler.contract.types import PartOf
+from compiler.contract.types import ShardingSpec
 
 Shape = tuple[int, ...]
 
 
-class By(Enum):
+class ReduceOp(Enum):
     """What makes the whole of partial values."""
 
     SUM = "sum"
@@ -60,14 +60,14 @@ class Broadcast:
 class Partial:
     """The whole is the parts together."""
 
-    by: By = By.SUM
+    by: ReduceOp = ReduceOp.SUM
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Raise CompileError, as a broadcast does."""
         _refuse_call("af.partial")
 
     def __str__(self) -> str:
-        return "P" if self.by is By.SUM else f"P({self.by.value})"
+        return "P" if self.by is ReduceOp.SUM else f"P({self.by.value})"
 
 
 def _refuse_call(name: str) -> NoReturn:
@@ -83,11 +83,11 @@ NdSbp = tuple[Sbp, ...]
 
 BROADCAST = Broadcast()
 PARTIAL = Partial()
-PARTIAL_MAX = Partial(By.MAX)
-PARTIAL_MIN = Partial(By.MIN)
+PARTIAL_MAX = Partial(ReduceOp.MAX)
+PARTIAL_MIN = Partial(ReduceOp.MIN)
 
 
-def word_of(text: str) -> Sbp:
+def parse_sbp(text: str) -> Sbp:
     """Return the word of a text such as "S(1)", "B" or "P(max)". Raises ValueError for others."""
     named: dict[str, Sbp] = {
         str(word): word for word in (BROADCAST, PARTIAL, PARTIAL_MAX, PARTIAL_MIN)
@@ -100,12 +100,12 @@ def word_of(text: str) -> Sbp:
     return Split(int(number))
 
 
-def words_text(words: NdSbp) -> str:
+def format_sbp(words: NdSbp) -> str:
     """Return a layout as text, such as "S(0), B"."""
     return ", ".join(map(str, words))
 
 
-def part_of(extent: int, parts: int, index: int) -> range:
+def shard_range(extent: int, parts: int, index: int) -> range:
     """Return which rows of an extent a part has. O(1)."""
     size, more = divmod(extent, parts)
     start = index * size + min(index, more)
@@ -117,7 +117,7 @@ def local_shape(shape: Shape, sbp: NdSbp, mesh: Sequence[int], coordinates: Sequ
     found = list(shape)
     for word, parts, index in zip(sbp, mesh, coordinates, strict=True):
         if isinstance(word, Split):
-            found[word.axis] = len(part_of(found[word.axis], parts, index))
+            found[word.axis] = len(shard_range(found[word.axis], parts, index))
     return tuple(found)
 
 
@@ -129,7 +129,7 @@ def local_slices(
     for word, parts, index in zip(sbp, mesh, coordinates, strict=True):
         if isinstance(word, Split):
             rows = found[word.axis]
-            own = part_of(len(rows), parts, index)
+            own = shard_range(len(rows), parts, index)
             found[word.axis] = rows[own.start : own.stop]
     return tuple([slice(rows.start, rows.stop) for rows in found])
 
@@ -144,18 +144,18 @@ def splits_of(words: NdSbp, mesh: Mesh) -> Splits:
     return tuple([(name, w.axis) for w, name, n in axes if isinstance(w, Split) and n > 1])
 
 
-def own_part(part: PartOf, mesh: Mesh, rank: int) -> tuple[slice, ...]:
+def shard_slices(part: ShardingSpec, mesh: Mesh, rank: int) -> tuple[slice, ...]:
     """Return where in the whole a rank's part lies. Raises ValueError for a rank of no mesh."""
     coordinates = mesh.coordinates(rank)
     found = [range(extent) for extent in part.shape]
     for name, axis in part.splits:
         number = mesh.axis(name)
-        own = part_of(len(found[axis]), mesh.shape[number], coordinates[number])
+        own = shard_range(len(found[axis]), mesh.shape[number], coordinates[number])
         found[axis] = found[axis][own.start : own.stop]
     return tuple([slice(rows.start, rows.stop) for rows in found])
 
 
-def is_part(part: PartOf, mesh: Mesh, shape: Shape) -> bool:
+def is_part(part: ShardingSpec, mesh: Mesh, shape: Shape) -> bool:
     """Whether some rank of a mesh has a part of this shape. O(axes)."""
     names = [name for name, _ in part.splits]
     is_known = bool(names) and len({*names}) == len(names) and {*names} <= {*mesh.names}

@@ -139,13 +139,13 @@ class TensorType:
 
 
 @dataclass(frozen=True, slots=True)
-class PartOf:
+class ShardingSpec:
     """That a tensor is a part of a whole one, of which other ranks of a mesh have other parts.
 
     `shape` is that of the whole. `splits` are pairs (name of an axis of the mesh, axis of the
     tensor), outermost first: the part of one is the whole of the next. Which part a rank has
-    follows from its place in the mesh (`compiler.contract.sbp.own_part`), so ranks whose parts are
-    as large say the same here.
+    follows from its place in the mesh (`compiler.contract.sbp.shard_slices`), so ranks whose parts
+    are as large say the same here.
     """
 
     shape: tuple[Extent, ...]

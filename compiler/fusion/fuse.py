@@ -55,7 +55,7 @@ from compiler.storage.storage import launch_of_values, write_after_read
 #     h = x @ w + bias; g = gelu(h); y = g @ v        h is kept, for the gradient of gelu
 #
 # A forward cluster ends at a kept value, so that what follows may run again from it alone. Where
-# the kernel of a product puts out both h and g (`Hardware.product_finishes`), one launch that makes
+# the kernel of a product puts out both h and g (`Hardware.epilogue_ops`), one launch that makes
 # both is worth more: it runs again whole or not at all. The bits are the same either way.
 #
 # h is a sum with a product in it. In the forward pass only one op of `product_finishes` reads h,

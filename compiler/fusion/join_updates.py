@@ -28,7 +28,7 @@ from compiler.contract.spaces import Space, row_stride
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.graph import Graph, Node, new_value, sole_readers
 from compiler.graph.program_builder import ProgramBuilder, expand, frame, pointwise_frame
-from compiler.graph.registry import Layout, Op, Types, runs_as
+from compiler.graph.registry import Layout, Op, Types, kernel_op
 from compiler.graph.target import Hardware
 from compiler.ops.families.updates import ends_step, is_update
 from compiler.ops.language.define import update
@@ -87,7 +87,7 @@ def lone_update(graph: Graph, node: Node) -> LoneUpdate | None:
         operands = tuple([node.inputs[place] for place in member])
         rest, over = node.inputs[len(member) :], node.attrs.ints("over")
         (rule,) = node.attrs.texts("members")
-    elif runs_as.get(node.op) == FUSED.name:
+    elif kernel_op.get(node.op) == FUSED.name:
         count = len(program_of(node.attrs).inputs)
         operands, rest, rule = node.inputs[:count], node.inputs[count:], node.op.name
         over = tuple([given for _, given in sorted(node.writes)])
@@ -145,7 +145,7 @@ class _WaitingUpdate:
 
 def _kinds(graph: Graph, hardware: Hardware) -> dict[int, _WaitingUpdate]:
     """Return every update that may wait for others, by its node."""
-    if all([target.joined_updates(1) <= 1 for target in hardware.targets]):
+    if all([target.max_merged_updates(1) <= 1 for target in hardware.targets]):
         return {}
     per_step = needed_per_step(graph)
     found: dict[int, _WaitingUpdate] = {}
@@ -153,7 +153,7 @@ def _kinds(graph: Graph, hardware: Hardware) -> dict[int, _WaitingUpdate]:
         alone = lone_update(graph, node)
         if alone is None:
             continue
-        most = hardware.targets[node.device].joined_updates(len(alone.full))
+        most = hardware.targets[node.device].max_merged_updates(len(alone.full))
         most = min(most, MOST_WRITTEN // len(alone.over))
         if most > 1:
             same = node.device, per_step[index], node.phase
@@ -298,7 +298,7 @@ def update_programs(graph: Graph) -> Graph:
 
 
 def _has_program(node: Node) -> bool:
-    return update.has(node.op) and runs_as.get(node.op) == FUSED.name
+    return update.has(node.op) and kernel_op.get(node.op) == FUSED.name
 
 
 def _taken_in(graph: Graph, index: int) -> tuple[Node, ...]:

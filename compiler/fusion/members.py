@@ -28,9 +28,15 @@ from compiler.contract.spaces import (
     through_broadcast,
 )
 from compiler.contract.types import Phase, ValueId
-from compiler.graph.graph import Graph, Node, fact, prune
-from compiler.graph.program_builder import Frame, ProgramBuilder, expand, frame, stands_alone
-from compiler.graph.registry import Op, writes
+from compiler.graph.graph import Graph, Node, cached_analysis, prune
+from compiler.graph.program_builder import (
+    IterationDomain,
+    ProgramBuilder,
+    expand,
+    frame,
+    has_plugin_kernel,
+)
+from compiler.graph.registry import Op, input_output_aliases
 from compiler.ops.language.program_ops import FUSED, fused_attrs
 from compiler.ops.primitives.shape import BROADCAST_TO, RESHAPE, STOP_GRADIENT, TRANSPOSE
 from compiler.ops.primitives.sources import CONSTANT, constant_array
@@ -63,13 +69,13 @@ class WayToSee:
     outputs: tuple[Access | None, ...]
 
 
-@fact
-def _frames(graph: Graph) -> tuple[Frame | None, ...]:
+@cached_analysis
+def _frames(graph: Graph) -> tuple[IterationDomain | None, ...]:
     """Return the frame of each node, None for one that no program can compute."""
     is_launch, types = assign_storage(graph).is_launch, graph.types
-    found: list[Frame | None] = []
+    found: list[IterationDomain | None] = []
     for index, node in enumerate(graph.nodes):
-        if not expand.has(node.op) or not is_launch[index] or writes.get(node.op):
+        if not expand.has(node.op) or not is_launch[index] or input_output_aliases.get(node.op):
             found.append(None)
             continue
         inputs = tuple([types[v] for v in node.inputs])
@@ -78,14 +84,14 @@ def _frames(graph: Graph) -> tuple[Frame | None, ...]:
     return tuple(found)
 
 
-def frames(graph: Graph) -> tuple[Frame | None, ...]:
+def frames(graph: Graph) -> tuple[IterationDomain | None, ...]:
     """Return the frame of each node, None for one that no program is to compute.
 
     A kernel from elsewhere may take a node, its operands lying as they do now. Whether one does is
     no fact of the graph alone: it depends on what the node's device is, and on who was registered.
     """
     found = _frames(graph)
-    asked = [index for index, node in enumerate(graph.nodes) if stands_alone.has(node.op)]
+    asked = [index for index, node in enumerate(graph.nodes) if has_plugin_kernel.has(node.op)]
     if not asked:
         return found
     alone: set[int] = set()
@@ -93,7 +99,7 @@ def frames(graph: Graph) -> tuple[Frame | None, ...]:
     for index in asked:
         node = graph.nodes[index]
         call = call_of(node, graph.types, layout.__getitem__)
-        if found[index] is not None and stands_alone.get(node.op)(call, node.device):
+        if found[index] is not None and has_plugin_kernel.get(node.op)(call, node.device):
             alone.add(index)
     return tuple([None if index in alone else frame for index, frame in enumerate(found)])
 
@@ -111,7 +117,7 @@ class Members:
         self._spaces: dict[int, Space] = {}
         self._places: dict[tuple[int, int, int], tuple[WayToSee, ...]] = {}
 
-    def frame_of(self, index: int) -> Frame | None:
+    def frame_of(self, index: int) -> IterationDomain | None:
         """Return the frame of a node, or None for one that no program computes."""
         return self._frames[index]
 
@@ -229,7 +235,7 @@ def _keeps_order(node: Node, shape: tuple[int, ...]) -> bool:
     return perm == sorted(perm)
 
 
-def _natural_space(found: Frame) -> Space:
+def _natural_space(found: IterationDomain) -> Space:
     shape = found.shape
     if found.num_trailing is None and shape[-1:] in ((), (1,)):
         return Space(1, math.prod(shape))
@@ -237,7 +243,7 @@ def _natural_space(found: Frame) -> Space:
     return Space(math.prod(shape[:first]), math.prod(shape[first:]))
 
 
-def _places(found: Frame, space: Space) -> Iterator[WayToSee]:
+def _places(found: IterationDomain, space: Space) -> Iterator[WayToSee]:
     """Yield the ways to see a frame in a space, the widest first."""
     shape, size, columns = found.shape, math.prod(found.shape), space.columns
     own = (
@@ -264,7 +270,7 @@ def _places(found: Frame, space: Space) -> Iterator[WayToSee]:
         yield WayToSee((SCALAR,) * len(found.inputs), (SCALAR,) * num_outputs)
 
 
-def _by_rows(shape: Shape, found: Frame, space: Space) -> Access | None:
+def _by_rows(shape: Shape, found: IterationDomain, space: Space) -> Access | None:
     """Return how an operand is read; the one label of a single row is a label of a row."""
     access = access_of(shape, found.shape, space.columns)
     has_rows = found.num_trailing is not None and space.rows == 1 and bool(shape)

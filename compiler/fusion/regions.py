@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from compiler.contract.attrs import Attrs
 from compiler.contract.errors import InternalError
 from compiler.contract.program import FusedProgram, Kind
-from compiler.contract.region import OF_WHOLE_ROWS, Held, Region, Step, StepKind
+from compiler.contract.region import OF_WHOLE_ROWS, TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.spaces import Space
 from compiler.contract.types import DType, Phase, ValueId
 from compiler.graph.graph import Graph, GraphBuilder, Node, consumers, prune, sole_readers
@@ -71,7 +71,7 @@ class Wide:
 class _RegionDraft:
     """A step whose values have the ids of the graph; of sums that left a program, below 0."""
 
-    kind: StepKind
+    kind: TileStepKind
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     program: FusedProgram | None = None
@@ -79,7 +79,7 @@ class _RegionDraft:
 
 def make_region(
     b: GraphBuilder, nodes: Iterable[Node], wide: Wide, wanted: tuple[ValueId, ...], chunk_rows: int
-) -> tuple[Region, tuple[ValueId, ...]]:
+) -> tuple[TiledLoop, tuple[ValueId, ...]]:
     """Return the region that makes the `wanted` values, and its operands.
 
     `nodes` are the region's, in order; views that it needs of operands are emitted into `b`. With
@@ -93,17 +93,17 @@ def make_region(
             drafts += _program_drafts(node, wide)
         else:
             program = program_of(node.attrs)
-            drafts.append(_RegionDraft(StepKind.PROGRAM, node.inputs, node.outputs, program))
+            drafts.append(_RegionDraft(TileStepKind.PROGRAM, node.inputs, node.outputs, program))
     drafts = _needed(_merged(drafts), wanted)
     made = [v for draft in drafts for v in draft.makes]
     inputs = list(dict.fromkeys([v for d in drafts for v in d.reads if v not in made]))
     inside = [v for v in made if v not in wanted]
     number = {v: place for place, v in enumerate((*inputs, *inside, *wanted))}
     steps = [
-        Step(d.kind, _numbers(number, d.reads), _numbers(number, d.makes), d.program)
+        TileStep(d.kind, _numbers(number, d.reads), _numbers(number, d.makes), d.program)
         for d in drafts
     ]
-    region = Region(
+    region = TiledLoop(
         wide.rows,
         wide.columns,
         chunk_rows,
@@ -119,12 +119,12 @@ def _numbers(number: dict[int, int], values: tuple[int, ...]) -> tuple[int, ...]
     return tuple([number[v] for v in values])
 
 
-def _held(b: GraphBuilder, drafts: list[_RegionDraft], value: int) -> Held:
+def _held(b: GraphBuilder, drafts: list[_RegionDraft], value: int) -> TileValue:
     for draft in drafts:
         if value in draft.makes and draft.program is not None:
             place = draft.program.outputs[draft.makes.index(value)]
-            return Held(draft.program.dtype_of(place), draft.program.kind_of(place))
-    return Held(b.types[value].dtype, Kind.FULL)
+            return TileValue(draft.program.dtype_of(place), draft.program.kind_of(place))
+    return TileValue(b.types[value].dtype, Kind.FULL)
 
 
 def _draft(b: GraphBuilder, node: Node, wide: Wide) -> _RegionDraft:
@@ -132,17 +132,19 @@ def _draft(b: GraphBuilder, node: Node, wide: Wide) -> _RegionDraft:
     first, *others = node.inputs
     makes = (node.outputs[0],)
     if node.op is not MATMUL:
-        return _RegionDraft(StepKind.COLUMN_SUM, (wide.base[first],), makes)
+        return _RegionDraft(TileStepKind.COLUMN_SUM, (wide.base[first],), makes)
     (second,) = others
     if first in wide.turned:
-        return _RegionDraft(StepKind.SUM_OF_PRODUCTS, (wide.base[first], second), makes)
+        return _RegionDraft(TileStepKind.SUM_OF_PRODUCTS, (wide.base[first], second), makes)
     if second in wide.base:
         by_rows = swap_last_axes(b, first)
-        return _RegionDraft(StepKind.SUM_OF_PRODUCTS, (by_rows, wide.base[second]), makes)
+        return _RegionDraft(TileStepKind.SUM_OF_PRODUCTS, (by_rows, wide.base[second]), makes)
     if first in wide.base:
-        return _RegionDraft(StepKind.PRODUCT, (wide.base[first], second), makes)
+        return _RegionDraft(TileStepKind.PRODUCT, (wide.base[first], second), makes)
     width = b.type_of(first).shape[-1]
-    return _RegionDraft(StepKind.PRODUCT, (reshape_to(b, first, (wide.rows, width)), second), makes)
+    return _RegionDraft(
+        TileStepKind.PRODUCT, (reshape_to(b, first, (wide.rows, width)), second), makes
+    )
 
 
 def _program_drafts(node: Node, wide: Wide) -> list[_RegionDraft]:
@@ -163,9 +165,9 @@ def _program_drafts(node: Node, wide: Wide) -> list[_RegionDraft]:
             name[operand] = kept[operand] = -1 - value
     drafts: list[_RegionDraft] = []
     if kept:
-        whole = _RegionDraft(StepKind.PROGRAM, reads, tuple(kept.values()), program)
+        whole = _RegionDraft(TileStepKind.PROGRAM, reads, tuple(kept.values()), program)
         drafts.append(_restricted(whole, tuple(kept)))
-    drafts += [_RegionDraft(StepKind.COLUMN_SUM, (name[v],), (total,)) for v, total in sums]
+    drafts += [_RegionDraft(TileStepKind.COLUMN_SUM, (name[v],), (total,)) for v, total in sums]
     return drafts
 
 
@@ -215,7 +217,7 @@ def _joined(first: _RegionDraft, second: _RegionDraft) -> _RegionDraft | None:
             values.append(known[value, entry])
         made.update(zip(draft.makes, p.replay(program, tuple(values)), strict=True))
     program, kept = p.finish(tuple(made.values()))
-    return _RegionDraft(StepKind.PROGRAM, tuple([reads[i] for i in kept]), tuple(made), program)
+    return _RegionDraft(TileStepKind.PROGRAM, tuple([reads[i] for i in kept]), tuple(made), program)
 
 
 def _needed(drafts: list[_RegionDraft], wanted: tuple[ValueId, ...]) -> list[_RegionDraft]:
@@ -445,7 +447,7 @@ def _replaced(
     template = next((n for n in nodes if n.op is FUSED and n.outputs in removed), nodes[0])
     is_backward = any([n.phase is Phase.BACKWARD for n in nodes if n.outputs in removed])
     phase = Phase.BACKWARD if is_backward else Phase.FORWARD
-    with b.beside(template, phase):
+    with b.like_node(template, phase):
         region, inputs = make_region(b, nodes, wide, wanted, chunk_rows)
     new_views = b.nodes[len(graph.nodes) :]
     attrs = region_attrs(region, names_of(nodes))

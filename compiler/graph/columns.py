@@ -128,7 +128,7 @@ def gradient_of(*ops: Op) -> Callable[[Rule], Rule]:
     return decorate
 
 
-def array_of(*ops: Op) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+def reference_of(*ops: Op) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
     """Return a decorator that registers the array of (attrs, *arrays) as reference of ops."""
 
     def decorate(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -142,7 +142,7 @@ def array_of(*ops: Op) -> Callable[[Callable[..., Array]], Callable[..., Array]]
     return decorate
 
 
-def streams(*ops: Op, flops: float = 0.0) -> None:
+def streaming_cost(*ops: Op, flops: float = 0.0) -> None:
     """Let ops cost `flops` per element of the first input, and move all operands once."""
 
     def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:

@@ -7,8 +7,8 @@ Inputs of the job, variables and constants are nodes too (ops `input`, `variable
 that every value has exactly one producer.
 
 A graph never changes: `GraphBuilder` makes another one, and `prune` is the one way in which nodes
-leave. What follows from a graph alone is a `fact`, worked out once for each graph. The columns
-whose cells emit nodes, `gradient` and `simplify`, are declared here.
+leave. What follows from a graph alone is a `cached_analysis`, worked out once for each graph. The
+columns whose cells emit nodes, `gradient` and `simplify`, are declared here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from typing import TypeVar, cast
 from compiler.contract.attrs import NO_ATTRS, Attrs, AttrValue
 from compiler.contract.errors import CompileError
 from compiler.contract.types import MOST_ELEMENTS, Phase, TensorType, ValueId
-from compiler.graph.registry import Op, OpAttr, OpTypeError, has_effect, infer_type, writes
+from compiler.graph.registry import (
+    Op,
+    OpAttr,
+    OpTypeError,
+    has_effect,
+    infer_type,
+    input_output_aliases,
+)
 
 # Facts are kept with the graph: who makes a value, who reads it, which values share bytes, what
 # runs once per step. A pass that returns the graph it was given passes all of them on; one that
@@ -32,7 +39,7 @@ from compiler.graph.registry import Op, OpAttr, OpTypeError, has_effect, infer_t
 T = TypeVar("T")
 
 
-def fact(compute: Callable[[Graph], T]) -> Callable[[Graph], T]:
+def cached_analysis(compute: Callable[[Graph], T]) -> Callable[[Graph], T]:
     """Let a function of a graph alone be called once per version; a decorator.
 
     Two threads that ask at once both work it out, and keep one of two equal answers.
@@ -93,7 +100,7 @@ class Node:
     @property
     def writes(self) -> tuple[tuple[int, int], ...]:
         """The pairs (output, input) of its op's column `writes` that it has."""
-        pairs, made, given = writes.get(self.op), len(self.outputs), len(self.inputs)
+        pairs, made, given = input_output_aliases.get(self.op), len(self.outputs), len(self.inputs)
         return tuple([p for p in pairs if p[0] < made and p[1] < given]) if pairs else pairs
 
     def with_values(self, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Node:
@@ -163,9 +170,9 @@ class Graph:
     facts: dict[Callable[..., object], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """What is known of this version: see `fact`. No part of its value."""
+    """What is known of this version: see `cached_analysis`. No part of its value."""
 
-    @fact
+    @cached_analysis
     def producers(self) -> tuple[int, ...]:
         """Return, per value, the index of the node that produces it (-1 for unused ids)."""
         column = [-1] * len(self.types)
@@ -183,7 +190,7 @@ class Graph:
         """Return what nodes make that do something beyond it."""
         return tuple([v for n in self.nodes if has_effect.get(n.op) for v in n.outputs])
 
-    @fact
+    @cached_analysis
     def roots(self) -> tuple[ValueId, ...]:
         """Return the values that must be computed: outputs, objectives, written values, effects."""
         values = [o.value for o in self.outputs] + [w.value for w in self.writes]
@@ -196,7 +203,7 @@ class Graph:
         return tuple(dict.fromkeys(values))
 
 
-@fact
+@cached_analysis
 def consumers(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Return, per value, the indices of the nodes that read it, in order."""
     column: list[list[int]] = [[] for _ in graph.types]
@@ -206,7 +213,7 @@ def consumers(graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple([tuple(readers) for readers in column])
 
 
-@fact
+@cached_analysis
 def sole_readers(graph: Graph) -> tuple[int, ...]:
     """Return, per value, the index of the node that alone reads it; else -1.
 
@@ -280,7 +287,7 @@ class GraphBuilder:
         finally:
             self._scope, self._source, self._phase, self._device, self.stage = saved
 
-    def beside(self, node: Node, phase: Phase | None = None) -> AbstractContextManager[None]:
+    def like_node(self, node: Node, phase: Phase | None = None) -> AbstractContextManager[None]:
         """Give all nodes emitted inside what a node has, perhaps in another phase."""
         return self.at(node.scope, node.source, phase or node.phase, node.device, node.stage)
 
@@ -335,7 +342,7 @@ class GraphBuilder:
         self.nodes.append(node)
         return outputs
 
-    def widen(
+    def add_outputs(
         self, value: ValueId, attrs: Attrs, types: Sequence[TensorType]
     ) -> tuple[ValueId, ...]:
         """Give the node that made a value further outputs, and other attributes; return those.
@@ -350,7 +357,7 @@ class GraphBuilder:
         self.nodes[index] = replace(node, attrs=attrs, outputs=(*node.outputs, *made))
         return made
 
-    def one(self, op: Op, *inputs: ValueId, **attrs: AttrValue) -> ValueId:
+    def emit_one(self, op: Op, *inputs: ValueId, **attrs: AttrValue) -> ValueId:
         """Append a node of an op with one output and return that value."""
         return self.emit(op, inputs, Attrs(attrs) if attrs else NO_ATTRS)[0]
 

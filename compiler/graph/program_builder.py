@@ -234,7 +234,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class IterationDomain:
     """How the operands of one node lie.
 
     `shape` is the tensor walked over. Each of `inputs` and `outputs` is the operand's shape with
@@ -252,7 +252,7 @@ class Frame:
     write_only: tuple[int, ...] = ()
 
 
-FrameOf = Callable[[Types, Types, Attrs], Frame | None]
+FrameOf = Callable[[Types, Types, Attrs], IterationDomain | None]
 """The frame of a node from its types, or None where a fused kernel cannot compute it."""
 
 Expand = Callable[[ProgramBuilder, Attrs, Types, tuple[int, ...]], tuple[int, ...]]
@@ -262,21 +262,21 @@ Takes the types of the node's inputs, and the inputs as values in the program, i
 """
 
 
-def pointwise_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+def pointwise_frame(inputs: Types, outputs: Types, attrs: Attrs) -> IterationDomain | None:
     """Return the frame of an op that acts on each element alone, with numpy's broadcasting."""
     return _pointwise(outputs[0].shape, tuple([t.shape for t in inputs]), len(outputs))
 
 
 @lru_cache(maxsize=4096)  # a graph has few of them, and each is looked at in every pass
-def _pointwise(shape: Shape, inputs: tuple[Shape, ...], num_outputs: int) -> Frame:
-    return Frame(shape, inputs, (shape,) * num_outputs)
+def _pointwise(shape: Shape, inputs: tuple[Shape, ...], num_outputs: int) -> IterationDomain:
+    return IterationDomain(shape, inputs, (shape,) * num_outputs)
 
 
 expand = OpAttr[Expand](
     "expand", "the op as instructions of a program; read by fuse, which leaves others alone"
 )
-stands_alone = OpAttr[Callable[[KernelCall, int], bool]](
-    "stands_alone",
+has_plugin_kernel = OpAttr[Callable[[KernelCall, int], bool]](
+    "has_plugin_kernel",
     "whether a kernel from elsewhere takes a node as it is, on a device; read by fuse",
 )
 frame = OpAttr[FrameOf](

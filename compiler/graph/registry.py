@@ -200,20 +200,20 @@ cost = OpAttr[CostOf](
     "cost", "flops and bytes; read by targets and schedulers", default=_streaming_cost
 )
 view = OpAttr[ViewOf]("view", "output as a view of input 0; read by lowering")
-inside = OpAttr[InsideOf](
-    "inside",
+concat_slices = OpAttr[InsideOf](
+    "concat_slices",
     "the inputs as slices of the output: who makes them may write them there, and then the op is no"
     " launch; read by lowering",
 )
-writes = OpAttr[tuple[tuple[int, int], ...]](
-    "writes",
+input_output_aliases = OpAttr[tuple[tuple[int, int], ...]](
+    "input_output_aliases",
     "pairs (output, input): the output is written over the input's storage, which must be a"
     " variable; of outputs and inputs that may be left out, where a node has them; read by ordering"
     " and lowering",
     default=(),
 )
-runs_as = OpAttr[str](
-    "runs_as",
+kernel_op = OpAttr[str](
+    "kernel_op",
     "what kernels compute it from a program in its attributes; read by targets and proof",
     default="",
 )

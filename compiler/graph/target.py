@@ -15,15 +15,15 @@ from typing import Protocol
 
 from compiler.contract.attrs import Attrs, PlainValue
 from compiler.contract.placement import (
-    ALONE,
     HOST,
     HOST_SIDE,
     PINNED,
     RANK_SIDE,
     SHARED,
+    SINGLE_RANK,
     Device,
     Place,
-    Ranks,
+    RankContext,
     StreamRole,
 )
 from compiler.contract.types import TensorType, ValueId
@@ -63,7 +63,7 @@ class KernelInfo:
     workspace_bytes: int = 0
     in_place: tuple[tuple[int, int], ...] = ()
     duration_ns: float = 0.0
-    keeps: int | None = None
+    prepacked_input: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class WideValues:
+class TilingPolicy:
     """When some rows of a value are to exist at a time in place of all, and how many of them.
 
     Values of more than `min_bytes` are looked at. A chunk has `chunk_rows`, or more of them until
@@ -104,10 +104,10 @@ class WideValues:
         return -(-rows // num_chunks)
 
 
-WideOf = Callable[[int], WideValues]
+WideOf = Callable[[int], TilingPolicy]
 """From a device's number to what is wide there."""
 
-WIDE_IN_CACHE = WideValues(8 << 20, 512, 4 << 20, 48 << 20)
+WIDE_IN_CACHE = TilingPolicy(8 << 20, 512, 4 << 20, 48 << 20)
 """What suits the host. Up to 8 MiB a value fits into a cache, and others set the peak.
 
 Each chunk reads the weight twice and its gradient once. Against the unfused graph, all rows at once
@@ -150,7 +150,7 @@ class Target(Protocol):
         ...
 
     @property
-    def wide_values(self) -> WideValues:
+    def wide_values(self) -> TilingPolicy:
         """Which values its kernels are to see some rows at a time."""
         ...
 
@@ -159,11 +159,11 @@ class Target(Protocol):
         ...
 
     @property
-    def product_finishes(self) -> tuple[str, ...]:
+    def epilogue_ops(self) -> tuple[str, ...]:
         """Ops that the kernel of a product goes on with, and puts out what they are of as well."""
         ...
 
-    def joined_updates(self, num_full: int) -> int:
+    def max_merged_updates(self, num_full: int) -> int:
         """Return how many updates, with so many operands of full size each, one launch may do.
 
         1 where each has a launch of its own. The launch is that of the op `joined_updates`.
@@ -184,7 +184,7 @@ class Hardware:
 
     devices: tuple[Device, ...]
     targets: tuple[Target, ...]
-    ranks: Ranks = ALONE
+    ranks: RankContext = SINGLE_RANK
     memory_bytes: int = 0
     is_bounded: bool = False
 
@@ -217,13 +217,13 @@ class Hardware:
         there = self.targets[number].memory_bytes if self.is_bounded else 0
         return min(self.memory_bytes or inf, there or inf)
 
-    def wide_values(self, number: int) -> WideValues:
+    def wide_values(self, number: int) -> TilingPolicy:
         """Return which values a device's kernels are to see some rows at a time."""
         return self.targets[number].wide_values
 
-    def product_finishes(self, number: int) -> tuple[str, ...]:
+    def epilogue_ops(self, number: int) -> tuple[str, ...]:
         """Return the ops that a device's products go on with; none on the host's side."""
-        return () if number == HOST_SIDE else self.targets[number].product_finishes
+        return () if number == HOST_SIDE else self.targets[number].epilogue_ops
 
     def message_ns(self, producer: int, consumer: int) -> float:
         """Return what a wait of one device's stream for another stream, of any device, costs.

@@ -32,7 +32,7 @@ from compiler.contract.types import DType, ValueId
 from compiler.graph.graph import Graph, GraphBuilder, Node, new_value
 from compiler.ops.primitives.shape import COPY, RESHAPE
 from compiler.ops.primitives.slicing import CONCAT, SLICE
-from compiler.ops.primitives.transfer import AHEAD, ALL_REDUCE, LATE, SEND, is_collective
+from compiler.ops.primitives.transfer import ALL_REDUCE, DEFERRED, PREFETCH, SEND, is_collective
 from compiler.sbp.collective_schedule import sorted_by
 from compiler.storage.order import needed_per_step, stage_edges
 from compiler.storage.storage import assign_storage, is_dense, launch_of_values, write_after_read
@@ -123,10 +123,10 @@ class _Rows:
     def _alone(self, node: Node, *, is_ready: bool) -> int:
         """Emit a collective as it is; what it reads is made dense first."""
         b, (value,) = self.b, node.inputs
-        with b.beside(node):
+        with b.like_node(node):
             value = self.met.get(value, value)
             if not is_ready:
-                value = b.one(COPY, value)
+                value = b.emit_one(COPY, value)
             (self.met[node.outputs[0]],) = b.emit(node.op, (value,), node.attrs)
         self._launch_of[node.outputs[0]] = len(b.nodes) - 1
         return len(b.nodes) - 1
@@ -136,19 +136,19 @@ class _Rows:
         b, types = self.b, self.graph.types
         attrs, start = nodes[0].attrs, 0
         nodes = sorted(nodes, key=lambda n: bool(types[n.inputs[0]].size_bytes % ROW_BYTES))
-        with b.beside(nodes[0]):
+        with b.like_node(nodes[0]):
             rows = [self._flat(n.inputs[0]) for n in nodes]
             if len(rows) > 1:
-                row = b.one(CONCAT, *rows, axis=0)
+                row = b.emit_one(CONCAT, *rows, axis=0)
             else:  # an element that is shown many times is a row without bytes of its own
-                row = rows[0] if dense[nodes[0].inputs[0]] else b.one(COPY, rows[0])
+                row = rows[0] if dense[nodes[0].inputs[0]] else b.emit_one(COPY, rows[0])
             launch = len(b.nodes)
             (row,) = b.emit(ALL_REDUCE, (row,), attrs)
             for node in nodes:
                 type_ = types[node.outputs[0]]
                 part, stop = row, start + type_.num_elements
                 if len(nodes) > 1:
-                    part = b.one(SLICE, row, starts=(start,), stops=(stop,), steps=(1,))
+                    part = b.emit_one(SLICE, row, starts=(start,), stops=(stop,), steps=(1,))
                 self.met[node.outputs[0]] = _reshaped(b, part, type_.shape)
                 self._launch_of[node.outputs[0]] = launch
                 start = stop
@@ -197,7 +197,7 @@ class _Rows:
 
 
 def _reshaped(b: GraphBuilder, value: ValueId, shape: tuple[int, ...]) -> ValueId:
-    return value if b.type_of(value).shape == shape else b.one(RESHAPE, value, shape=shape)
+    return value if b.type_of(value).shape == shape else b.emit_one(RESHAPE, value, shape=shape)
 
 
 def _sorted(
@@ -259,10 +259,10 @@ def _needed_by(
     is_after = [False] * len(graph.nodes)
     for index in given:
         before = [makers[v] for v in graph.nodes[index].inputs]
-        is_after[index] = any([is_after[m] or _is(graph.nodes[m], LATE) for m in before])
+        is_after[index] = any([is_after[m] or _is(graph.nodes[m], DEFERRED) for m in before])
     for turn, own in enumerate(launches):
         for index in own:
-            if _is(graph.nodes[index], LATE) and not per_step[turn]:
+            if _is(graph.nodes[index], DEFERRED) and not per_step[turn]:
                 found[index] = turn
     for index in reversed(given):
         for value in graph.nodes[index].inputs:
@@ -294,7 +294,7 @@ def _is(node: Node, when: str) -> bool:
 def _held(graph: Graph, launches: Sequence[Sequence[int]]) -> Graph:
     """Have each bucket that is ahead wait until the one before it is about to be read."""
     per_step = needed_per_step(graph)
-    ahead = [(turn, own) for turn, own in enumerate(launches) if _is(graph.nodes[own[0]], AHEAD)]
+    ahead = [(turn, own) for turn, own in enumerate(launches) if _is(graph.nodes[own[0]], PREFETCH)]
     made_by, reach = launch_of_values(graph), _reach(graph, launches)
     nodes = [*graph.nodes]
     for (_, one), (turn, other) in itertools.pairwise(ahead):

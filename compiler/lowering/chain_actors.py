@@ -12,8 +12,15 @@ from dataclasses import dataclass, field
 
 from compiler.contract.errors import InternalError
 from compiler.contract.placement import HOST_SIDE, RANK_SIDE
-from compiler.contract.plan_tables import ActorKind, Field, Join, Launch, RegisterKind, launch_label
-from compiler.contract.types import DType, PartOf, RegisterId, StreamId, TensorType, ValueId
+from compiler.contract.plan_tables import (
+    ActorKind,
+    ElidedConcat,
+    Field,
+    Launch,
+    RegisterKind,
+    launch_label,
+)
+from compiler.contract.types import DType, RegisterId, ShardingSpec, StreamId, TensorType, ValueId
 from compiler.graph.graph import SourceLocation
 from compiler.graph.registry import is_comm
 from compiler.lowering.actor_graph import ActorGraph, actor_of, hold_batches
@@ -128,7 +135,7 @@ class ChainActors:
         value: ValueId,
         home: Home,
         source: SourceLocation,
-        part: PartOf | None = None,
+        part: ShardingSpec | None = None,
     ) -> None:
         """Let a value live in a register that a port sees, as a field of it."""
         register, offset = self.home[value] = home
@@ -263,7 +270,7 @@ class ChainActors:
 
         for node in self.versions.joins:
             self.plan.joins.append(
-                Join(
+                ElidedConcat(
                     axis=node.attrs.int_("axis"),
                     inputs=tuple([self.view(v) for v in node.inputs]),
                     reads=tuple([self.versions.read(v) for v in node.inputs]),
@@ -295,11 +302,11 @@ class ChainActors:
             name = f"{launch_label(node.op.name, node.attrs, node.scope)}, workspace"
             device = self.program.chains[chain].stream.device
             block = TensorType(DType.UINT8, (info.workspace_bytes,))
-            if info.keeps is None:
+            if info.prepacked_input is None:
                 register = self._temporary(name, info.workspace_bytes, chain, interval, device)
                 workspace = self.plan.view(register, block)
             else:
-                kept = self.home[self.program.storage.root[node.inputs[info.keeps]]][0]
+                kept = self.home[self.program.storage.root[node.inputs[info.prepacked_input]]][0]
                 workspace = self.plan.packed(kept, block, device)
         return Launch(
             kernel=info.kernel,

@@ -3,7 +3,7 @@
 A `concat` copies its parts into one tensor. Where the launch that makes a part writes into that
 tensor itself, at the part's place, nothing is left to do, and the concat is no launch. So it is
 with a reshape whose elements would have to move: who makes its input writes them as they will be
-read. Between the two there may be views, which are followed back (column `inside`).
+read. Between the two there may be views, which are followed back (column `concat_slices`).
 
 It is decided when the launches stand in their chains, for three things must hold: maker, readers
 and concat are in one chain; the kernels of all launches concerned are the ones they were, only with
@@ -21,7 +21,7 @@ import numpy as np
 from compiler.contract.attrs import NO_ATTRS
 from compiler.contract.types import TensorType, ValueId, runs_of
 from compiler.graph.graph import Graph, Node, consumers, new_value
-from compiler.graph.registry import Layout, inside, is_comm, is_source, view
+from compiler.graph.registry import Layout, concat_slices, is_comm, is_source, view
 from compiler.graph.target import CallOperand, Hardware, KernelCall, KernelInfo
 from compiler.lowering.chains import ChainDraft
 from compiler.ops.primitives.shape import COPY
@@ -66,7 +66,7 @@ def place_parts(
 ) -> Placed:
     """Return what is left to run when parts are written in place where that can be."""
     before = Placed(graph, storage, drafts, tuple(chains))
-    joining = [i for i, draft in enumerate(drafts) if inside.has(draft.node.op)]
+    joining = [i for i, draft in enumerate(drafts) if concat_slices.has(draft.node.op)]
     if not joining:
         return before
     work = _Decisions(before, hardware)
@@ -115,7 +115,9 @@ class _Decisions:
         types = tuple([self._types[v] for v in node.inputs])
         if not self._types[joined].num_elements or index not in self._chain_of:
             return
-        layouts = inside.get(node.op)(self._types[joined], self._layout[joined], types, node.attrs)
+        layouts = concat_slices.get(node.op)(
+            self._types[joined], self._layout[joined], types, node.attrs
+        )
         root = self._root[joined]
         move = _Move()
         copied: list[tuple[int, ValueId, Layout]] = []
@@ -214,10 +216,10 @@ class _Decisions:
             if producer in self._draft_of:
                 return value, layout
             node = self._graph.nodes[producer]
-            if is_source.get(node.op) or not inside.has(node.op):
+            if is_source.get(node.op) or not concat_slices.has(node.op):
                 return None
             types = (self._types[node.inputs[0]],)
-            (found,) = inside.get(node.op)(self._types[value], layout, types, node.attrs)
+            (found,) = concat_slices.get(node.op)(self._types[value], layout, types, node.attrs)
             if found is None:
                 return None
             value, layout = node.inputs[0], found

@@ -183,7 +183,7 @@ def _as_job(body: Body, carries: int, xs: int) -> Graph:
         known.update(zip(node.outputs, made, strict=True))
     for old, new in zip(body.operands[:carries], body.results, strict=False):
         if new != old:
-            with b.beside(b.producer_of(known[new])):
+            with b.like_node(b.producer_of(known[new])):
                 b.writes.append(Write(known[old], _carried(b, known[old], known[new])))
     b.outputs = [Output(f"out{i}", known[v]) for i, v in enumerate(body.results) if i >= carries]
     return b.freeze()
@@ -194,8 +194,8 @@ def _carried(b: GraphBuilder, old: ValueId, new: ValueId) -> ValueId:
     node = b.producer_of(new)
     adds = node.op is ADD and node.inputs[0] == old and b.type_of(old).dtype.is_float
     if adds and b.type_of(node.inputs[1]) == b.type_of(old):
-        return b.one(CARRY_SUM, old, node.inputs[1])
-    return b.one(CARRY, old, new)
+        return b.emit_one(CARRY_SUM, old, node.inputs[1])
+    return b.emit_one(CARRY, old, new)
 
 
 def _variable(number: int, type_: TensorType) -> Attrs:

@@ -14,14 +14,14 @@ from compiler.contract.plan_tables import (
     Actor,
     Arena,
     Constant,
+    ElidedConcat,
     Field,
-    Join,
-    Part,
     Register,
     RegisterKind,
     SourceLine,
     Stream,
     Variable,
+    VersionSlice,
     View,
 )
 from compiler.contract.types import (
@@ -235,13 +235,13 @@ class PlanBuilder:
         self._stream_ids: dict[StreamKey, StreamId] = {}
         self._views: list[View] = []
         self._view_ids: dict[tuple[object, ...], int] = {}
-        self._parts: dict[Part, int] = {}
+        self._parts: dict[VersionSlice, int] = {}
         self._num_versions = 0
         self._sources: dict[SourceLine, int] = {}
         self.fields: list[Field] = []
         self.variables: list[Variable] = []
         self.constants: list[Constant] = []
-        self.joins: list[Join] = []
+        self.joins: list[ElidedConcat] = []
         self.actors: list[Actor] = []
 
     def stream_of(self, key: StreamKey) -> StreamId:
@@ -333,7 +333,7 @@ class PlanBuilder:
 
     def part(self, version: Version, offset_bytes: int, strides_bytes: tuple[int, ...]) -> int:
         """Return what a launch reads that wants a part of a version: see `Launch.reads`."""
-        part = Part(version, offset_bytes, strides_bytes)
+        part = VersionSlice(version, offset_bytes, strides_bytes)
         return -1 - self._parts.setdefault(part, len(self._parts))
 
     def stack(self, types: Sequence[TensorType], place: int) -> tuple[tuple[int, ...], int]:
@@ -454,9 +454,9 @@ class PlanBuilder:
 #
 # Every value that a source or a launch makes is a version. A value that only shows another one is a
 # window on that one's version. A value joined of parts in place is a version, too, and the plan
-# says its parts (`Join`). All follow from the logical graph alone. Nothing here knows in which
-# order launches run, or which values share bytes: an error there must not find its way into the
-# numbers that are to reveal it.
+# says its parts (`ElidedConcat`). All follow from the logical graph alone. Nothing here knows in
+# which order launches run, or which values share bytes: an error there must not find its way into
+# the numbers that are to reveal it.
 
 
 class ValueVersions:

@@ -28,7 +28,7 @@ from compiler.lowering.chain_actors import ChainActors
 from compiler.lowering.chains import COMPUTE, StreamKey
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.ops.primitives.sources import CONSTANT, UNSAVED, VARIABLE, declared_part
-from compiler.ops.primitives.transfer import COPY_BLOCK, place_number
+from compiler.ops.primitives.transfer import COPY_BLOCK, value_device
 from compiler.storage.storage import dense_layout
 
 
@@ -256,7 +256,7 @@ def _kept_variables(chains: ChainActors) -> tuple[Kept, ...]:
                 plan.source(node.source),
                 chains.view(value),
                 between[node.attrs.str_("name")],
-                place_number(graph, value),
+                value_device(graph, value),
             )
             for node in nodes
             for value in node.outputs

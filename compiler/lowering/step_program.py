@@ -27,7 +27,13 @@ from compiler.lowering.chains import (
 )
 from compiler.lowering.destinations import Placed, place_parts
 from compiler.ops.primitives.sources import CONSTANT, SCRATCH, VARIABLE
-from compiler.ops.primitives.transfer import ALL_REDUCE, LATE, is_copy, met_values, places
+from compiler.ops.primitives.transfer import (
+    ALL_REDUCE,
+    DEFERRED,
+    is_copy,
+    peer_operands,
+    value_devices,
+)
 from compiler.storage.buffers import LaunchDraft, draft_launches
 from compiler.storage.order import (
     CHANNELS,
@@ -214,14 +220,14 @@ def _work(
         tuple([_stream(graph, draft.node, hardware) for draft in drafts]),
         {i: drafts[i].node.attrs.int_("bucket") for i in bound},
         {i: drafts[i].node.attrs.int_("order") for i in meetings},
-        frozenset([i for i in meetings if drafts[i].node.attrs.get("when") == LATE]),
+        frozenset([i for i in meetings if drafts[i].node.attrs.get("when") == DEFERRED]),
     )
 
 
 def _stream(graph: Graph, node: Node, hardware: Hardware) -> StreamKey:
     """Return the stream of a node that is a launch."""
     if is_copy(node):
-        ends = places(graph)[node.inputs[0]], node.attrs.int_("to")
+        ends = value_devices(graph)[node.inputs[0]], node.attrs.int_("to")
         return StreamKey(*hardware.copy_stream(*ends))
     if is_comm.get(node.op):
         return StreamKey(node.device, StreamRole.COMM, comm_stream(node))
@@ -244,7 +250,7 @@ def _check_places(graph: Graph, storage: Storage) -> None:
 
     Raises InternalError.
     """
-    place = places(graph)
+    place = value_devices(graph)
     if not any(place):
         return
     for index, node in enumerate(graph.nodes):
@@ -297,7 +303,7 @@ def _register_places(
     memory of the host is too slow for it, or out of its reach. Shared is what other ranks work on;
     nothing else, for shared memory has small pages and is slower.
     """
-    column = list(places(placed.graph))
+    column = list(value_devices(placed.graph))
     _share_met(placed, column, hardware)
     apart = [hardware.is_apart(chain.stream.device) for chain in placed.chains]
     if not any(apart):
@@ -316,7 +322,7 @@ def _share_met(placed: Placed, column: list[int], hardware: Hardware) -> None:
         root[value]
         for draft in placed.drafts
         if is_comm.get(draft.node.op)
-        for value in met_values(draft.node.op, draft.node.inputs, draft.node.outputs)
+        for value in peer_operands(draft.node.op, draft.node.inputs, draft.node.outputs)
     ]
     if not met:
         return

@@ -30,7 +30,7 @@ from compiler.graph.graph import (
     prune,
     sole_readers,
 )
-from compiler.graph.registry import writes
+from compiler.graph.registry import input_output_aliases
 from compiler.graph.target import GRAD_NORM, LOSS_SCALE, SKIPPED, CompileOptions
 from compiler.ops.families.along import NON_FINITE, SQUARE_SUM
 from compiler.ops.families.arithmetic import ADD, DIV, MAXIMUM, MINIMUM, MUL, SQRT, SUB
@@ -38,8 +38,8 @@ from compiler.ops.families.embedding import EMBEDDING_GRAD, update_of_rows
 from compiler.ops.families.gradients import emit_gradients
 from compiler.ops.families.updates import (
     ACCUMULATE,
-    APPROACH,
     COUNT,
+    EMA_UPDATE,
     INCREMENT,
     RESCALE,
     ends_step,
@@ -69,7 +69,7 @@ def differentiate(graph: Graph) -> Graph:
         batch = graph.accumulation.batch
         counter = b.producer_of(batch)
         with b.at("optimizer", counter.source, Phase.UPDATE, counter.device):
-            b.writes.append(Write(batch, b.one(INCREMENT, batch)))
+            b.writes.append(Write(batch, b.emit_one(INCREMENT, batch)))
     b.updates = []
     return b.freeze()
 
@@ -77,7 +77,7 @@ def differentiate(graph: Graph) -> Graph:
 def _differentiate(b: GraphBuilder, graph: Graph, objective: ValueId) -> dict[ValueId, ValueId]:
     wanted = tuple([rule.variable for rule in graph.updates if rule.objective == objective])
     share = 1.0 if graph.accumulation is None else 1.0 / graph.accumulation.every
-    with b.beside(b.producer_of(objective), Phase.BACKWARD):
+    with b.like_node(b.producer_of(objective), Phase.BACKWARD):
         seed = scalar(b, share, b.type_of(objective).dtype)
     return emit_gradients(b, {objective: seed}, wanted)
 
@@ -94,7 +94,7 @@ def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> Non
         grad = _collect(b, variable, grad)
         inputs = (rule.variable, grad, *rule.state, *rule.scalars)
         outputs = b.emit(rule.op, inputs, rule.attrs)
-    for output, over in writes.get(rule.op):
+    for output, over in input_output_aliases.get(rule.op):
         b.writes.append(Write(inputs[over], outputs[output]))
 
 
@@ -103,7 +103,7 @@ def _collect(b: GraphBuilder, variable: Node, grad: ValueId) -> ValueId:
     if b.accumulation is None:
         return grad
     type_ = b.type_of(grad)
-    total = b.one(
+    total = b.emit_one(
         VARIABLE,
         name=f"gradient/{variable.attrs.str_('name')}",
         dtype=type_.dtype.value,
@@ -112,7 +112,7 @@ def _collect(b: GraphBuilder, variable: Node, grad: ValueId) -> ValueId:
         init=(("kind", "zeros"),),
     )
     every, batch = b.accumulation.every, b.accumulation.batch
-    grad = b.one(ACCUMULATE, total, grad, batch, every=every)
+    grad = b.emit_one(ACCUMULATE, total, grad, batch, every=every)
     b.writes.append(Write(total, grad))
     return grad
 
@@ -132,7 +132,7 @@ def follow_updates(graph: Graph) -> Graph:
     news = {write.variable: write.value for write in graph.writes}
     others, averages = [], []
     for node in graph.nodes:
-        if node.op is not APPROACH or node.inputs[1] not in news:
+        if node.op is not EMA_UPDATE or node.inputs[1] not in news:
             others.append(node)
             continue
         average, value, *rest = node.inputs
@@ -192,8 +192,8 @@ def _within(b: GraphBuilder, node: Node, value: float) -> ValueId:
     gradient = node.inputs[GRADIENT]
     dtype = b.type_of(gradient).dtype
     with b.at("optimizer", node.source, Phase.UPDATE, node.device):
-        low = b.one(MAXIMUM, gradient, scalar(b, -value, dtype))
-        return b.one(MINIMUM, low, scalar(b, value, dtype))
+        low = b.emit_one(MAXIMUM, gradient, scalar(b, -value, dtype))
+        return b.emit_one(MINIMUM, low, scalar(b, value, dtype))
 
 
 def _norm(b: GraphBuilder, first: Node, gradients: list[ValueId], stages: list[int]) -> ValueId:
@@ -202,7 +202,7 @@ def _norm(b: GraphBuilder, first: Node, gradients: list[ValueId], stages: list[i
     shown = [(_shown(b, v), stage) for v, stage in pairs if b.type_of(v).num_elements]
     with b.at("optimizer", first.source, Phase.UPDATE, first.device):
         # A gradient that is read twice counts twice.
-        return b.one(SQRT, over_stages(b, SQUARE_SUM, sorted(shown), "sum", _WIDE))
+        return b.emit_one(SQRT, over_stages(b, SQUARE_SUM, sorted(shown), "sum", _WIDE))
 
 
 def _scaled(
@@ -210,9 +210,9 @@ def _scaled(
 ) -> list[ValueId]:
     first = updates[0]
     with b.at("optimizer", first.source, Phase.UPDATE, first.device):
-        above_zero = b.one(ADD, norm, scalar(b, _NO_DIVISION_BY_ZERO, _WIDE))
-        share = b.one(DIV, scalar(b, most, _WIDE), above_zero)
-        share = b.one(MINIMUM, share, scalar(b, 1.0, _WIDE))
+        above_zero = b.emit_one(ADD, norm, scalar(b, _NO_DIVISION_BY_ZERO, _WIDE))
+        share = b.emit_one(DIV, scalar(b, most, _WIDE), above_zero)
+        share = b.emit_one(MINIMUM, share, scalar(b, 1.0, _WIDE))
         factors: dict[DType, ValueId] = {}
         for value in gradients:
             dtype = b.type_of(value).dtype
@@ -221,7 +221,7 @@ def _scaled(
     scaled: list[ValueId] = []
     for node, value in zip(updates, gradients, strict=True):
         with b.at("optimizer", node.source, Phase.UPDATE, node.device):
-            scaled.append(b.one(MUL, value, factors[b.type_of(value).dtype]))
+            scaled.append(b.emit_one(MUL, value, factors[b.type_of(value).dtype]))
     return scaled
 
 
@@ -257,7 +257,7 @@ def unscale(graph: Graph) -> Graph:
     b = GraphBuilder.continuing(_without(graph, updates))
     scale = _output(graph, LOSS_SCALE)
     with b.at("optimizer", updates[0].source, Phase.UPDATE, updates[0].device):
-        inverse = b.one(DIV, scalar(b, 1.0, DType.FLOAT32), scale)
+        inverse = b.emit_one(DIV, scalar(b, 1.0, DType.FLOAT32), scale)
     for node in updates:
         with b.at("optimizer", node.source, Phase.UPDATE, node.device):
             gradient = _times(b, node.inputs[GRADIENT], inverse)
@@ -283,7 +283,7 @@ def rescale(graph: Graph) -> Graph:
             if maker.op is VARIABLE and maker.attrs["name"] == "step":
                 if value not in done:
                     with b.at("optimizer", node.source, Phase.UPDATE, node.device):
-                        done[value] = b.one(SUB, value, _output(graph, SKIPPED))
+                        done[value] = b.emit_one(SUB, value, _output(graph, SKIPPED))
                 node = _with_input(node, position, done[value])
         b.nodes.append(node)
     return b.freeze()
@@ -293,9 +293,9 @@ def _times(b: GraphBuilder, value: ValueId, inverse: ValueId) -> ValueId:
     """Emit a product in float32 or more, before views: there a product of matrices takes it in."""
     maker, dtype = b.producer_of(value), b.type_of(value).dtype
     if maker.op in (TRANSPOSE, RESHAPE):
-        return b.one(maker.op, _times(b, maker.inputs[0], inverse), **maker.attrs)
+        return b.emit_one(maker.op, _times(b, maker.inputs[0], inverse), **maker.attrs)
     wide = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
-    return cast_to(b, b.one(MUL, cast_to(b, value, wide), cast_to(b, inverse, wide)), dtype)
+    return cast_to(b, b.emit_one(MUL, cast_to(b, value, wide), cast_to(b, inverse, wide)), dtype)
 
 
 def _without(graph: Graph, nodes: list[Node]) -> Graph:
@@ -361,7 +361,7 @@ def skip_updates(graph: Graph, losses: tuple[str, ...] = ("loss",)) -> Graph:
     with b.at("optimizer", updates[0].source, Phase.UPDATE, updates[0].device):
         flag = _flag(b, graph, updates, losses)
         counter = _variable(b, SKIPPED, "counter", DType.INT64)
-        b.writes.append(Write(counter, b.one(COUNT, counter, flag)))
+        b.writes.append(Write(counter, b.emit_one(COUNT, counter, flag)))
     b.outputs.append(Output(SKIPPED, counter))
     b.nodes += [replace(node, inputs=(*node.inputs, flag)) for node in updates]
     return b.freeze()
@@ -398,13 +398,13 @@ def _loss_of_step(b: GraphBuilder, output: Output) -> ValueId:
     if steps is not None:
         with b.on(b.producer_of(loss).device):
             of_step = _variable(b, f"sum/{output.name}", SCRATCH, b.type_of(loss).dtype)
-            loss = b.one(ACCUMULATE, of_step, loss, steps.batch, every=steps.every)
+            loss = b.emit_one(ACCUMULATE, of_step, loss, steps.batch, every=steps.every)
         b.writes.append(Write(of_step, loss))
     return loss
 
 
 def _variable(b: GraphBuilder, name: str, role: str, dtype: DType) -> ValueId:
-    return b.one(VARIABLE, name=name, dtype=dtype.value, shape=(), role=role, init=_ZEROS)
+    return b.emit_one(VARIABLE, name=name, dtype=dtype.value, shape=(), role=role, init=_ZEROS)
 
 
 # Let an update touch only the rows of a table that a batch picked.
@@ -469,7 +469,7 @@ def stage_updates(graph: Graph) -> Graph:
     for node in graph.nodes:
         inputs = tuple([new_id[value] for value in node.inputs])
         if stages.has(node.op):
-            with b.beside(node):
+            with b.like_node(node):
                 outputs = stages.get(node.op).emit(b, inputs, node.attrs)
         else:
             outputs = b.copy(node, inputs, [graph.types[v] for v in node.outputs])

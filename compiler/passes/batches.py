@@ -14,7 +14,7 @@ from compiler.graph.registry import is_source
 from compiler.ops.families.updates import ASSIGN, HANDED_ON, HOLD
 from compiler.ops.primitives.shape import COPY
 from compiler.ops.primitives.sources import INPUT, SCRATCH, VARIABLE
-from compiler.ops.primitives.transfer import COPY_TO, is_copy, next_bucket, places
+from compiler.ops.primitives.transfer import COPY_TO, is_copy, next_bucket, value_devices
 from compiler.sbp.collective_schedule import apart_by_rates
 from compiler.storage.order import needed_per_batch, needed_per_step, outputs_per_step
 from compiler.storage.storage import OldRead, assign_storage, old_reads
@@ -102,7 +102,7 @@ class _Feeding:
 
     def _outputs(self) -> tuple[Output, ...]:
         """Append the copies of outputs; return these instead of what they copy."""
-        graph, place, rare = self._graph, places(self._graph), outputs_per_step(self._graph)
+        graph, place, rare = self._graph, value_devices(self._graph), outputs_per_step(self._graph)
         outputs: list[Output] = []
         for output in graph.outputs:
             device, value = place[output.value], self._now(output.value)
@@ -157,17 +157,17 @@ def chain_buffers(graph: Graph) -> Graph:
     for node in assigned:
         buffer = node.inputs[0]
         maker = b.producer_of(buffer)
-        with b.beside(maker):
+        with b.like_node(maker):
             name = f"batch/{maker.attrs.str_('name')}"
             (held[buffer],) = b.emit(VARIABLE, (), {**maker.attrs, "name": name, "role": SCRATCH})
-            seen[buffer] = b.one(HANDED_ON, batch, buffer, held[buffer], every=every)
+            seen[buffer] = b.emit_one(HANDED_ON, batch, buffer, held[buffer], every=every)
     early = [n for n in b.nodes if n.op is VARIABLE] + [n for n in b.nodes if n.op is HANDED_ON]
     b.nodes = early  # variables need nothing, so that whoever reads one may come next
     for node in graph.nodes:
         if node.op is ASSIGN:
             buffer, value = node.inputs
-            with b.beside(node):
-                value = b.one(HOLD, held[buffer], seen.get(value, value))
+            with b.like_node(node):
+                value = b.emit_one(HOLD, held[buffer], seen.get(value, value))
             b.writes.append(Write(held[buffer], value))
             b.nodes.append(replace(node, inputs=(buffer, value)))
         elif node.op is not VARIABLE:
@@ -210,8 +210,8 @@ def _with_owned_outputs(graph: Graph) -> Graph:
         owns = storage.root[value] == value and storage.is_launch[producers[value]]
         if not owns or value in taken:
             node = graph.nodes[producers[value]]
-            with b.beside(node):
-                value = b.one(COPY, value)
+            with b.like_node(node):
+                value = b.emit_one(COPY, value)
         taken.add(value)
         outputs.append(Output(output.name, value))
     if outputs == list(graph.outputs):

@@ -258,4 +258,4 @@ def _held(graph: Graph, node: Node, hardware: Hardware) -> Node:
         needs = hardware.targets[node.device].query(call)
     except LookupError:  # lowering says so, with the user's line
         return node
-    return node if needs.keeps is None else held
+    return node if needs.prepacked_input is None else held

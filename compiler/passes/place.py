@@ -35,7 +35,7 @@ from compiler.contract.errors import CompileError
 from compiler.contract.types import DType, Phase, TensorType, ValueId
 from compiler.graph.graph import UNPLACED, Graph, GraphBuilder, Node, consumers
 from compiler.graph.program_builder import expand
-from compiler.graph.registry import is_comm, is_source, runs_as, view
+from compiler.graph.registry import is_comm, is_source, kernel_op, view
 from compiler.graph.target import CallOperand, Hardware, KernelCall, Target
 from compiler.ops.primitives.shape import COPY
 from compiler.ops.primitives.sources import CONSTANT, INPUT, VARIABLE
@@ -124,7 +124,7 @@ class _CrossingCopies:
         key = (value, device)
         if key not in self._brought:
             inputs = [self._on_device(v, device, reader) for v in maker.inputs]
-            with self._b.beside(maker), self._b.on(device):
+            with self._b.like_node(maker), self._b.on(device):
                 (made,) = self._b.emit(maker.op, inputs, maker.attrs)
             self._place[made] = device
             self._brought[key] = made
@@ -136,8 +136,8 @@ class _CrossingCopies:
             return value
         key = (value, to)
         if key not in self._brought:
-            with self._b.beside(reader), self._b.on(self._b.producer_of(value).device):
-                made = self._b.one(COPY_TO, value, to=to, bucket=self._num_copies)
+            with self._b.like_node(reader), self._b.on(self._b.producer_of(value).device):
+                made = self._b.emit_one(COPY_TO, value, to=to, bucket=self._num_copies)
             self._num_copies += 1
             self._place[made] = to
             self._brought[key] = made
@@ -482,7 +482,7 @@ def _times(
         if is_comm.get(node.op):
             times[index] = (0.0,) * len(hardware.targets)
             continue
-        if expand.has(node.op) or runs_as.get(node.op):
+        if expand.has(node.op) or kernel_op.get(node.op):
             call = _copy_as_long(graph, node)
         else:
             call = call_of(node, graph.types, storage.layout.__getitem__)

@@ -231,11 +231,11 @@ class _PrecisionCopy:
 
     def run(self) -> Graph:
         for node, fact in zip(self.graph.nodes, self.widths, strict=True):
-            with self.b.beside(node):
+            with self.b.like_node(node):
                 self._copy(node, fact)
         for value in self.graph.roots():
             node = self.graph.nodes[self.producers[value]]
-            with self.b.beside(node):
+            with self.b.like_node(node):
                 self._as(value, DType.FLOAT32)
         return self.b.freeze_as(self.graph, self.wide)
 
@@ -281,7 +281,7 @@ class _PrecisionCopy:
         made = known[value]
         for node in reversed(passed):
             with self.b.on(node.device):
-                made = self.b.one(node.op, made, **node.attrs)
+                made = self.b.emit_one(node.op, made, **node.attrs)
             known[node.outputs[0]] = made
         return made
 
@@ -296,7 +296,7 @@ class _PrecisionCopy:
         if node.op is not CONSTANT:
             return cast_to(self.b, value, dtype)
         data = encoded(constant_array(node), dtype)
-        return self.b.one(CONSTANT, **{**node.attrs, "dtype": dtype.value, "data": data})
+        return self.b.emit_one(CONSTANT, **{**node.attrs, "dtype": dtype.value, "data": data})
 
 
 # Let the update of a parameter write the rounded form that products read, too.
@@ -316,7 +316,7 @@ class _PrecisionCopy:
 
 def round_in_updates(graph: Graph, hardware: Hardware) -> Graph:
     """Return the graph with casts of parameters written by their updates. O(nodes)."""
-    if all([target.joined_updates(1) <= 1 for target in hardware.targets]):
+    if all([target.max_merged_updates(1) <= 1 for target in hardware.targets]):
         return graph
     nodes, types, writes = list(graph.nodes), list(graph.types), list(graph.writes)
     readers, makers = consumers(graph), graph.producers()
@@ -346,7 +346,7 @@ def round_in_updates(graph: Graph, hardware: Hardware) -> Graph:
 def _is_taken(graph: Graph, node: Node, alone: LoneUpdate, hardware: Hardware) -> bool:
     """Whether an update writes over a float32 variable first, on a device that joins it."""
     is_single = graph.types[alone.operands[0]].dtype is DType.FLOAT32
-    most = hardware.targets[node.device].joined_updates(len(alone.full) + 1)
+    most = hardware.targets[node.device].max_merged_updates(len(alone.full) + 1)
     return alone.over[0] == 0 and is_single and most > 1
 
 

@@ -33,12 +33,12 @@ from compiler.graph.graph import (
     simplify,
     sole_readers,
 )
-from compiler.graph.registry import Op, infer_type, is_exact, reference, view, writes
+from compiler.graph.registry import Op, infer_type, input_output_aliases, is_exact, reference, view
 from compiler.ops.families.arithmetic import DIV, MUL
 from compiler.ops.families.attention import ATTENTION
 from compiler.ops.families.loops import SCAN, ScanParts
 from compiler.ops.families.normalisation import SOFTMAX
-from compiler.ops.primitives.body import narrowed, needed_operands
+from compiler.ops.primitives.body import needed_operands, prune_body
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.shape import CAST, cast_to, swap_last_axes
 from compiler.ops.primitives.sources import CONSTANT, constant_array
@@ -83,13 +83,13 @@ def _replaced(
 ) -> tuple[ValueId, ...] | None:
     """Return what stands for the outputs of a node by its op's algebra or by folding, or None."""
     if simplify.has(node.op):
-        with b.beside(node):
+        with b.like_node(node):
             replaced = simplify.get(node.op)(b, node, inputs)
         if replaced is not None:
             return replaced
     if not inputs or any([b.producer_of(v).op is not CONSTANT for v in inputs]):
         return None
-    with b.beside(node):
+    with b.like_node(node):
         return _fold(b, node, inputs)
 
 
@@ -120,7 +120,7 @@ def _check_types(graph: Graph, b: GraphBuilder, node: Node, outputs: tuple[Value
 
 def _fold(b: GraphBuilder, node: Node, inputs: tuple[ValueId, ...]) -> tuple[ValueId, ...] | None:
     """Evaluate a node of constants. Views stay views: a broadcast constant costs no bytes."""
-    if not is_exact.get(node.op) or view.has(node.op) or writes.get(node.op):
+    if not is_exact.get(node.op) or view.has(node.op) or input_output_aliases.get(node.op):
         return None
     if not reference.has(node.op):
         return None
@@ -131,7 +131,7 @@ def _fold(b: GraphBuilder, node: Node, inputs: tuple[ValueId, ...]) -> tuple[Val
         return None
     types = infer_type.get(node.op)(tuple([b.type_of(v) for v in inputs]), node.attrs)
     return tuple(
-        b.one(CONSTANT, dtype=t.dtype.value, shape=t.shape, data=encoded(r, t.dtype))
+        b.emit_one(CONSTANT, dtype=t.dtype.value, shape=t.shape, data=encoded(r, t.dtype))
         for r, t in zip(results, types, strict=True)
     )
 
@@ -181,7 +181,7 @@ def fuse_attention(graph: Graph) -> Graph:
             continue
         scores = found.get(index)
         if scores is None:
-            with b.beside(node):
+            with b.like_node(node):
                 outputs = b.emit(node.op, [new_id[v] for v in node.inputs], node.attrs)
         else:
             outputs = _emit(b, scores, new_id, new_id[node.inputs[1]])
@@ -274,7 +274,7 @@ def _emit(
     """Emit attention and return y, the one output that the product had."""
     node = scores.softmax
     attrs = {"scale": scores.scale, "causal": node.attrs.bool_("causal")}
-    with b.beside(node):
+    with b.like_node(node):
         k = swap_last_axes(b, new_id[scores.k_swapped])
         operands = (new_id[scores.q], k, v)
         low = tuple([_before_cast(b, x) for x in operands])
@@ -346,7 +346,7 @@ def _narrowed(node: Node, needed: set[ValueId]) -> Node:
         return node
     attrs = {
         **node.attrs,
-        "body": narrowed(cut.body, operands, results),
+        "body": prune_body(cut.body, operands, results),
         "carries": sum([i < cut.carries for i in operands]),
         "xs": sum([cut.carries <= i < cut.first_constant for i in operands]),
     }

@@ -274,7 +274,7 @@ PASSES: tuple[AnyPass, ...] = (
     DevicePass(
         "fuse",
         lambda graph, hardware: fuse_launches(
-            graph, ends_at_saved=True, finishes=hardware.product_finishes
+            graph, ends_at_saved=True, finishes=hardware.epilogue_ops
         ),
         ("operands that a fused kernel can read",),
         ("fused kernels",),

@@ -11,9 +11,9 @@ from compiler.contract.plan_tables import (
     Launch,
     Recomputation,
     RegisterKind,
-    made_of,
+    member_ops,
 )
-from compiler.contract.region import Region
+from compiler.contract.region import TiledLoop
 from compiler.graph.graph import UNSTAGED, Graph
 from compiler.ops.primitives.body import Body
 from memory.report import format_bytes, memory_table
@@ -59,9 +59,9 @@ def summarise(plan: Plan) -> list[str]:
 
 def _parts(plan: Plan) -> str:
     """Return what one rank has of the whole."""
-    parts = [v.part for v in plan.state]
+    parts = [v.sharding for v in plan.state]
     # That of an evaluation has fields of its own, by the same names.
-    split = dict.fromkeys([f.name for f in plan.fields if f.part is not None])
+    split = dict.fromkeys([f.name for f in plan.fields if f.sharding is not None])
     batch = f"its part of {', '.join(map(repr, split))}" if split else "whole batches"
     count = f"parts of {len(parts) - parts.count(None)} of {len(parts)} variables"
     return f"for one rank of the mesh {plan.mesh}, which has {count} and {batch}"
@@ -125,11 +125,11 @@ def print_graph(graph: Graph) -> list[str]:
     for node in graph.nodes:
         made = ", ".join(f"%{v}: {graph.types[v]}" for v in node.outputs)
         read = ", ".join(f"%{v}" for v in node.inputs)
-        op = " + ".join(made_of(node.op.name, node.attrs))
+        op = " + ".join(member_ops(node.op.name, node.attrs))
         attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, (bytes, Body, SubPlan))}
         if "program" in attrs:
             attrs = {k: attrs[k] for k in ("rows", "columns")}
-        elif isinstance(region := attrs.get("region"), Region):
+        elif isinstance(region := attrs.get("region"), TiledLoop):
             attrs = {"rows": region.rows, "columns": region.columns}
         shown = f" {attrs}" if attrs else ""
         if node.after:

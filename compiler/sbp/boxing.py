@@ -27,13 +27,13 @@ from compiler.contract.placement import MeshLinks
 from compiler.contract.sbp import (
     BROADCAST,
     Broadcast,
-    By,
     NdSbp,
     Partial,
+    ReduceOp,
     Sbp,
     Split,
-    part_of,
-    words_text,
+    format_sbp,
+    shard_range,
 )
 from compiler.contract.types import TensorType
 from compiler.ops.primitives.transfer import (
@@ -92,7 +92,7 @@ def ways_between(
                 best[after] = later
                 count += 1
                 heapq.heappush(queue, (later, count, after, (*steps, step)))
-    raise InternalError(f"{type_} as {words_text(source)} cannot become {words_text(target)}")
+    raise InternalError(f"{type_} as {format_sbp(source)} cannot become {format_sbp(target)}")
 
 
 def _steps(type_: TensorType, words: NdSbp, target: NdSbp, mesh: tuple[int, ...]) -> Iterator[Hop]:
@@ -101,13 +101,13 @@ def _steps(type_: TensorType, words: NdSbp, target: NdSbp, mesh: tuple[int, ...]
         news: list[Sbp] = [BROADCAST, *map(Split, range(type_.rank))]
         aim = target[axis]
         # Beside slices there are zeros, which are shares of a sum and of nothing else.
-        if isinstance(aim, Partial) and (aim.by is By.SUM or isinstance(old, Broadcast)):
+        if isinstance(aim, Partial) and (aim.by is ReduceOp.SUM or isinstance(old, Broadcast)):
             news.append(aim)
         for new in news:
             if new != old and _may(type_, words, axis, new, mesh):
                 size = _gathered_bytes(type_, words, axis, mesh)
                 sent, messages = _sent(size, old, new, mesh[axis])
-                is_written = isinstance(new, Partial) and new.by is By.SUM
+                is_written = isinstance(new, Partial) and new.by is ReduceOp.SUM
                 yield Hop(axis, old, new, sent, messages, size if is_written else 0.0)
 
 
@@ -124,7 +124,7 @@ def _may(type_: TensorType, words: NdSbp, axis: int, new: Sbp, mesh: tuple[int, 
         rows = type_.shape[new.axis]
         for word, parts in zip(words[:axis], mesh, strict=False):
             if word == new:
-                rows = len(part_of(rows, parts, parts - 1))
+                rows = len(shard_range(rows, parts, parts - 1))
         return rows >= mesh[axis]
     return True
 

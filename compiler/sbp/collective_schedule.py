@@ -33,12 +33,12 @@ from dataclasses import dataclass, field, replace
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.errors import InternalError
 from compiler.contract.types import Phase, ValueId
-from compiler.graph.graph import Graph, Node, fact, mark_needed
+from compiler.graph.graph import Graph, Node, cached_analysis, mark_needed
 from compiler.graph.registry import is_comm, is_source, view
 from compiler.ops.primitives.shape import BROADCAST_TO, CAST
 from compiler.ops.primitives.slicing import CONCAT, PAD, SLICE
 from compiler.ops.primitives.sources import INPUT
-from compiler.ops.primitives.transfer import AHEAD, ALL_GATHER, AWAITED, LATE, is_collective
+from compiler.ops.primitives.transfer import ALL_GATHER, BLOCKING, DEFERRED, PREFETCH, is_collective
 from compiler.sbp.stages import edges_of_stages, handed_on
 from compiler.storage.order import needed_per_batch, needed_per_step
 from compiler.storage.storage import write_after_read
@@ -126,7 +126,7 @@ def in_turn(graph: Graph, turns: CommTurns) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-@fact
+@cached_analysis
 def last_buckets_before(graph: Graph) -> tuple[int, ...]:
     """Return, per node, the last bucket that it needs, or -1.
 
@@ -144,7 +144,7 @@ def last_buckets_before(graph: Graph) -> tuple[int, ...]:
     return tuple(found)
 
 
-@fact
+@cached_analysis
 def first_buckets_after(graph: Graph) -> tuple[int, ...]:
     """Return, per node, the first bucket that needs it, or more than there are. O(nodes)."""
     none = 1 + max([n.attrs.int_("bucket") for n in graph.nodes if is_collective(n.op)], default=0)
@@ -230,7 +230,9 @@ class _TurnChoice:
         late, need = self._late(), self._ahead()
         need = {index: at for index, at in need.items() if not late[index]}
         buckets = self._ahead_buckets(need)
-        when = [AHEAD if i in need else LATE if late[i] else AWAITED for i in range(len(late))]
+        when = [
+            PREFETCH if i in need else DEFERRED if late[i] else BLOCKING for i in range(len(late))
+        ]
         buckets += self._others(when, {i: b.key[1] for b in buckets for i in b.nodes})
         buckets.sort(key=lambda b: b.key)
         # A twin follows from variables alone: it goes before all that only a step needs.
@@ -302,7 +304,7 @@ class _TurnChoice:
             if self.per_step[nodes[0]] != is_per_step:
                 begins, is_per_step = -1.0, self.per_step[nodes[0]]
             key = (is_per_step, begins, 0, len(found))
-            found.append(_Bucket(tuple(nodes), AHEAD, key))
+            found.append(_Bucket(tuple(nodes), PREFETCH, key))
             begins = max(begins, need[nodes[0]] - 0.5)
         return found
 
@@ -312,7 +314,7 @@ class _TurnChoice:
         A node's time is that of the last thing that it waits for: its place, or a bucket's time.
         """
         nodes = self.graph.nodes
-        is_late = [is_comm.get(n.op) and w == LATE for n, w in zip(nodes, when, strict=True)]
+        is_late = [is_comm.get(n.op) and w == DEFERRED for n, w in zip(nodes, when, strict=True)]
         level = [0] * len(nodes)
         for index in self.sequence:
             level[index] = is_late[index] + max([level[m] for m in self.before[index]], default=0)
@@ -329,7 +331,7 @@ class _TurnChoice:
                 elif is_comm.get(node.op):
                     time[index] = ready
                     key = (self.per_step[index], ready, 1, self.place[index])
-                    buckets.append(_Bucket((index,), AWAITED, key))
+                    buckets.append(_Bucket((index,), BLOCKING, key))
                 elif not is_source.get(node.op):
                     time[index] = max(ready, self.place[index])
         return buckets
@@ -346,7 +348,7 @@ class _TurnChoice:
                 time[index] = ends
             first = min([self.place[i] for i in group])
             key = (self.per_step[group[0]], ends, 1 + level, first)
-            found.append(_Bucket(tuple(group), LATE, key))
+            found.append(_Bucket(tuple(group), DEFERRED, key))
         return found
 
     def _cut(self, rows: Sequence[tuple[bool, float, int]], most: int) -> list[list[int]]:

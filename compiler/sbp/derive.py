@@ -29,15 +29,15 @@ from compiler.contract.sbp import (
     PARTIAL,
     PARTIAL_MAX,
     PARTIAL_MIN,
-    By,
+    ReduceOp,
     Sbp,
     Shape,
     Split,
 )
 from compiler.graph import program_builder
 from compiler.graph.columns import SbpSignature
-from compiler.graph.program_builder import Frame, ProgramBuilder
-from compiler.graph.registry import SIGNED, Op, Types, runs_as
+from compiler.graph.program_builder import IterationDomain, ProgramBuilder
+from compiler.graph.registry import SIGNED, Op, Types, kernel_op
 from compiler.ops.language.define import Update, update
 from compiler.ops.language.program_ops import FUSED
 
@@ -69,7 +69,7 @@ _EXTREMES = {"max": Known.SHARE_OF_MAX, "min": Known.SHARE_OF_MIN}
 class ProgramCall:
     """A call of an op as a program on a tensor; `num_leading` axes of it are its rows."""
 
-    frame: Frame
+    frame: IterationDomain
     program: FusedProgram
     num_leading: int
 
@@ -84,7 +84,7 @@ class Found:
 
     signature: SbpSignature
     axis: int
-    whole: tuple[tuple[int, int, By], ...] = ()
+    whole: tuple[tuple[int, int, ReduceOp], ...] = ()
     reads_position: bool = False
 
 
@@ -95,7 +95,7 @@ class _LostError(Exception):
 def call_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> ProgramCall | None:
     """Return a call as a program; None of an op that is none, or not for these shapes."""
     if update.has(op):
-        if runs_as.get(op) != FUSED.name:
+        if kernel_op.get(op) != FUSED.name:
             return None
         return _call_of_update(update.get(op), inputs, outputs, attrs)
     if not program_builder.expand.has(op):
@@ -125,11 +125,11 @@ def call_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> ProgramCall 
 def _call_of_update(found: Update, inputs: Types, outputs: Types, attrs: Attrs) -> ProgramCall:
     """Return an update as a program on its variable; the flag that skips it is no operand."""
     shapes = [t.shape for t in inputs[: found.num_operands]]
-    frame = Frame(shapes[0], tuple(shapes), tuple([t.shape for t in outputs]))
+    frame = IterationDomain(shapes[0], tuple(shapes), tuple([t.shape for t in outputs]))
     return ProgramCall(frame, found.program_for(inputs, attrs), 0)
 
 
-def _kind(aligned: Shape, frame: Frame, cut: int) -> Kind:
+def _kind(aligned: Shape, frame: IterationDomain, cut: int) -> Kind:
     """Return how an operand lies in the space; where two kinds are the same, the larger one."""
     if frame.num_trailing is None:
         return Kind.FULL
@@ -181,7 +181,7 @@ def _partial_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple
                 yield -1, tuple(states)
 
 
-def _has(frame: Frame, aligned: Shape, axis: int) -> bool:
+def _has(frame: IterationDomain, aligned: Shape, axis: int) -> bool:
     """Whether an operand is as long as the tensor along an axis of it."""
     own = axis - (len(frame.shape) - len(aligned))
     return own >= 0 and aligned[own] == frame.shape[axis]
@@ -192,7 +192,7 @@ class _Way:
     """What is known of the values of a program so far."""
 
     states: list[Known]
-    whole: list[tuple[int, int, By]]
+    whole: list[tuple[int, int, ReduceOp]]
     reads_position: bool = False
 
 
@@ -316,7 +316,7 @@ def _words(call: ProgramCall, axis: int, way: _Way, inputs: Types, outputs: Type
     return Found(signature, axis, tuple(way.whole), way.reads_position)
 
 
-def _word(state: Known, frame: Frame, aligned: Shape, axis: int, shape: Shape) -> Sbp:
+def _word(state: Known, frame: IterationDomain, aligned: Shape, axis: int, shape: Shape) -> Sbp:
     """Return the word for an operand or result, whose axes of one element may have been added."""
     if state in _SHARES:
         return _SHARES[state]

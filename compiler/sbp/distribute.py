@@ -30,22 +30,22 @@ from typing import cast
 
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.errors import CompileError, InternalError
-from compiler.contract.placement import Mesh, MeshLinks, Ranks
+from compiler.contract.placement import Mesh, MeshLinks, RankContext
 from compiler.contract.sbp import (
     BROADCAST,
     PARTIAL,
     Broadcast,
-    By,
     NdSbp,
     Partial,
+    ReduceOp,
     Sbp,
     Shape,
     Split,
     local_shape,
     local_slices,
-    part_of,
+    parse_sbp,
+    shard_range,
     splits_of,
-    word_of,
 )
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.columns import LocalCall, Part
@@ -134,7 +134,7 @@ class _Rank:
         whole = (BROADCAST,) * len(self.layouts.mesh.shape)
         returned = {o.value for o in graph.outputs}
         for index, node in enumerate(graph.nodes):
-            with self.b.beside(node):
+            with self.b.like_node(node):
                 self._emit(index, node)
             # As soon as they are there: other stages may get them with the batch.
             for value in [v for v in node.outputs if v in returned]:
@@ -196,7 +196,7 @@ class _Rank:
             return found
         steps = ways_between(type_, now, words, layouts.mesh.shape, layouts.wires)[1]
         held = self._held_for(value, maker, phase)
-        with self.b.beside(replace(maker, stage=stage), phase):
+        with self.b.like_node(replace(maker, stage=stage), phase):
             for step in steps:
                 after = (*now[: step.axis], step.new, *now[step.axis + 1 :])
                 key = value, after, stage
@@ -237,7 +237,7 @@ class _Rank:
             if isinstance(new, Broadcast):
                 return self._made_whole(b, value, old.by, step.axis)
             axis = _split_axis(new)
-            rows = len(part_of(shape[axis], parts, index))
+            rows = len(shard_range(shape[axis], parts, index))
             attrs = {"axis": axis, "rows": rows, "by": old.by.value}
             return self._met(REDUCE_SCATTER, value, step.axis, attrs)
         if isinstance(new, Partial):
@@ -248,14 +248,14 @@ class _Rank:
         rows = shape[old.axis]
         if isinstance(new, Broadcast):
             return self._met(ALL_GATHER, value, step.axis, {"axis": old.axis, "rows": rows})
-        to_rows = len(part_of(shape[new.axis], parts, index))
+        to_rows = len(shard_range(shape[new.axis], parts, index))
         attrs = {"axis": old.axis, "rows": rows, "to_axis": new.axis, "to_rows": to_rows}
         return self._met(ALL_TO_ALL, value, step.axis, attrs)
 
     def _place(self, shape: Shape, cut: int, axis: int) -> PartPlace:
         """Return a rank's rows of what those along an axis of the mesh have together."""
         mesh, rows = self.layouts.mesh, [slice(0, extent) for extent in shape]
-        own = part_of(shape[cut], mesh.shape[axis], self.coordinates[axis])
+        own = shard_range(shape[cut], mesh.shape[axis], self.coordinates[axis])
         rows[cut] = slice(own.start, own.stop)
         return PartPlace(shape, tuple(rows), ((mesh.names[axis], cut),), self._shared())
 
@@ -267,11 +267,11 @@ class _Rank:
         """Emit a share of a sum: what one rank has, and zeros."""
         if isinstance(old, Split):
             return among_zeros(self.b, value, self._place(shape, old.axis, axis), old.axis)
-        if new.by is not By.SUM:
+        if new.by is not ReduceOp.SUM:
             return value  # the largest of equal ones is each of them
         return only_first(self.b, value, self._place((self.layouts.mesh.shape[axis],), 0, axis))
 
-    def _made_whole(self, b: GraphBuilder, value: ValueId, by: By, axis: int) -> ValueId:
+    def _made_whole(self, b: GraphBuilder, value: ValueId, by: ReduceOp, axis: int) -> ValueId:
         return self._met(ALL_REDUCE, value, axis, {"by": by.value})
 
     def _met(self, op: Op, value: ValueId, axis: int, attrs: Mapping[str, AttrValue]) -> ValueId:
@@ -295,7 +295,7 @@ def _split_axis(word: Sbp) -> int:
 # Which ranks have equal graphs is found by looking at few of them. What a rank's graph says of the
 # rank's place along an axis of the mesh is which part of a tensor it has: where the part begins,
 # how long it is, whether it is the first. Of parts in their order each begins later than the one
-# before, and the longer ones come first (`compiler.contract.sbp.part_of`): so along an axis the
+# before, and the longer ones come first (`compiler.contract.sbp.shard_range`): so along an axis the
 # first one and the last one are equal only where all are. An axis on which graphs depend at one
 # place of the others alone, as parts of uneven parts do, is found by looking at all corners, and at
 # all places along the axes on which graphs do depend.
@@ -350,7 +350,7 @@ DATA = "data"
 """The axis of a mesh whose ranks have different rows of a batch."""
 
 
-def run(graph: Graph, ranks: Ranks, *, zero: bool = False) -> Graph:
+def run(graph: Graph, ranks: RankContext, *, zero: bool = False) -> Graph:
     """Return the graph of one of some ranks.
 
     Raises CompileError, with the user's line, where a layout that is given cannot be.
@@ -364,7 +364,7 @@ class RankGraphs:
     Raises CompileError as `run` does.
     """
 
-    def __init__(self, graph: Graph, ranks: Ranks, *, zero: bool = False) -> None:
+    def __init__(self, graph: Graph, ranks: RankContext, *, zero: bool = False) -> None:
         self.graph, self.ranks = graph, ranks
         alike = ranks.without(STAGE)
         self._layouts = layouts_of(graph, alike, zero=zero) if alike.count > 1 else None
@@ -407,7 +407,7 @@ class RankGraphs:
         return distribute(self.graph, self._layouts, flat_rank, self._turns)
 
 
-def layouts_of(graph: Graph, ranks: Ranks, *, zero: bool = False) -> Layouts:
+def layouts_of(graph: Graph, ranks: RankContext, *, zero: bool = False) -> Layouts:
     """Return how every value lies, the same on all ranks."""
     mesh, choices = ranks.mesh, list[SbpChoice]()
     for name, link in zip(mesh.names, ranks.links, strict=True):
@@ -464,7 +464,7 @@ def _said(node: Node, name: str) -> Sbp | None:
     """Return the word that the job itself gives along an axis."""
     pairs = cast("tuple[tuple[str, str], ...]", node.attrs.get("sbp", ()))
     text = dict(pairs).get(name)
-    return None if text is None else word_of(text)
+    return None if text is None else parse_sbp(text)
 
 
 def _rows(graph: Graph, node: Node, name: str, parts: int) -> Sbp:

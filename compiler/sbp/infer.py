@@ -26,7 +26,7 @@ from compiler.contract.sbp import (
     Sbp,
     Split,
     local_shape,
-    part_of,
+    shard_range,
 )
 from compiler.contract.types import Phase, TensorType, ValueId
 from compiler.graph.columns import local_attrs
@@ -278,7 +278,7 @@ def _attrs_of_part(problem: LayoutProblem, index: int) -> Attrs:
     for parts, choice in problem.earlier:
         axis = choice.ways[index].axis
         if axis >= 0:
-            shape[axis] = len(part_of(shape[axis], parts, 0))
+            shape[axis] = len(shard_range(shape[axis], parts, 0))
     return local_attrs.get(node.op)(node.attrs, tuple(shape))
 
 

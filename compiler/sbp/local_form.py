@@ -22,9 +22,9 @@ from compiler.contract.placement import Mesh
 from compiler.contract.program import Instruction
 from compiler.contract.sbp import (
     BROADCAST,
-    By,
     NdSbp,
     Partial,
+    ReduceOp,
     Sbp,
     Shape,
     Split,
@@ -47,14 +47,14 @@ from compiler.graph.registry import SIGNED, Op, Types, infer_type
 from compiler.ops.families.embedding import CHECKED_INDEX
 from compiler.ops.families.loops import SCAN, ScanParts
 from compiler.ops.language.vjp import GraphEmitter
-from compiler.ops.primitives.body import Body, closed, operand
+from compiler.ops.primitives.body import Body, add_operand, finish_body
 from compiler.ops.primitives.reduce import MAX, SUM
 from compiler.ops.primitives.shape import broadcast_value, reshape_to
 from compiler.ops.primitives.sources import CONSTANT, INPUT, scalar
 from compiler.sbp.derive import Found, ProgramCall, call_of, derived
 from compiler.sbp.positions import PartPlace, bits_of_part, kept_by, row_major_numbers
 
-MakeWhole = Callable[[GraphBuilder, ValueId, By, int], ValueId]
+MakeWhole = Callable[[GraphBuilder, ValueId, ReduceOp, int], ValueId]
 """Emits what makes a value whole that is a share on the ranks along an axis of the mesh."""
 
 
@@ -101,7 +101,7 @@ class _Local:
         self.b, self.call, self.make_whole = b, whole, make_whole
         self.inputs = call.inputs
         self.shapes = [shape_of(part) for part in call.output_parts]
-        self.whole: dict[int, list[tuple[int, By, int]]] = {}
+        self.whole: dict[int, list[tuple[int, ReduceOp, int]]] = {}
         for mesh_axis, found in founds:
             for before, value, by in found.whole:
                 self.whole.setdefault(before, []).append((value, by, mesh_axis))
@@ -127,7 +127,7 @@ class _Local:
             made.append(reshape_to(self.b, self._stretched(self.values[place], aligned), shape))
         return tuple(made)
 
-    def _whole(self, value: int, by: By, mesh_axis: int) -> ValueId:
+    def _whole(self, value: int, by: ReduceOp, mesh_axis: int) -> ValueId:
         return self.make_whole(self.b, self.values[value], by, mesh_axis)
 
     def _stretched(self, value: ValueId, aligned: Shape) -> ValueId:
@@ -171,7 +171,7 @@ class _Local:
             extent = int(instruction.constants[0])
             shape = b.type_of(operands[0]).shape
             rows = reshape_to(b, operands[0], (*shape, 1))
-            return b.one(CHECKED_INDEX, rows, extent=extent)
+            return b.emit_one(CHECKED_INDEX, rows, extent=extent)
         if name == "row_min":
             turn = "neg" if instruction.dtype.is_float else "not"
             return emitter.op(turn, self._reduced("row_max", emitter.op(turn, operands[0])))
@@ -194,7 +194,7 @@ class _Local:
         cut, rank = self.call.num_leading, len(self.shape)
         value = broadcast_value(self.b, value, self.shape)
         axes = tuple(range(cut)) if name == "column_sum" else tuple(range(cut, rank))
-        return self.b.one(MAX if name == "row_max" else SUM, value, axes=axes, keepdims=True)
+        return self.b.emit_one(MAX if name == "row_max" else SUM, value, axes=axes, keepdims=True)
 
     def _numbers(self, instruction: Instruction) -> ValueId:
         """Emit the numbers of the rank's rows [..., 1] or columns."""
@@ -429,12 +429,12 @@ def local_body(
         return local_slices(shape, words_of(value), mesh.shape, coordinates)
 
     for index, node in enumerate(graph.nodes):
-        with b.beside(node):
+        with b.like_node(node):
             if node.op is INPUT:
                 (value,) = node.outputs
                 type_ = graph.types[value]
                 shape = local_shape(type_.shape, words_of(value), mesh.shape, coordinates)
-                known[value] = operand(b, TensorType(type_.dtype, shape))
+                known[value] = add_operand(b, TensorType(type_.dtype, shape))
                 continue
             ways = [(axis, way) for axis, x in enumerate(layouts) if (way := x.ways[index])]
             call = LocalCall(
@@ -448,10 +448,10 @@ def local_body(
                 coordinates=tuple(coordinates),
             )
             known.update(zip(node.outputs, emit_part(b, call, ways, _meets_nobody), strict=True))
-    return closed(b, [known[v] for v in body.results])
+    return finish_body(b, [known[v] for v in body.results])
 
 
-def _meets_nobody(b: GraphBuilder, value: ValueId, by: By, axis: int) -> ValueId:
+def _meets_nobody(b: GraphBuilder, value: ValueId, by: ReduceOp, axis: int) -> ValueId:
     raise InternalError("a step of a loop meets other ranks")
 
 

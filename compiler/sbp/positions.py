@@ -40,7 +40,7 @@ from compiler.ops.primitives.sources import (
     RANDOM_BITS,
     VARIABLE,
     constant,
-    least_kept,
+    keep_threshold,
     scalar,
 )
 
@@ -108,7 +108,7 @@ def numbers_along(b: GraphBuilder, place: PartPlace, axis: int) -> ValueId:
     key = (NUMBERS, extent, rows.start, rows.stop, names)
     if key not in place.shared:
         if names:
-            made = b.one(
+            made = b.emit_one(
                 VARIABLE,
                 name="/".join([NUMBERS, str(extent), *names]),
                 dtype=DType.INT64.value,
@@ -127,7 +127,7 @@ def numbers_along(b: GraphBuilder, place: PartPlace, axis: int) -> ValueId:
 def first_along(b: GraphBuilder, place: PartPlace, axis: int) -> ValueId:
     """Emit the number, in the whole, of the first of the part's rows along an axis: an int64 []."""
     numbers = numbers_along(b, place, axis)
-    return reshape_to(b, b.one(SLICE, numbers, starts=(0,), stops=(1,), steps=(1,)), ())
+    return reshape_to(b, b.emit_one(SLICE, numbers, starts=(0,), stops=(1,), steps=(1,)), ())
 
 
 def first_numbers(b: GraphBuilder, place: PartPlace) -> ValueId:
@@ -188,12 +188,12 @@ def own_rows(b: GraphBuilder, value: ValueId, place: PartPlace, axis: int) -> Va
     shape, rows = place.shape, place.part[axis]
     if math.prod(shape[:axis]) == 1 and place.splits:
         table = reshape_to(b, value, (shape[axis], math.prod(shape[axis + 1 :])))
-        found = b.one(EMBEDDING, table, numbers_along(b, place, axis))
+        found = b.emit_one(EMBEDDING, table, numbers_along(b, place, axis))
         return reshape_to(b, found, place.own)
     # Inside of other axes a slice by numbers would copy element by element: where it is, is said.
     starts = [rows.start if other == axis else 0 for other in range(len(shape))]
     steps = (1,) * len(shape)
-    return b.one(SLICE, value, starts=tuple(starts), stops=_stops(place, axis), steps=steps)
+    return b.emit_one(SLICE, value, starts=tuple(starts), stops=_stops(place, axis), steps=steps)
 
 
 def _stops(place: PartPlace, axis: int) -> Shape:
@@ -208,20 +208,20 @@ def among_zeros(b: GraphBuilder, value: ValueId, place: PartPlace, axis: int) ->
     if math.prod(shape[:axis]) == 1 and place.splits and b.type_of(value).dtype.is_float:
         flat = reshape_to(b, value, (place.own[axis], inner))
         numbers = numbers_along(b, place, axis)
-        made = b.one(EMBEDDING_GRAD, flat, numbers, rows=shape[axis])
+        made = b.emit_one(EMBEDDING_GRAD, flat, numbers, rows=shape[axis])
         return reshape_to(b, made, shape)
     low = [rows.start if other == axis else 0 for other in range(len(shape))]
     high = [shape[axis] - rows.stop if other == axis else 0 for other in range(len(shape))]
-    return b.one(PAD, value, low=tuple(low), high=tuple(high), steps=(1,) * len(shape))
+    return b.emit_one(PAD, value, low=tuple(low), high=tuple(high), steps=(1,) * len(shape))
 
 
 def only_first(b: GraphBuilder, value: ValueId, place: PartPlace) -> ValueId:
     """Emit a value on the first of the ranks, zeros on others; `place` is the rank's among them."""
     type_ = b.type_of(value)
     number = numbers_along(b, place, 0)
-    is_first = b.one(EQUAL, number, scalar(b, 0, DType.INT64))
+    is_first = b.emit_one(EQUAL, number, scalar(b, 0, DType.INT64))
     one = reshape_to(b, is_first, (1,) * type_.rank)
-    return b.one(WHERE, one, value, scalar(b, 0, type_.dtype))
+    return b.emit_one(WHERE, one, value, scalar(b, 0, type_.dtype))
 
 
 # Embeddings, of which a rank may have some of the ids, of the columns or of the rows. Of rows that
@@ -258,7 +258,7 @@ def _rows_of_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
         return b.emit(EMBEDDING, call.inputs, call.node.attrs)
     own, is_own = _own_ids(b, ids, PartPlace.of_input(call))
     (rows,) = b.emit(EMBEDDING, (weight, own))
-    return (b.one(WHERE, _as_column(b, is_own), rows, scalar(b, 0, b.type_of(rows).dtype)),)
+    return (b.emit_one(WHERE, _as_column(b, is_own), rows, scalar(b, 0, b.type_of(rows).dtype)),)
 
 
 @project.of(EMBEDDING_GRAD)
@@ -268,7 +268,7 @@ def _rows_of_part_grad(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     rows, whole = call.output_shape()[0], call.whole_outputs[0].shape[0]
     if rows != whole:
         ids, is_own = _own_ids(b, ids, PartPlace.of_output(call))
-        dy = b.one(WHERE, _as_column(b, is_own), dy, scalar(b, 0, b.type_of(dy).dtype))
+        dy = b.emit_one(WHERE, _as_column(b, is_own), dy, scalar(b, 0, b.type_of(dy).dtype))
     return b.emit(EMBEDDING_GRAD, (dy, ids), {**call.node.attrs, "rows": rows})
 
 
@@ -276,12 +276,12 @@ def _own_ids(b: GraphBuilder, ids: ValueId, place: PartPlace) -> tuple[ValueId, 
     """Emit ids among the rows of a part, 0 for those of others; and whether each is of the part."""
     dtype = b.type_of(ids).dtype
     column = reshape_to(b, ids, (*b.type_of(ids).shape, 1))
-    ids = b.one(CHECKED_INDEX, column, extent=place.shape[0])
-    local = b.one(SUB, ids, cast_to(b, first_along(b, place, 0), dtype))
-    low = b.one(LESS_EQUAL, scalar(b, 0, dtype), local)
-    is_own = b.one(LESS, local, scalar(b, place.own[0], dtype))
-    is_own = b.one(WHERE, low, is_own, low)
-    return b.one(WHERE, is_own, local, scalar(b, 0, dtype)), is_own
+    ids = b.emit_one(CHECKED_INDEX, column, extent=place.shape[0])
+    local = b.emit_one(SUB, ids, cast_to(b, first_along(b, place, 0), dtype))
+    low = b.emit_one(LESS_EQUAL, scalar(b, 0, dtype), local)
+    is_own = b.emit_one(LESS, local, scalar(b, place.own[0], dtype))
+    is_own = b.emit_one(WHERE, low, is_own, low)
+    return b.emit_one(WHERE, is_own, local, scalar(b, 0, dtype)), is_own
 
 
 def _as_column(b: GraphBuilder, value: ValueId) -> ValueId:
@@ -305,10 +305,10 @@ def bits_of_part(
     """Emit the bits of a part of a tensor, as they are there; `state` is seed and step."""
     own = place.own
     if place.is_whole or 0 in own:
-        return b.one(RANDOM_BITS, *state, shape=own, key=key)
+        return b.emit_one(RANDOM_BITS, *state, shape=own, key=key)
     if place.is_contiguous or own[-1] > 1:
         first = first_numbers(b, place)
-        return b.one(RANDOM_BITS, *state, first, shape=own, key=key)
+        return b.emit_one(RANDOM_BITS, *state, first, shape=own, key=key)
     if place.shape[-1] == 1:
         return reshape_to(b, bits_of_part(b, state, key, place.without_last()), own)
     # A kernel counts along rows, which have one element here: so whole rows are drawn.
@@ -316,12 +316,12 @@ def bits_of_part(
     wide = bits_of_part(b, state, key, place.widened(last))
     rows, steps = place.part[last], (1,) * len(own)
     starts, stops = (*[0] * last, rows.start), (*own[:last], rows.stop)
-    return b.one(SLICE, wide, starts=starts, stops=stops, steps=steps)
+    return b.emit_one(SLICE, wide, starts=starts, stops=stops, steps=steps)
 
 
 def kept_by(b: GraphBuilder, bits: ValueId, p: float) -> ValueId:
     """Emit whether elements with these bits are kept."""
-    return GraphEmitter(b).op("ge", bits, scalar(b, least_kept(p), DType.INT32))
+    return GraphEmitter(b).op("ge", bits, scalar(b, keep_threshold(p), DType.INT32))
 
 
 @project.of(RANDOM_BITS)
@@ -341,7 +341,7 @@ def _own_heads(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
         return b.emit(op, call.inputs, attrs)
     q, k = [type_.shape for type_ in call.whole_inputs[1 if op is ATTENTION_GRAD else 0 :][:2]]
     step = scalar(b, q[-2] * k[-2], DType.INT64)
-    first = b.one(MUL, row_major_numbers(b, heads, axes), step)
+    first = b.emit_one(MUL, row_major_numbers(b, heads, axes), step)
     return b.emit(op, (*call.inputs, first), {**attrs, "numbered": True})
 
 
@@ -357,5 +357,5 @@ def _own_dropout(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     p, dtype = attrs.float_("p"), b.type_of(x).dtype
     bits = bits_of_part(b, tuple(state), attrs.int_("key"), place)
     kept = kept_by(b, bits, p)
-    factor = b.one(WHERE, kept, scalar(b, 1 / (1 - p), dtype), scalar(b, 0.0, dtype))
-    return (b.one(MUL, x, factor),)
+    factor = b.emit_one(WHERE, kept, scalar(b, 1 / (1 - p), dtype), scalar(b, 0.0, dtype))
+    return (b.emit_one(MUL, x, factor),)

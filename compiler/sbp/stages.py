@@ -28,7 +28,7 @@ from compiler.graph.graph import (
     Node,
     Output,
     Write,
-    fact,
+    cached_analysis,
     mark_needed,
     prune,
 )
@@ -83,7 +83,7 @@ def stages_of(graph: Graph) -> tuple[int, ...]:
     return _Stages(graph).result()
 
 
-@fact
+@cached_analysis
 def handed_on(graph: Graph) -> tuple[int, ...]:
     """Return the nodes that make what other stages get: what these read, and outputs. O(nodes)."""
     stages, makers = stages_of(graph), graph.producers()
@@ -150,7 +150,7 @@ def over_stages(
         own, place = max(stage, 0), b.producer_of(value)
         earlier = (made[own],) if own in made else ()
         with b.on(place.device):  # the number goes to the values, not they to it
-            made[own] = b.one(op, value, *earlier)
+            made[own] = b.emit_one(op, value, *earlier)
     parts = [made[s] if s in made else scalar(b, 0, dtype) for s in range(max(last, 0) + 1)]
     if last < 1:
         return parts[0]
@@ -350,7 +350,7 @@ class _StageGraph:
                 self._copy(_on_the_way_back(node) if is_pipelined else node)
             for value in handed_on.intersection(node.outputs):
                 with b.at(node.scope, node.source):
-                    self.counted[value] = b.one(COPY, self.held[value])
+                    self.counted[value] = b.emit_one(COPY, self.held[value])
         self._receive(below)
         for channel in mine.values():
             if channel.source == self.stage:
@@ -407,16 +407,16 @@ class _StageGraph:
     def _join(self, node: Node) -> None:
         """Emit what all stages make of what each has made."""
         own = self.held[node.inputs[self.stage]]
-        with self.b.beside(node):
+        with self.b.like_node(node):
             (self.held[node.outputs[0]],) = self.b.emit(ALL_REDUCE, (own,), node.attrs)
 
     def _send(self, channel: _Channel | None) -> None:
         if channel is None:
             return
         for number, value in enumerate(channel.values):
-            with self.b.beside(self._maker(value), channel.phase):
+            with self.b.like_node(self._maker(value), channel.phase):
                 attrs = self._attrs(channel, number)
-                self.tokens.append(self.b.one(SEND, self.held[value], **attrs))
+                self.tokens.append(self.b.emit_one(SEND, self.held[value], **attrs))
 
     def _receive(self, channel: _Channel | None) -> None:
         if channel is None:
@@ -425,8 +425,8 @@ class _StageGraph:
         for number, value in enumerate(channel.values):
             type_, attrs = self.graph.types[value], self._attrs(channel, number)
             attrs |= {"dtype": type_.dtype.value, "shape": type_.shape}
-            with self.b.beside(self._maker(value), channel.phase):
-                self.held[value] = self.b.one(RECEIVE, *tokens, **attrs)
+            with self.b.like_node(self._maker(value), channel.phase):
+                self.held[value] = self.b.emit_one(RECEIVE, *tokens, **attrs)
 
     def _maker(self, value: ValueId) -> Node:
         return self.graph.nodes[self.graph.producers()[value]]

@@ -24,9 +24,9 @@ from compiler.ops.primitives.transfer import (
     ALL_TO_ALL,
     is_collective,
     is_copy,
-    place_number,
-    places,
     sent_in_ring,
+    value_device,
+    value_devices,
 )
 from compiler.storage.order import needed_per_step
 from compiler.storage.storage import Storage, assign_storage, call_of, dense_layout, is_dense
@@ -90,7 +90,9 @@ def _operand_numbers(graph: Graph, storage: Storage) -> list[int]:
             (type_.dtype, type_.shape, layout.offset_bytes, layout.strides_bytes, place),
             len(numbers),
         )
-        for type_, layout, place in zip(graph.types, storage.layout, places(graph), strict=True)
+        for type_, layout, place in zip(
+            graph.types, storage.layout, value_devices(graph), strict=True
+        )
     ]
 
 
@@ -104,7 +106,7 @@ def _kernel_of(graph: Graph, storage: Storage, node: Node, hardware: Hardware) -
         return KernelInfo(node.op.name, in_place=in_place, duration_ns=time_ns)
     if is_copy(node):
         x = node.inputs[0]
-        return copy_info(hardware, place_number(graph, x), node.attrs.int_("to"), graph.types[x])
+        return copy_info(hardware, value_device(graph, x), node.attrs.int_("to"), graph.types[x])
     return target.query(call_of(node, graph.types, storage.layout.__getitem__))
 
 

@@ -20,19 +20,19 @@ from dataclasses import replace
 from compiler.contract.errors import InternalError
 from compiler.contract.placement import HOST_SIDE
 from compiler.contract.types import Phase, ValueId
-from compiler.graph.graph import Graph, Node, fact, mark_needed
+from compiler.graph.graph import Graph, Node, cached_analysis, mark_needed
 from compiler.graph.registry import is_source
 from compiler.ops.families.updates import ACCUMULATE, PER_BATCH
 from compiler.ops.primitives.sources import INPUT, SCRATCH, VARIABLE
-from compiler.ops.primitives.transfer import RECEIVE, SEND, is_copy, is_over_stages, places
+from compiler.ops.primitives.transfer import RECEIVE, SEND, is_copy, is_over_stages, value_devices
 from compiler.storage.storage import Storage, assign_storage, launch_of_values, write_after_read
 from memory.order import better_order
 
 
-@fact
+@cached_analysis
 def runs_beside_steps(graph: Graph) -> tuple[bool, ...]:
     """Mark the nodes that bring a batch to a device, or outputs from one. O(nodes)."""
-    place, producers = places(graph), graph.producers()
+    place, producers = value_devices(graph), graph.producers()
     out = {output.value for output in graph.outputs}
     marks: list[bool] = []
     for node in graph.nodes:
@@ -50,13 +50,13 @@ def runs_beside_steps(graph: Graph) -> tuple[bool, ...]:
 # else a step is one batch, and there is one part.
 
 
-@fact
+@cached_analysis
 def batches_per_step(graph: Graph) -> int:
     """Return how many batches one update of the parameters consumes, 1 without accumulation."""
     return 1 if graph.accumulation is None else graph.accumulation.every
 
 
-@fact
+@cached_analysis
 def needed_per_step(graph: Graph) -> tuple[bool, ...]:
     """Mark the nodes that the writes of a step need, as far back as what batches leave. O(nodes).
 
@@ -69,7 +69,7 @@ def needed_per_step(graph: Graph) -> tuple[bool, ...]:
     return mark_needed(graph, [*wanted, *outputs_per_step(graph)], ends_at=PER_BATCH)
 
 
-@fact
+@cached_analysis
 def needed_per_batch(graph: Graph) -> tuple[bool, ...]:
     """Mark the nodes that outputs, and the writes of a batch, need. O(nodes)."""
     scratch, per_step = _scratch(graph), outputs_per_step(graph)
@@ -78,7 +78,7 @@ def needed_per_batch(graph: Graph) -> tuple[bool, ...]:
     return mark_needed(graph, wanted + [o.value for o in graph.outputs if o.value not in per_step])
 
 
-@fact
+@cached_analysis
 def outputs_per_step(graph: Graph) -> tuple[ValueId, ...]:
     """Return the values of outputs that are made of the sums over batches. O(nodes)."""
     if graph.accumulation is None:
@@ -140,7 +140,7 @@ def batches_in_flight(graph: Graph) -> int:
     return min(most, batches_per_step(graph)) if graph.writes else most
 
 
-@fact
+@cached_analysis
 def has_channels(graph: Graph) -> bool:
     """Whether a graph is that of a stage, some batches of which may be under way."""
     is_stage = any([node.op in (SEND, RECEIVE) for node in graph.nodes])
@@ -152,7 +152,7 @@ def is_returning(node: Node) -> bool:
     return node.op is RECEIVE and not node.attrs.bool_("is_up")
 
 
-@fact
+@cached_analysis
 def stage_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
     """Return pairs (before, after) of launches: what a stage waits for beyond values.
 
@@ -189,7 +189,7 @@ def run(graph: Graph) -> Graph:
     return replace(graph, nodes=place_views(graph, _order_launches(graph)))
 
 
-@fact
+@cached_analysis
 def order_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
     """Return pairs (before, after) of launches: values, control edges, updates after old readers.
 
@@ -233,7 +233,7 @@ def _order_launches(graph: Graph) -> list[int]:
     return [legal[i] for i in chosen.order]
 
 
-@fact
+@cached_analysis
 def sort_launches(graph: Graph) -> tuple[int, ...]:
     """Return the launches in an order that obeys all edges, nearest to the given one.
 

@@ -1,8 +1,9 @@
 """Which values share bytes: views on another value, and updates written over a variable.
 
 A value's *root* is the value that owns the bytes; its *layout* says where in them it lies. View ops
-cost no launch. Update ops (column `writes`) have their variable as root, so every other reader of
-its old value must run before them: `old_reads` lists those readers, `write_after_read` the pairs.
+cost no launch. Update ops (column `input_output_aliases`) have their variable as root, so every
+other reader of its old value must run before them: `old_reads` lists those readers,
+`write_after_read` the pairs.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 
 from compiler.contract.errors import InternalError
 from compiler.contract.types import TensorType, ValueId, contiguous_strides
-from compiler.graph.graph import Graph, Node, fact
-from compiler.graph.registry import Layout, Op, ViewOf, is_source, view, writes
+from compiler.graph.graph import Graph, Node, cached_analysis
+from compiler.graph.registry import Layout, Op, ViewOf, input_output_aliases, is_source, view
 from compiler.graph.target import CallOperand, KernelCall
 
 
@@ -81,7 +82,7 @@ def is_dense(type_: TensorType, layout: Layout) -> bool:
     )
 
 
-@fact
+@cached_analysis
 def assign_storage(graph: Graph) -> Storage:
     """Resolve views and updates of a graph. O(nodes)."""
     types = graph.types
@@ -92,7 +93,11 @@ def assign_storage(graph: Graph) -> Storage:
     for node in graph.nodes:
         op = node.op
         if op not in known:
-            known[op] = view.get(op) if view.has(op) else None, is_source.get(op), writes.get(op)
+            known[op] = (
+                view.get(op) if view.has(op) else None,
+                is_source.get(op),
+                input_output_aliases.get(op),
+            )
         place, is_made, written = known[op]
         if place is not None:
             source, target = node.inputs[0], node.outputs[0]
@@ -111,7 +116,7 @@ def assign_storage(graph: Graph) -> Storage:
     return Storage(tuple(root), tuple(layout), tuple(is_launch))
 
 
-@fact
+@cached_analysis
 def launch_of_values(graph: Graph) -> tuple[int, ...]:
     """Return, per value, the node index of the launch that made its bytes; -1 for sources."""
     storage = assign_storage(graph)
@@ -134,7 +139,7 @@ def write_after_read(graph: Graph) -> list[tuple[int, int]]:
     return [(r.reader, r.writer) for r in old_reads(graph) if r.reader != r.writer]
 
 
-@fact
+@cached_analysis
 def old_reads(graph: Graph) -> tuple[OldRead, ...]:
     """Return every read of a variable's old value, but for the inputs that updates write over.
 

@@ -30,7 +30,7 @@ from itertools import pairwise, zip_longest
 
 from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.plan import Plan
-from compiler.contract.rank_plans import RECEIVE, SEND, CommMove, Meeting, RankPlans
+from compiler.contract.rank_plans import RECEIVE, SEND, CollectiveGroup, CollectiveOp, RankPlans
 from compiler.contract.types import RegisterId
 from compiler.graph.target import in_words
 from compiler.verify.verify import edges_of
@@ -38,7 +38,7 @@ from memory.registers import (
     Deadlock,
     RateEdge,
     RatesError,
-    find_turns,
+    find_forced_order,
     play_period,
     repetition_vector,
 )
@@ -144,11 +144,11 @@ def _check_sizes(ranks: RankPlans) -> None:
 _Place = tuple[str, tuple[int, int]]
 """A group's name, and the place of a meeting."""
 
-_Before = dict[_Place, dict[_Place, tuple[int, Meeting, Meeting]]]
+_Before = dict[_Place, dict[_Place, tuple[int, CollectiveGroup, CollectiveGroup]]]
 """By meetings what comes next on some stream: of which class of ranks, and the two."""
 
 
-def check_one_order(ranks: RankPlans, in_turn: Sequence[Sequence[Meeting]]) -> None:
+def check_one_order(ranks: RankPlans, in_turn: Sequence[Sequence[CollectiveGroup]]) -> None:
     """Check meetings of each class of ranks, in turn and stream by stream. O(meetings).
 
     Raises CompileError with what goes round in a circle.
@@ -177,10 +177,10 @@ def check_one_order(ranks: RankPlans, in_turn: Sequence[Sequence[Meeting]]) -> N
         )
 
 
-def _before(ranks: RankPlans, in_turn: Sequence[Sequence[Meeting]]) -> _Before:
+def _before(ranks: RankPlans, in_turn: Sequence[Sequence[CollectiveGroup]]) -> _Before:
     found: _Before = {}
     for number in dict.fromkeys(ranks.class_of):
-        plan, last = ranks.plans[number], dict[int, Meeting]()
+        plan, last = ranks.plans[number], dict[int, CollectiveGroup]()
         for meeting in in_turn[number]:
             stream = plan.actors[meeting.actor].stream
             if stream in last:
@@ -191,7 +191,9 @@ def _before(ranks: RankPlans, in_turn: Sequence[Sequence[Meeting]]) -> _Before:
     return found
 
 
-def _circle(before: _Before, left: set[_Place]) -> list[tuple[int, Meeting, Meeting]]:
+def _circle(
+    before: _Before, left: set[_Place]
+) -> list[tuple[int, CollectiveGroup, CollectiveGroup]]:
     """Return the pairs along a circle, by going back from one that waits to one that does."""
     back: dict[_Place, _Place] = {}
     for place in sorted(left):
@@ -259,9 +261,9 @@ def fit_together(ranks: RankPlans) -> JointReport:
     return JointReport(ranks.mesh.num_ranks, len(game.first_rank), len(game.names), len(game.edges))
 
 
-def _in_turn(plan: Plan, meetings: Sequence[Meeting]) -> list[Meeting]:
+def _in_turn(plan: Plan, meetings: Sequence[CollectiveGroup]) -> list[CollectiveGroup]:
     """Return meetings in the order in which a rank comes to them, stream by stream."""
-    own: dict[int, list[Meeting]] = {}
+    own: dict[int, list[CollectiveGroup]] = {}
     for meeting in meetings:
         own.setdefault(meeting.actor, []).append(meeting)
     streams: dict[int, list[int]] = {}
@@ -269,16 +271,17 @@ def _in_turn(plan: Plan, meetings: Sequence[Meeting]) -> list[Meeting]:
         streams.setdefault(plan.actors[actor].stream, []).append(actor)
     edges, _ = edges_of(plan)
     repetitions = _balanced(plan, edges)
-    found: list[Meeting] = []
+    found: list[CollectiveGroup] = []
     for stream, actors in sorted(streams.items()):
-        turns = find_turns(len(plan.actors), edges, repetitions, actors)
-        if turns.rivals is not None:
-            first, second = [own[actor][0].moves[0] for actor in turns.rivals]
+        turns = find_forced_order(len(plan.actors), edges, repetitions, actors)
+        if turns.concurrent_pair is not None:
+            first, second = [own[actor][0].moves[0] for actor in turns.concurrent_pair]
             raise InternalError(
                 f"plan {plan.name!r} does not say which comes first on stream"
                 f" {plan.streams[stream].name!r}, {first} or {second}: ranks that begin them in"
                 " different orders wait for each other; a control edge between their actors"
-                f" {' and '.join([repr(plan.actors[a].name) for a in turns.rivals])} is missing"
+                f" {' and '.join([repr(plan.actors[a].name) for a in turns.concurrent_pair])} is"
+                " missing"
             )
         # Those that never have a turn are stuck, and named where the game of all is.
         for actor in dict.fromkeys([*turns.first, *actors]):
@@ -293,7 +296,7 @@ def _balanced(plan: Plan, edges: Sequence[RateEdge]) -> tuple[int, ...]:
         raise CompileError(f"plan {plan.name!r}: {error}") from None
 
 
-def _check_groups(ranks: RankPlans, in_turn: Sequence[Sequence[Meeting]]) -> None:
+def _check_groups(ranks: RankPlans, in_turn: Sequence[Sequence[CollectiveGroup]]) -> None:
     """Check that the ranks of every group come to the same meetings; alike groups once."""
     class_of = ranks.class_of
     checked: set[tuple[str, tuple[int, ...]]] = set()
@@ -306,7 +309,9 @@ def _check_groups(ranks: RankPlans, in_turn: Sequence[Sequence[Meeting]]) -> Non
                 _check_group(group, members, [in_turn[class_of[member]] for member in members])
 
 
-def _check_group(group: str, members: Sequence[int], in_turn: Sequence[Sequence[Meeting]]) -> None:
+def _check_group(
+    group: str, members: Sequence[int], in_turn: Sequence[Sequence[CollectiveGroup]]
+) -> None:
     rows = [[m for m in own if m.group == group and m.peer is None] for own in in_turn]
     for rank, row in zip(members[1:], rows[1:], strict=True):
         for number, (ours, theirs) in enumerate(zip_longest(rows[0], row)):
@@ -317,7 +322,10 @@ def _check_group(group: str, members: Sequence[int], in_turn: Sequence[Sequence[
 
 
 def _check_same(
-    group: str, number: int, one: tuple[int, Meeting | None], other: tuple[int, Meeting | None]
+    group: str,
+    number: int,
+    one: tuple[int, CollectiveGroup | None],
+    other: tuple[int, CollectiveGroup | None],
 ) -> None:
     """Check that two ranks come to the same meeting as number so-and-so of their group."""
     (first, ours), (rank, theirs) = one, other
@@ -341,14 +349,14 @@ def _check_same(
             )
 
 
-def _words(move: CommMove) -> str:
+def _words(move: CollectiveOp) -> str:
     """Return what ranks must say alike of a move."""
     by = f" by {move.by}" if move.by else ""
     axes = f" along axis {' and '.join(map(str, move.axes))}" if move.axes else ""
     return f"{move.whole}{by}{axes} over {move.group_size} ranks"
 
 
-def _check_parts(members: Sequence[int], moves: Sequence[CommMove]) -> None:
+def _check_parts(members: Sequence[int], moves: Sequence[CollectiveOp]) -> None:
     """Check that their parts add up to the whole."""
     first = moves[0]
     for (axis, whole, _), *own in zip(first.parts, *[move.parts for move in moves], strict=True):
@@ -379,7 +387,9 @@ def _check_peers(ranks: RankPlans) -> None:
                 _check_peer(ranks, (rank, place), peer, meeting)
 
 
-def _check_peer(ranks: RankPlans, own: tuple[int, int], peer: int, meeting: Meeting) -> None:
+def _check_peer(
+    ranks: RankPlans, own: tuple[int, int], peer: int, meeting: CollectiveGroup
+) -> None:
     (rank, place), move = own, meeting.moves[0]
     if peer == rank:
         raise CompileError(f"rank {rank} would come to {move} with itself")
@@ -419,7 +429,7 @@ class _JointGame:
     @staticmethod
     def of(ranks: RankPlans) -> _JointGame:
         """Return the game of some ranks."""
-        kinds = ranks.alike()
+        kinds = ranks.equivalence_classes()
         game = _JointGame(ranks, [kinds.index(kind) for kind in range(max(kinds, default=-1) + 1)])
         met: dict[_Key, int] = {}
         edges = [edges_of(plan) for plan in ranks.plans]

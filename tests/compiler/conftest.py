@@ -48,15 +48,17 @@ class Sketch:
         self.b = GraphBuilder()
 
     def input(self, name, shape, dtype="float64"):
-        return self.b.one(INPUT, name=name, dtype=dtype, shape=shape)
+        return self.b.emit_one(INPUT, name=name, dtype=dtype, shape=shape)
 
     def variable(self, name, shape, dtype="float64", role="parameter"):
         init = (("kind", "zeros"),)
-        return self.b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
+        return self.b.emit_one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
 
     def constant(self, array):
         array = np.asarray(array)
-        return self.b.one(CONSTANT, dtype=str(array.dtype), shape=array.shape, data=array.tobytes())
+        return self.b.emit_one(
+            CONSTANT, dtype=str(array.dtype), shape=array.shape, data=array.tobytes()
+        )
 
 
 @pytest.fixture

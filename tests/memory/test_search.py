@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memory.packing import BufferSets, live_per_section, make_instance
-from memory.packing_search import Outcome, Style, Terrain, search
+from memory.packing_search import BranchingRule, Outcome, PackingRules, search
 
 small = st.lists(
     st.tuples(st.integers(0, 6), st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=8
@@ -43,7 +43,7 @@ def run(rows, capacity, style, max_nodes=100_000, seed=0):
     lower, upper, size = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     instance = make_instance(lower, upper, size)
     order = np.random.default_rng(seed).permutation(size.size)
-    terrain = Terrain(BufferSets.build(instance, order), int(np.gcd.reduce(size)), style)
+    terrain = PackingRules(BufferSets.build(instance, order), int(np.gcd.reduce(size)), style)
     result = search(terrain, (capacity - live_per_section(instance)).tolist(), max_nodes)
     offsets = np.zeros(size.size, np.int64)
     if result.offsets:
@@ -103,7 +103,7 @@ def tight_instance(num_sections, capacity, rng):
     return rows
 
 
-@pytest.mark.parametrize("style", Style)
+@pytest.mark.parametrize("style", BranchingRule)
 @given(small, st.integers(0, 3), st.integers(0, 5))
 def test_a_search_finds_a_packing_exactly_where_one_exists(style, rows, extra, seed):
     steps = range(12)
@@ -119,7 +119,7 @@ INFEASIBLE = (6234, 10114, 21375, 22471, 22786, 27339, 37758, 39895, 41449, 4825
 """Seeds of tight instances without a packing: rare, about one in 3,000."""
 
 
-@pytest.mark.parametrize("style", Style)
+@pytest.mark.parametrize("style", BranchingRule)
 @pytest.mark.parametrize("seeds", [INFEASIBLE, range(60)], ids=["infeasible", "random"])
 def test_a_search_is_right_about_tight_instances(style, seeds):
     outcomes = []
@@ -137,20 +137,20 @@ def test_a_search_is_right_about_tight_instances(style, seeds):
     assert outcomes.count(wanted) == len(outcomes)
 
 
-@pytest.mark.parametrize("style", Style)
+@pytest.mark.parametrize("style", BranchingRule)
 def test_below_the_live_bytes_there_is_nothing_to_search(style):
     result, _ = run([(0, 2, 3), (1, 3, 3)], 5, style)
     assert (result.outcome, result.nodes) == (Outcome.EXHAUSTED, 0)
 
 
-@pytest.mark.parametrize("style", Style)
+@pytest.mark.parametrize("style", BranchingRule)
 def test_a_search_that_runs_out_of_nodes_says_so(style):
     rows, height = perfect_packing(30, Random(3))
     result, _ = run(rows, height, style, max_nodes=5)
     assert (result.outcome, result.nodes, result.offsets) == (Outcome.OUT_OF_NODES, 5, ())
 
 
-@pytest.mark.parametrize("style", Style)
+@pytest.mark.parametrize("style", BranchingRule)
 def test_buffers_of_one_shape_are_not_tried_in_each_order(style):
     """Of an instance without a packing, every buffer is cut into four: 24 orders each, untried."""
     rng = Random(10114)
@@ -169,13 +169,14 @@ def test_a_perfect_packing_of_sixty_buffers_is_found_by_corners():
     lower, upper, size = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     assert (live_per_section(make_instance(lower, upper, size)) == height).all()
     found = [
-        run(rows, height, Style.CORNERS, max_nodes=4000, seed=seed)[0].outcome is Outcome.PACKED
+        run(rows, height, BranchingRule.CORNERS, max_nodes=4000, seed=seed)[0].outcome
+        is Outcome.PACKED
         for seed in range(12)
     ]
     assert any(found)
 
 
 def test_a_descent_of_many_buffers_needs_no_recursion():
-    result, offsets = run([(0, 1, 1)] * 3000, 3000, Style.LEFT_TO_RIGHT)
+    result, offsets = run([(0, 1, 1)] * 3000, 3000, BranchingRule.LEFT_TO_RIGHT)
     assert (result.outcome, result.nodes) == (Outcome.PACKED, 3000)
     assert sorted(offsets) == list(range(3000))

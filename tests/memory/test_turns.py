@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from memory import registers
-from memory.registers import RateEdge, RatesError, find_turns, play_period, repetition_vector
+from memory.registers import RateEdge, RatesError, find_forced_order, play_period, repetition_vector
 
 
 def edge(producer, consumer, produce=1, consume=1, num_slots=1, initial=0):
@@ -83,12 +83,12 @@ def test_two_are_rivals_where_some_order_of_events_makes_both_ready(graph, num_h
     assume(play_period(num_actors, edges, repetitions) is None)
     actors = list(range(min(num_held, num_actors)))
     wanted = rivals_by_search(num_actors, edges, repetitions, actors, periods=3)
-    turns = find_turns(num_actors, edges, repetitions, actors)
-    assert (turns.rivals is not None) == bool(wanted)
-    if turns.rivals is None:
+    turns = find_forced_order(num_actors, edges, repetitions, actors)
+    assert (turns.concurrent_pair is not None) == bool(wanted)
+    if turns.concurrent_pair is None:
         assert sorted(turns.first) == actors
     else:
-        assert tuple(sorted(turns.rivals)) in wanted
+        assert tuple(sorted(turns.concurrent_pair)) in wanted
 
 
 @given(live_graphs())
@@ -101,23 +101,23 @@ def test_rounds_played_at_once_find_what_single_firings_do(graph):
         assume(False)
     assume(play_period(num_actors + 1, edges, repetitions) is None)
     actors = [0, num_actors]
-    found = find_turns(num_actors + 1, edges, repetitions, actors)
+    found = find_forced_order(num_actors + 1, edges, repetitions, actors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registers, "LONG_PERIOD", 0)
-        assert find_turns(num_actors + 1, edges, repetitions, actors) == found
+        assert find_forced_order(num_actors + 1, edges, repetitions, actors) == found
 
 
 def test_a_chain_with_a_way_back_holds_its_actors_in_turn():
     chain = [edge(0, 1), edge(1, 2), edge(2, 3)]
     again = edge(0, 3, num_slots=1)
-    assert find_turns(4, chain, (1,) * 4, [1, 3]).rivals == (1, 3)
-    assert find_turns(4, [*chain, again], (1,) * 4, [3, 1]).first == (1, 3)
+    assert find_forced_order(4, chain, (1,) * 4, [1, 3]).concurrent_pair == (1, 3)
+    assert find_forced_order(4, [*chain, again], (1,) * 4, [3, 1]).first == (1, 3)
 
 
 def test_what_comes_after_a_hundred_thousand_steps_is_found_as_well():
     every = 100_000
     edges = [edge(0, 1), edge(1, 2, 1, every, num_slots=every), edge(0, 2, 1, every, every)]
     repetitions = repetition_vector(3, edges)
-    assert find_turns(3, edges, repetitions, [1, 2]).first == (1, 2)
+    assert find_forced_order(3, edges, repetitions, [1, 2]).first == (1, 2)
     slack = [edge(0, 1), edge(1, 2, 1, every, num_slots=every + 1), edge(0, 2, 1, every, 2 * every)]
-    assert find_turns(3, slack, repetitions, [1, 2]).rivals == (1, 2)
+    assert find_forced_order(3, slack, repetitions, [1, 2]).concurrent_pair == (1, 2)

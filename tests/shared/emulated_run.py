@@ -121,7 +121,9 @@ def execute(calls, seed, cell):
 def single(calls, way):
     """Return calls with one way in place of several."""
     return tuple(
-        itertools.chain(*[call.ways[way] if isinstance(call, OneOf) else (call,) for call in calls])
+        itertools.chain(
+            *[call.alternatives[way] if isinstance(call, OneOf) else (call,) for call in calls]
+        )
     )
 
 

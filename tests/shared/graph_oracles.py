@@ -11,7 +11,8 @@ from compiler.ops.primitives.sources import INPUT, VARIABLE
 def fed(b, arrays):
     """Return inputs of a graph under construction for some arrays, named "0", "1", and so on."""
     return [
-        b.one(INPUT, name=str(i), dtype=str(a.dtype), shape=a.shape) for i, a in enumerate(arrays)
+        b.emit_one(INPUT, name=str(i), dtype=str(a.dtype), shape=a.shape)
+        for i, a in enumerate(arrays)
     ]
 
 
@@ -38,7 +39,7 @@ def pull(b, nodes, grads):
         for value, grad in zip(node.inputs, gradient.get(node.op)(b, node, flowing), strict=True):
             if grad is not None:
                 assert b.type_of(grad) == b.type_of(value), node.op
-                grads[value] = b.one(ADD, grads[value], grad) if value in grads else grad
+                grads[value] = b.emit_one(ADD, grads[value], grad) if value in grads else grad
     return grads
 
 

@@ -20,13 +20,13 @@ from compiler.storage.storage import assign_storage
 def variable(b, name, shape, dtype="float32", role="parameter"):
     """Return a variable that begins with zeros."""
     init = (("kind", "zeros"),)
-    return b.one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
+    return b.emit_one(VARIABLE, name=name, dtype=dtype, shape=shape, role=role, init=init)
 
 
 def counter(b):
     """Return a counter that every step increments."""
     step = variable(b, "step", (), "int64", "counter")
-    b.writes.append(Write(step, b.one(INCREMENT, step)))
+    b.writes.append(Write(step, b.emit_one(INCREMENT, step)))
     return step
 
 
@@ -60,13 +60,13 @@ def adam(b, loss, weights, every=1):
 def weighted_sum(shapes, every=1):
     """Return a graph that trains variables of some shapes by AdamW on their sum, times an input."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=())
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=())
     weights = [variable(b, f"w{i}", shape) for i, shape in enumerate(shapes)]
     total = x
     for weight, shape in zip(weights, shapes, strict=True):
         axes = tuple(range(len(shape)))
-        summed = b.one(SUM, weight, axes=axes, keepdims=False) if shape else weight
-        total = b.one(ADD, total, b.one(MUL, summed, x))
+        summed = b.emit_one(SUM, weight, axes=axes, keepdims=False) if shape else weight
+        total = b.emit_one(ADD, total, b.emit_one(MUL, summed, x))
     adam(b, total, weights, every)
     return b.freeze()
 
@@ -88,19 +88,21 @@ class Net:
 
     def input(self, *shape, dtype="float64"):
         name = self._fed("in", self._numbers(shape, dtype))
-        return self.b.one(INPUT, name=name, dtype=dtype, shape=shape)
+        return self.b.emit_one(INPUT, name=name, dtype=dtype, shape=shape)
 
     def labels(self, *shape, below):
         array = np.random.default_rng(len(self.feeds)).integers(0, below, shape)
         name = self._fed("in", array)
-        return self.b.one(INPUT, name=name, dtype=str(array.dtype), shape=shape)
+        return self.b.emit_one(INPUT, name=name, dtype=str(array.dtype), shape=shape)
 
     def variable(self, *shape, dtype="float64", role="parameter"):
         name = self._fed("var", self._numbers(shape, dtype))
         return variable(self.b, name, shape, dtype, role)
 
     def number(self, value):
-        return self.b.one(CONSTANT, dtype="float64", shape=(), data=np.float64(value).tobytes())
+        return self.b.emit_one(
+            CONSTANT, dtype="float64", shape=(), data=np.float64(value).tobytes()
+        )
 
     def done(self, **named):
         self.b.outputs = [Output(name, value) for name, value in named.items()]
@@ -136,9 +138,9 @@ class HostCosts:
     """What made-up targets say of streams and memory: as much as the host."""
 
     message_ns, alignment, link, wide_values = 20_000.0, 64, None, WIDE_IN_CACHE
-    product_finishes = ()
+    epilogue_ops = ()
 
-    def joined_updates(self, num_full):
+    def max_merged_updates(self, num_full):
         return 1
 
 

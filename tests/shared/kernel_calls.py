@@ -11,7 +11,7 @@ from compiler.contract.types import DType, TensorType, numpy_dtype
 from compiler.fusion import fuse
 from compiler.graph.graph import GraphBuilder, Output
 from compiler.graph.program_builder import expand
-from compiler.graph.registry import all_ops, find_op, runs_as
+from compiler.graph.registry import all_ops, find_op, kernel_op
 from compiler.ops.language.define import update
 from compiler.ops.primitives.shape import BROADCAST_TO, RESHAPE
 from compiler.ops.primitives.sources import INPUT
@@ -58,9 +58,9 @@ def guarded(array):
     return copy, check
 
 
-def kernel_op(op):
+def launched_op(op):
     """Return the op whose kernels compute an op."""
-    return runs_as.get(op) or op.name
+    return kernel_op.get(op) or op.name
 
 
 def fused(op, attrs, inputs, dtypes=None):
@@ -75,7 +75,7 @@ def fused(op, attrs, inputs, dtypes=None):
     b = GraphBuilder()
     dtypes = dtypes or [x.dtype.name for x in inputs]
     given = [
-        b.one(INPUT, name=str(i), dtype=dtype, shape=x.shape)
+        b.emit_one(INPUT, name=str(i), dtype=dtype, shape=x.shape)
         for i, (x, dtype) in enumerate(zip(inputs, dtypes, strict=True))
     ]
     b.outputs = [Output(str(i), v) for i, v in enumerate(b.emit(found, given, attrs))]
@@ -84,7 +84,7 @@ def fused(op, attrs, inputs, dtypes=None):
         return op, attrs, tuple(inputs)
     (node,) = nodes
     arrays = [inputs[given.index(v)] for v in node.inputs]
-    return kernel_op(node.op), dict(node.attrs), tuple([np.asarray(x, order="C") for x in arrays])
+    return launched_op(node.op), dict(node.attrs), tuple([np.asarray(x, order="C") for x in arrays])
 
 
 def chosen(op, attrs, inputs, outputs, of=operand):

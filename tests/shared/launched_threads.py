@@ -29,7 +29,7 @@ def on_ranks(count, script, wait_s=60.0):
     with ranks_in_process.joined(count, wait_s=wait_s) as (_, members):
 
         def one(member):
-            _own.among = Among(member.rank, member.gather, member)
+            _own.among = Among(member.rank, member.all_gather_object, member)
             try:
                 return script(member.rank)
             except Exception as error:

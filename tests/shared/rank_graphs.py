@@ -12,7 +12,7 @@ from op_table import ROWS_OF_OPS
 
 import compiler.ops.families.embedding  # registers an op of the table
 import compiler.pipeline.standard_ops  # noqa: F401
-from compiler.contract.sbp import By, Partial, Split, local_slices, own_part, part_of
+from compiler.contract.sbp import Partial, ReduceOp, Split, local_slices, shard_range, shard_slices
 from compiler.contract.types import DType, TensorType
 from compiler.graph.registry import all_ops, infer_type, is_comm, reference
 from compiler.ops.primitives.sources import (
@@ -30,7 +30,7 @@ ROWS = defaultdict(list)
 for _row in ROWS_OF_OPS:
     ROWS[_row.op].append(_row)
 
-JOINED = {By.SUM: np.add, By.MAX: np.maximum, By.MIN: np.minimum}
+JOINED = {ReduceOp.SUM: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}
 
 
 def types_of(arrays):
@@ -45,9 +45,9 @@ def parts_of(array, word, parts, rng):
         return [array[local_slices(shape, (word,), (parts,), (i,))].copy() for i in range(parts)]
     if not isinstance(word, Partial):
         return [array] * parts
-    if word.by is not By.SUM:
+    if word.by is not ReduceOp.SUM:
         holder, away = [rng.integers(0, n, array.shape) for n in (parts, 3)]
-        away = (away if word.by is By.MIN else -away).astype(array.dtype)
+        away = (away if word.by is ReduceOp.MIN else -away).astype(array.dtype)
         return [np.where(holder == i, array, array + away) for i in range(parts)]
     is_float = array.dtype.kind == "f"
     draw = rng.standard_normal if is_float else lambda shape: rng.integers(-3, 4, shape)
@@ -87,7 +87,7 @@ def numbers_of(graph, mesh, rank):
     found = {}
     for node in graph.nodes:
         if node.op is VARIABLE and node.attrs["role"] == NUMBERS:
-            rows = own_part(declared_part(node.attrs), mesh, rank)[0]
+            rows = shard_slices(declared_part(node.attrs), mesh, rank)[0]
             found[node.outputs[0]] = np.arange(rows.start, rows.stop)
     return found
 
@@ -133,11 +133,11 @@ def _met(waiting, rank, mesh):
     group = mesh.group(rank, mesh.axis(node.attrs["group"]))
     parts, index = [waiting[other][1] for other in group], group.index(rank)
     if "by" in node.attrs:
-        total = whole_of(parts, Partial(By(node.attrs["by"])))
+        total = whole_of(parts, Partial(ReduceOp(node.attrs["by"])))
         cut = node.attrs.get("axis")
     else:
         total, cut = np.concatenate(parts, node.attrs["axis"]), node.attrs.get("to_axis")
     if cut is None:
         return total
-    rows = part_of(total.shape[cut], len(group), index)
+    rows = shard_range(total.shape[cut], len(group), index)
     return np.take(total, np.arange(rows.start, rows.stop), cut)

@@ -9,7 +9,7 @@ import numpy as np
 from rank_graphs import run_ranks
 
 from compiler.contract.placement import Mesh, MeshLink
-from compiler.contract.sbp import BROADCAST, Split, local_slices, word_of
+from compiler.contract.sbp import BROADCAST, Split, local_slices, parse_sbp
 from compiler.graph.target import CompileOptions
 from compiler.ops.language.define import update
 from compiler.ops.primitives.sources import INPUT, NUMBERS, VARIABLE
@@ -55,7 +55,7 @@ def fixed_words(graph, axis, split_weights=lambda name: BROADCAST):
                 fixed[value] = Split(0)
         said = dict(node.attrs.get("sbp", ()))
         if axis in said:
-            fixed[value] = word_of(said[axis])
+            fixed[value] = parse_sbp(said[axis])
     for node in graph.nodes:
         if update.has(node.op) and node.inputs[0] in fixed:
             for _, over in node.writes:

@@ -5,7 +5,7 @@ execute one firing at a time in the order in which they were started. A meeting 
 its ranks have it at the head of their streams.
 """
 
-from compiler.contract.rank_plans import meetings_of
+from compiler.contract.rank_plans import collective_groups
 
 
 class TooMany(Exception):
@@ -21,7 +21,7 @@ class RankSearch:
         self.meets = []
         for plan in self.plans:
             own = {}
-            for meeting in meetings_of(plan):
+            for meeting in collective_groups(plan):
                 own.setdefault(meeting.actor, []).append(meeting)
             self.meets.append(own)
 

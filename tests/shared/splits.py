@@ -68,17 +68,19 @@ def layer(net, kind, earlier, weights, pick):
     b, h = net.b, earlier[-1]
     if kind == "product":
         weights.append(net.variable(4, 4, dtype="float32"))
-        return b.one(MATMUL, h, weights[-1])
+        return b.emit_one(MATMUL, h, weights[-1])
     if kind == "gelu":
-        return b.one(GELU, h)
+        return b.emit_one(GELU, h)
     if kind == "residual":
-        return b.one(ADD, h, earlier[pick % len(earlier)])
+        return b.emit_one(ADD, h, earlier[pick % len(earlier)])
     if kind == "scale":
-        return b.one(MUL, h, b.one(BROADCAST_TO, scalar(b, 0.5, DType.FLOAT32), shape=(4, 4)))
+        return b.emit_one(
+            MUL, h, b.emit_one(BROADCAST_TO, scalar(b, 0.5, DType.FLOAT32), shape=(4, 4))
+        )
     if kind == "turn":
-        return b.one(TRANSPOSE, h, perm=(1, 0))
+        return b.emit_one(TRANSPOSE, h, perm=(1, 0))
     if kind == "bias":
         weights.append(net.variable(4, dtype="float32"))
-        return b.one(ADD, h, b.one(BROADCAST_TO, weights[-1], shape=(4, 4)))
+        return b.emit_one(ADD, h, b.emit_one(BROADCAST_TO, weights[-1], shape=(4, 4)))
     to = pick % 3
-    return b.one(COPY_TO, h, to=to, bucket=0)
+    return b.emit_one(COPY_TO, h, to=to, bucket=0)

@@ -6,13 +6,13 @@ import numpy as np
 from fused_programs import Builder
 
 from compiler.contract.program import Kind
-from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.types import DType, TensorType, from_bits, numpy_dtype, to_bits
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
 F32, F64, BF16, I64 = DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.INT64
-PRODUCT, SUM_OF_PRODUCTS = StepKind.PRODUCT, StepKind.SUM_OF_PRODUCTS
-COLUMN_SUM, PROGRAM = StepKind.COLUMN_SUM, StepKind.PROGRAM
+PRODUCT, SUM_OF_PRODUCTS = TileStepKind.PRODUCT, TileStepKind.SUM_OF_PRODUCTS
+COLUMN_SUM, PROGRAM = TileStepKind.COLUMN_SUM, TileStepKind.PROGRAM
 ALL = ("losses", "dx", "dw", "dwt", "db")
 """Results: dwt is the gradient of the weight transposed, as some layers have it."""
 
@@ -57,7 +57,7 @@ def loss_region(dtype, rows, columns, width, chunk_rows, wanted, has_bias=False)
     """Inputs: x, weight as [width, columns], the same as [columns, width], labels, scale, bias."""
     own = F32 if dtype is BF16 else dtype
     has_gradient = wanted != ("losses",)
-    held = [Held(own, FULL)] + [Held(dtype, FULL)] * has_gradient
+    held = [TileValue(own, FULL)] + [TileValue(dtype, FULL)] * has_gradient
     num_inputs = 5 + has_bias
     wide, dwide = num_inputs, num_inputs + 1
     shapes = {
@@ -69,17 +69,17 @@ def loss_region(dtype, rows, columns, width, chunk_rows, wanted, has_bias=False)
     place = {name: num_inputs + len(held) + i for i, name in enumerate(wanted)}
     program = loss_program(dtype, dtype if has_gradient else None, has_bias, columns)
     reads = (wide, 3, *((5,) if has_bias else ()), 4)
-    steps = [Step(PRODUCT, (0, 1), (wide,))]
+    steps = [TileStep(PRODUCT, (0, 1), (wide,))]
     made = (place["losses"],) + ((dwide,) if has_gradient else ())
-    steps.append(Step(PROGRAM, reads, made, program))
+    steps.append(TileStep(PROGRAM, reads, made, program))
     for name, kind, operands in (
         ("dx", PRODUCT, (dwide, 2)), ("dw", SUM_OF_PRODUCTS, (dwide, 0)),
         ("dwt", SUM_OF_PRODUCTS, (0, dwide)), ("db", COLUMN_SUM, (dwide,)),
     ):  # fmt: skip
         if name in place:
-            steps.append(Step(kind, operands, (place[name],)))
+            steps.append(TileStep(kind, operands, (place[name],)))
     outputs = tuple([TensorType(own, shapes[name]) for name in wanted])
-    region = Region(rows, columns, chunk_rows, num_inputs, tuple(held), outputs, tuple(steps))
+    region = TiledLoop(rows, columns, chunk_rows, num_inputs, tuple(held), outputs, tuple(steps))
     return region, wanted
 
 
@@ -122,16 +122,17 @@ def hidden_region(rows, columns, width, chunk_rows):
     b = Builder()
     program = b.program(b.op("tanh", b.input(FULL, F32)))
     steps = (
-        Step(PRODUCT, (0, 1), (3,)), Step(PROGRAM, (3,), (4,), program), Step(PRODUCT, (4, 2), (5,))
+        TileStep(PRODUCT, (0, 1), (3,)), TileStep(PROGRAM, (3,), (4,), program),
+        TileStep(PRODUCT, (4, 2), (5,))
     )  # fmt: skip
-    held = (Held(F32, FULL), Held(F32, FULL))
-    return Region(rows, columns, chunk_rows, 3, held, (TensorType(F32, (rows, width)),), steps)
+    held = (TileValue(F32, FULL), TileValue(F32, FULL))
+    return TiledLoop(rows, columns, chunk_rows, 3, held, (TensorType(F32, (rows, width)),), steps)
 
 
 def activated_region(rows, columns, width):
     """A product of the tanh of x, whose rows may be several axes."""
     b = Builder()
     program = b.program(b.op("tanh", b.input(FULL, F32)))
-    steps = (Step(PROGRAM, (0,), (2,), program), Step(PRODUCT, (2, 1), (3,)))
+    steps = (TileStep(PROGRAM, (0,), (2,), program), TileStep(PRODUCT, (2, 1), (3,)))
     outputs = (TensorType(F32, (rows, width)),)
-    return Region(rows, columns, 0, 2, (Held(F32, FULL),), outputs, steps)
+    return TiledLoop(rows, columns, 0, 2, (TileValue(F32, FULL),), outputs, steps)

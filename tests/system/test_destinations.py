@@ -205,7 +205,7 @@ def test_parts_in_place_change_no_bit_and_take_no_more_bytes(name, monkeypatch, 
     for is_in_place in (True, False):
         monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path / str(is_in_place)))
         if not is_in_place:
-            monkeypatch.setattr(destinations.inside, "has", lambda op: False)
+            monkeypatch.setattr(destinations.concat_slices, "has", lambda op: False)
         train, model = training(), MODELS[name][0]()
         losses.append([float(train.step(model, BATCH)["loss"]) for _ in range(4)])
         plan = train.compile(model, TYPES)

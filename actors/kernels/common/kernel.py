@@ -26,7 +26,7 @@ from compiler.contract.attrs import AttrValue
 from compiler.contract.errors import InternalError, bad_index
 from compiler.contract.plan import SubPlan
 from compiler.contract.program import FusedProgram
-from compiler.contract.region import Region
+from compiler.contract.region import TiledLoop
 from compiler.contract.types import DType, TensorType, contiguous_strides, numpy_dtype
 
 # Scratch. A kernel lists the `Piece`s that it wants once, in a function that both `query` and
@@ -449,10 +449,10 @@ def fused_program(attrs: Attrs, name: str) -> FusedProgram:
     return value
 
 
-def region(attrs: Attrs, name: str) -> Region:
+def region(attrs: Attrs, name: str) -> TiledLoop:
     """Return a region. Raises InternalError when it is missing or of another kind."""
     value = _present(attrs, name)
-    if not isinstance(value, Region):
+    if not isinstance(value, TiledLoop):
         raise _wrong(name, "a region", value)
     return value
 

@@ -42,7 +42,7 @@ from actors.kernels.program.spaces import Made, joined_rows, row_strides
 from actors.machine.protocol import Array
 from compiler.contract.errors import InternalError, bad_index
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput, check_program
-from compiler.contract.region import Region
+from compiler.contract.region import TiledLoop
 from compiler.contract.spaces import row_stride
 from compiler.contract.types import DType
 
@@ -484,7 +484,7 @@ def _sum_of(dtype: DType) -> FusedProgram:
     return FusedProgram((entry,), (Instruction("column_sum", (0,), dtype, Kind.COLUMN),), (1,))
 
 
-def uneven_operands(region: Region, given: Mapping[int, Array]) -> tuple[int, ...]:
+def uneven_operands(region: TiledLoop, given: Mapping[int, Array]) -> tuple[int, ...]:
     """Return inputs and outputs whose rows a program cannot walk, or which no matrix shows."""
     found: dict[int, None] = {}
     for value, array in given.items():

@@ -44,10 +44,10 @@ from actors.kernels.program.spaces import (
 )
 from actors.machine.protocol import Array, Arrays
 from compiler.contract.errors import InternalError
-from compiler.contract.region import PRODUCTS, Region, Step, StepKind
+from compiler.contract.region import PRODUCTS, TiledLoop, TileStep, TileStepKind
 from compiler.contract.types import TensorType, contiguous_strides
 
-_PRODUCT_AND_PROGRAM = [StepKind.PRODUCT, StepKind.PROGRAM]
+_PRODUCT_AND_PROGRAM = [TileStepKind.PRODUCT, TileStepKind.PROGRAM]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class CudaRegion:
         return _CudaSteps(self.gpu, steps.region, given, made, steps.over, arrays).calls()
 
 
-def _planned(gpu: Gpu, region: Region, inputs: Arrays, outputs: Arrays) -> _CudaSteps:
+def _planned(gpu: Gpu, region: TiledLoop, inputs: Arrays, outputs: Arrays) -> _CudaSteps:
     """Return the steps before there is scratch; what can lies where an output will be."""
     region = replace(region, chunk_rows=region.chunk_rows or region.rows)
     first = _CudaSteps(gpu, region, inputs, outputs)
@@ -101,7 +101,7 @@ class _CudaSteps:
     def __init__(
         self,
         gpu: Gpu,
-        region: Region,
+        region: TiledLoop,
         inputs: Arrays,
         outputs: Arrays,
         over: Over = NOWHERE,
@@ -116,7 +116,7 @@ class _CudaSteps:
             [
                 Piece((len(region.chunks()), region.columns), given[step.makes[0]].dtype)
                 for step in region.steps
-                if step.kind is StepKind.COLUMN_SUM
+                if step.kind is TileStepKind.COLUMN_SUM
             ]
         )
         self._pieces = (*copies, *held, *sums)
@@ -147,10 +147,10 @@ class _CudaSteps:
 
     def shared_bytes(self) -> tuple[Over, tuple[tuple[int, int], ...]]:
         """Return what may lie where an output will be: wide values, and pairs (output, input)."""
-        programs = [step for step in self.region.steps if step.kind is StepKind.PROGRAM]
+        programs = [step for step in self.region.steps if step.kind is TileStepKind.PROGRAM]
         return shared_bytes(self.region, [(step, self._in_place(step)) for step in programs])
 
-    def _in_place(self, step: Step) -> tuple[tuple[int, int], ...]:
+    def _in_place(self, step: TileStep) -> tuple[tuple[int, int], ...]:
         """Return the outputs of a program with what each may lie over, rows apart or not.
 
         Of two values in one place the rows are the same: it is asked as if they lay densely. What
@@ -232,35 +232,35 @@ class _CudaSteps:
             if value >= self.region.first_output:
                 yield from copy_calls(self.gpu, array, self.arrays.arrays[value])
 
-    def _calls(self, step: Step, first: int, last: int) -> Iterator[DeviceCall]:
+    def _calls(self, step: TileStep, first: int, last: int) -> Iterator[DeviceCall]:
         if step.kind in PRODUCTS:
             operands, planned = self._product(step, first, last)
-            adds = step.kind is StepKind.SUM_OF_PRODUCTS and first > 0
+            adds = step.kind is TileStepKind.SUM_OF_PRODUCTS and first > 0
             yield from planned.calls(operands, carve(self._space, planned.pieces), float(adds))
             return
         yield from self._program(step, first, last).calls(self._space)
-        if step.kind is StepKind.COLUMN_SUM and last == self.region.rows and first > 0:
+        if step.kind is TileStepKind.COLUMN_SUM and last == self.region.rows and first > 0:
             yield from self._total(step).calls(self._space)
 
     @property
     def _space(self) -> DeviceView | None:
         return None if self.space is None else _view(self.space)
 
-    def _step_pieces(self, step: Step, first: int, last: int) -> tuple[Piece, ...]:
+    def _step_pieces(self, step: TileStep, first: int, last: int) -> tuple[Piece, ...]:
         if step.kind in PRODUCTS:
             return self._product(step, first, last)[1].pieces
         pieces = [self._program(step, first, last).pieces]
-        if step.kind is StepKind.COLUMN_SUM:
+        if step.kind is TileStepKind.COLUMN_SUM:
             pieces.append(self._total(step).pieces)
         return max(pieces, key=kernel.size_bytes)
 
-    def _step_ns(self, step: Step, first: int, last: int) -> float:
+    def _step_ns(self, step: TileStep, first: int, last: int) -> float:
         if step.kind in PRODUCTS:
             return self._product(step, first, last)[1].duration_ns()
         return self._program(step, first, last).duration_ns()
 
     def _product(
-        self, step: Step, first: int, last: int
+        self, step: TileStep, first: int, last: int
     ) -> tuple[tuple[DeviceView, DeviceView, DeviceView], PlannedProduct]:
         a, b, out = [_view(x) for x in self.arrays.product(step, first, last)]
         planned = plan_product(self.gpu, a.as_operand, b.as_operand, out.as_operand)
@@ -268,7 +268,7 @@ class _CudaSteps:
             raise InternalError(f"a product of a region lies at odd bytes: {a}, {b}, {out}")
         return (a, b, out), planned
 
-    def _program(self, step: Step, first: int, last: int) -> ProgramStep:
+    def _program(self, step: TileStep, first: int, last: int) -> ProgramStep:
         """Return a program on the rows of a chunk, or the sum over these rows."""
         if step.program is None:
             x = self.arrays.rows(step.reads[0], first, last)
@@ -279,13 +279,13 @@ class _CudaSteps:
         views = tuple([self._whole(v, first) for v in (*step.reads, *step.makes)])
         return ProgramStep(self.gpu, step.program, self._extents, views, (first, last))
 
-    def _total(self, step: Step) -> ProgramStep:
+    def _total(self, step: TileStep) -> ProgramStep:
         out = self.arrays.arrays[step.makes[0]]
         return column_sum_step(self.gpu, _view(self._sums(step)), _view(out))
 
-    def _sums(self, step: Step) -> Array:
+    def _sums(self, step: TileStep) -> Array:
         """Return the scratch with a row of sums for each chunk."""
-        steps = [s for s in self.region.steps if s.kind is StepKind.COLUMN_SUM]
+        steps = [s for s in self.region.steps if s.kind is TileStepKind.COLUMN_SUM]
         return self.sums[steps.index(step)]
 
     def _whole(self, value: int, first: int) -> DeviceView:
@@ -297,7 +297,7 @@ class _CudaSteps:
         return replace(view, address=address, type=TensorType(view.dtype, self._extents))
 
 
-def _schedule_of(step: Step) -> Made:
+def _schedule_of(step: TileStep) -> Made:
     if step.program is None:
         raise InternalError(f"a step {step.kind.value} has no program")
     return made_for_device(step.program)

@@ -60,7 +60,7 @@ from actors.kernels.program.spaces import (
 from actors.machine.protocol import Array, Arrays
 from compiler.contract.errors import InternalError
 from compiler.contract.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, FusedProgram, Kind
-from compiler.contract.region import Region, Step, StepKind
+from compiler.contract.region import TiledLoop, TileStep, TileStepKind
 from compiler.contract.types import DType, TensorType
 
 _REFERENCE_NS_PER_BYTE = 0.025
@@ -270,7 +270,7 @@ class _Call:
     `target`, or with -1 to the workspace.
     """
 
-    region: Region
+    region: TiledLoop
     made: Made
     function: CFunction
     gemm: Gemm
@@ -382,16 +382,20 @@ def _in_c(call: _Call, library: Library) -> CWork:
     return replace(product.then(own), openings=product.openings, pieces=product.pieces)
 
 
-def _steps_of(region: Region) -> tuple[Step, Step] | None:
+def _steps_of(region: TiledLoop) -> tuple[TileStep, TileStep] | None:
     """Return the product and the program of a region that has nothing else."""
     kinds = [step.kind for step in region.steps]
-    if region.chunk_rows or kinds != [StepKind.PRODUCT, StepKind.PROGRAM] or len(region.held) != 1:
+    if (
+        region.chunk_rows
+        or kinds != [TileStepKind.PRODUCT, TileStepKind.PROGRAM]
+        or len(region.held) != 1
+    ):
         return None
     first, second = region.steps
     return (first, second) if region.num_reads(region.num_inputs) == 1 else None
 
 
-def _function(attrs: Attrs, program: Step) -> CFunction | None:
+def _function(attrs: Attrs, program: TileStep) -> CFunction | None:
     return function_of({**attrs, **program_attrs(program)})
 
 

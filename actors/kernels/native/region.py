@@ -49,7 +49,7 @@ from actors.kernels.program.spaces import (
 )
 from actors.machine.protocol import Arrays
 from compiler.contract.errors import InternalError
-from compiler.contract.region import PRODUCTS, Region, Step, StepKind
+from compiler.contract.region import PRODUCTS, TiledLoop, TileStep, TileStepKind
 
 LIBRARIES: tuple[Library, ...] = (OneDnn(), OpenBlas())
 """In tiles: with 256 rows of 50,257 columns the fastest, or within 5 % of it, for all three
@@ -139,7 +139,7 @@ class _NativeSteps:
             function = _function(step)
             if function is None or runtime.is_broken(function) or self._space(step, 1) is None:
                 return False
-        sums = [step for step in self.region.steps if step.kind is StepKind.COLUMN_SUM]
+        sums = [step for step in self.region.steps if step.kind is TileStepKind.COLUMN_SUM]
         if any([self.bound.arrays[s.reads[0]].dtype.name not in _SUMMED for s in sums]):
             return False
         return all([gemm is not None and _library_for(gemm) is not None for gemm in self.gemms()])
@@ -179,11 +179,11 @@ class _NativeSteps:
                     found = found.then(each)
         return found
 
-    def launch(self, step: Step, first: int, last: int) -> NativeLaunch:
+    def launch(self, step: TileStep, first: int, last: int) -> NativeLaunch:
         """Return the launch of a step on the rows of a chunk."""
-        if step.kind is StepKind.PROGRAM:
+        if step.kind is TileStepKind.PROGRAM:
             return self._program(step, first, last)
-        if step.kind is StepKind.COLUMN_SUM:
+        if step.kind is TileStepKind.COLUMN_SUM:
             return self._column_sums(step, first, last)
         gemm, (a, b, made) = self._gemm(step, first, last)
         library = None if gemm is None else _library_for(gemm)
@@ -192,15 +192,15 @@ class _NativeSteps:
         operands = (b, a, made) if gemm.is_swapped else (a, b, made)
         return gemm_launch(library, gemm, operands, self.library, None, self.workers)
 
-    def _gemm(self, step: Step, first: int, last: int) -> tuple[Gemm | None, Matrices]:
+    def _gemm(self, step: TileStep, first: int, last: int) -> tuple[Gemm | None, Matrices]:
         """Return the product of a step on some rows, and its arrays."""
         arrays = self.bound.product(step, first, last)
         views = views_of(arrays)
         found = None if views is None else gemm_of(*views)
-        adds = step.kind is StepKind.SUM_OF_PRODUCTS and first > 0
+        adds = step.kind is TileStepKind.SUM_OF_PRODUCTS and first > 0
         return None if found is None else replace(found, adds=adds), arrays
 
-    def _space(self, step: Step, rows: int) -> LoopSpace | None:
+    def _space(self, step: TileStep, rows: int) -> LoopSpace | None:
         """Return the space of a program, cut for a chunk of some rows."""
         region, strides = self.region, self.bound.strides(step)
         if strides is None:
@@ -209,7 +209,7 @@ class _NativeSteps:
         cut = Chunks(piece, -(-rows // piece), region.columns, 0)
         return LoopSpace(region.rows, region.columns, tuple(strides), cut)
 
-    def _program(self, step: Step, first: int, last: int) -> NativeLaunch:
+    def _program(self, step: TileStep, first: int, last: int) -> NativeLaunch:
         """Return the launch of a program; wide values are addressed as if all rows were there."""
         region, made, function = self.region, made_of_step(step), _function(step)
         space = self._space(step, last - first)
@@ -229,7 +229,7 @@ class _NativeSteps:
             functools.partial(explain_index, made.program, arrays[: len(step.reads)]),
         )
 
-    def _column_sums(self, step: Step, first: int, last: int) -> NativeLaunch:
+    def _column_sums(self, step: TileStep, first: int, last: int) -> NativeLaunch:
         (value,), (total,) = step.reads, step.makes
         x, out = self.bound.rows(value, first, last), self.bound.arrays[total]
         added, is_last = self.bound.totals[total], last == self.region.rows
@@ -244,11 +244,11 @@ class _NativeSteps:
         )
 
 
-def _programs(region: Region) -> list[Step]:
-    return [step for step in region.steps if step.kind is StepKind.PROGRAM]
+def _programs(region: TiledLoop) -> list[TileStep]:
+    return [step for step in region.steps if step.kind is TileStepKind.PROGRAM]
 
 
-def _function(step: Step) -> CFunction | None:
+def _function(step: TileStep) -> CFunction | None:
     return function_of(program_attrs(step))
 
 

@@ -30,7 +30,7 @@ from actors.kernels.common.kernel import (
 from actors.kernels.program.phases import Chunks, Schedule, cut, last_reads, schedule, store_phases
 from actors.machine.protocol import Array, Arrays
 from compiler.contract.program import ROW_REDUCTIONS, FusedProgram, Kind, check_program
-from compiler.contract.region import PRODUCTS, Region, Step, StepKind, check_region
+from compiler.contract.region import PRODUCTS, TiledLoop, TileStep, TileStepKind, check_region
 from compiler.contract.spaces import row_stride
 from compiler.contract.types import contiguous_strides, numpy_dtype
 
@@ -179,17 +179,17 @@ NOWHERE: Over = {}
 """Wide values that lie where an output will be, and that output."""
 
 
-MadeOf = Callable[[Step], Made]
+MadeOf = Callable[[TileStep], Made]
 """How a target walks the program of a step: which operand it reads how late follows from that."""
 
 
-def made_of_step(step: Step) -> Made:
+def made_of_step(step: TileStep) -> Made:
     """Return the program of a step with its schedule on the host."""
     return made_of(program_attrs(step))
 
 
 def buffers_of(
-    region: Region, over: Over = NOWHERE, schedule_of: MadeOf = made_of_step
+    region: TiledLoop, over: Over = NOWHERE, schedule_of: MadeOf = made_of_step
 ) -> HeldBuffers:
     """Return the buffers of a region's wide values. O(steps x buffers)."""
     dtypes: list[np.dtype[np.generic]] = []
@@ -227,7 +227,7 @@ def buffers_of(
     return HeldBuffers(tuple(dtypes), of_value)
 
 
-def _may_lie(step: Step, made: int, read: int, schedule_of: MadeOf) -> bool:
+def _may_lie(step: TileStep, made: int, read: int, schedule_of: MadeOf) -> bool:
     """Whether a program may store an output over an operand."""
     if step.program is None:
         return False
@@ -238,7 +238,7 @@ def _may_lie(step: Step, made: int, read: int, schedule_of: MadeOf) -> bool:
     return all([reads.get(place, -1) <= stores[out] for place in places])
 
 
-def program_attrs(step: Step) -> Attrs:
+def program_attrs(step: TileStep) -> Attrs:
     """Return the program of a step as the attributes of a launch have it."""
     if step.program is None:
         raise ValueError(f"a step {step.kind.value} has no program")
@@ -259,7 +259,7 @@ class RegionArrays:
 
     def __init__(
         self,
-        region: Region,
+        region: TiledLoop,
         inputs: Arrays,
         outputs: Arrays,
         held: Arrays,
@@ -282,7 +282,7 @@ class RegionArrays:
 
     @staticmethod
     def planned(
-        region: Region,
+        region: TiledLoop,
         inputs: Arrays,
         outputs: Arrays,
         over: Over = NOWHERE,
@@ -304,7 +304,7 @@ class RegionArrays:
         is_made = value >= self.region.first_output
         return (array.reshape(self.region.rows, -1) if is_made else array)[first:last]
 
-    def strides(self, step: Step) -> list[int] | None:
+    def strides(self, step: TileStep) -> list[int] | None:
         """Return the step from row to row of a program's operands; None where one's are uneven."""
         layouts = []
         for value in (*step.reads, *step.makes):
@@ -314,9 +314,9 @@ class RegionArrays:
             layouts.append((shape, tuple([step // x.itemsize for step in x.strides])))
         return row_strides(made_of_step(step).program, self.region.columns, tuple(layouts))
 
-    def product(self, step: Step, first: int, last: int) -> tuple[Array, Array, Array]:
+    def product(self, step: TileStep, first: int, last: int) -> tuple[Array, Array, Array]:
         """Return a, b and out of a step that makes, or adds to, out = a @ b for some rows."""
-        if step.kind is StepKind.PRODUCT:
+        if step.kind is TileStepKind.PRODUCT:
             (a, b), (made,) = step.reads, step.makes
             return self.rows(a, first, last), self.arrays[b], self.rows(made, first, last)
         left, right = [self.rows(v, first, last) for v in step.reads]
@@ -336,7 +336,7 @@ class RegionArrays:
 
 
 def shared_bytes(
-    region: Region, pairs: Iterable[tuple[Step, tuple[tuple[int, int], ...]]]
+    region: TiledLoop, pairs: Iterable[tuple[TileStep, tuple[tuple[int, int], ...]]]
 ) -> tuple[Over, tuple[tuple[int, int], ...]]:
     """Return wide values that lie where an output will be, and pairs (output, input) that may.
 
@@ -356,7 +356,7 @@ def shared_bytes(
 
 
 def held_pieces(
-    region: Region, over: Over = NOWHERE, schedule_of: MadeOf = made_of_step
+    region: TiledLoop, over: Over = NOWHERE, schedule_of: MadeOf = made_of_step
 ) -> tuple[Piece, ...]:
     """Return the scratch of wide values, each row at a cache line; of values by rows; of sums."""
     pieces = []
@@ -369,8 +369,8 @@ def held_pieces(
     return (*pieces, *[Piece((region.columns,), np.dtype(np.float64))] * sums)
 
 
-def _column_sums(region: Region) -> list[int]:
-    return [step.makes[0] for step in region.steps if step.kind is StepKind.COLUMN_SUM]
+def _column_sums(region: TiledLoop) -> list[int]:
+    return [step.makes[0] for step in region.steps if step.kind is TileStepKind.COLUMN_SUM]
 
 
 def _unread(x: Operand | Piece) -> Array:

@@ -56,7 +56,7 @@ from actors.kernels.reference.walk import BYTE
 from actors.machine.protocol import Array, Arrays, Launch
 from compiler.contract.errors import InternalError
 from compiler.contract.program import Kind
-from compiler.contract.region import Region, Step, StepKind
+from compiler.contract.region import TiledLoop, TileStep, TileStepKind
 from compiler.contract.types import HALVES, DType
 
 PRODUCT_BYTES = 4 << 20
@@ -106,12 +106,12 @@ class NumpyRegionKernel:
         return in_sequence(_NumpySteps(bound, own[-1], own[count:-1]).calls())
 
 
-def _takes_outputs(region: Region, outputs: Operands) -> bool:
+def _takes_outputs(region: TiledLoop, outputs: Operands) -> bool:
     """Whether all outputs are dense, or are made by rows that lie evenly apart.
 
     Others numpy would see as a matrix only in a copy.
     """
-    by_rows = [StepKind.PROGRAM, StepKind.PRODUCT]
+    by_rows = [TileStepKind.PROGRAM, TileStepKind.PRODUCT]
     made = {value for step in region.steps if step.kind in by_rows for value in step.makes}
     return all(
         [
@@ -129,9 +129,9 @@ def _lies_by_rows(out: Operand, rows: int) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _widened_region(region: Region) -> Region:
+def _widened_region(region: TiledLoop) -> TiledLoop:
     """Return a region that computes in float32 where it says less, as in `bfloat16.upcast`."""
-    found: Region = _widened(region)
+    found: TiledLoop = _widened(region)
     return found
 
 
@@ -145,7 +145,7 @@ def _widened(part: Any) -> Any:
     return replace(part, **{f.name: _widened(getattr(part, f.name)) for f in fields(part)})
 
 
-def _cut(region: Region) -> Region:
+def _cut(region: TiledLoop) -> TiledLoop:
     """Return a region with chunks: of its own, or in place of none such as stay in cache."""
     rows = region.chunk_rows or region.rows
     if not region.chunk_rows and not region.looks_at_all_rows():
@@ -154,7 +154,7 @@ def _cut(region: Region) -> Region:
     return replace(region, chunk_rows=rows)
 
 
-def _planned(region: Region, inputs: Arrays, outputs: Arrays) -> _NumpySteps:
+def _planned(region: TiledLoop, inputs: Arrays, outputs: Arrays) -> _NumpySteps:
     """Return the steps before there is scratch; what can lies where an output will be."""
     first = _NumpySteps(RegionArrays.planned(region, inputs, outputs))
     if not first.takes_programs():
@@ -186,29 +186,29 @@ class _NumpySteps:
 
     def takes_programs(self) -> bool:
         """Whether numpy can walk through the operands of every program by rows."""
-        programs = [step for step in self.region.steps if step.kind is StepKind.PROGRAM]
+        programs = [step for step in self.region.steps if step.kind is TileStepKind.PROGRAM]
         return all([self.bound.strides(step) is not None for step in programs])
 
-    def _step_bytes(self, step: Step) -> int | None:
+    def _step_bytes(self, step: TileStep) -> int | None:
         region = self.region
-        if step.kind is StepKind.PROGRAM:
+        if step.kind is TileStepKind.PROGRAM:
             chunks = {last - first: (first, last) for first, last in region.chunks()}
             needs = [self._program_needs(step, *chunk) for chunk in chunks.values()]
             sizes = [found.workspace_bytes for found in needs if found is not None]
             return max(sizes) if len(sizes) == len(needs) else None
-        if step.kind is StepKind.COLUMN_SUM:
+        if step.kind is TileStepKind.COLUMN_SUM:
             return Piece((region.columns,), WIDE).size_bytes
-        if step.kind is StepKind.PRODUCT:
+        if step.kind is TileStepKind.PRODUCT:
             return 0
         return max(PRODUCT_BYTES, 8 * region.columns)  # a row of a product at least
 
     def shared_bytes(self) -> tuple[Over, tuple[tuple[int, int], ...]]:
         """Return what may lie where an output will be: wide values, and pairs (output, input)."""
-        programs = [step for step in self.region.steps if step.kind is StepKind.PROGRAM]
+        programs = [step for step in self.region.steps if step.kind is TileStepKind.PROGRAM]
         pairs = [self._in_place(step, *self.region.chunks()[0]) for step in programs]
         return shared_bytes(self.region, zip(programs, pairs, strict=True))
 
-    def _in_place(self, step: Step, first: int, last: int) -> tuple[tuple[int, int], ...]:
+    def _in_place(self, step: TileStep, first: int, last: int) -> tuple[tuple[int, int], ...]:
         """Return the outputs of a program with what each may lie over, rows apart or not.
 
         Of two values in one place the rows are the same: it is asked as if they lay densely.
@@ -230,14 +230,14 @@ class _NumpySteps:
             for step in self.region.steps:
                 yield from self._calls(step, first, last)
 
-    def _calls(self, step: Step, first: int, last: int) -> Iterator[Launch]:
-        if step.kind is StepKind.PROGRAM:
+    def _calls(self, step: TileStep, first: int, last: int) -> Iterator[Launch]:
+        if step.kind is TileStepKind.PROGRAM:
             inputs, outputs = self._operands(step, first, last)
             attrs = self._attrs(step, last - first)
             yield _FUSED.bind(attrs, inputs, outputs, self.space)
-        elif step.kind is StepKind.COLUMN_SUM:
+        elif step.kind is TileStepKind.COLUMN_SUM:
             yield from self._column_sum(step, first, last)
-        elif step.kind is StepKind.PRODUCT or first == 0:
+        elif step.kind is TileStepKind.PRODUCT or first == 0:
             a, b, out = self.bound.product(step, first, last)
             yield partial(np.matmul, a, b, out=out)
         else:
@@ -251,7 +251,7 @@ class _NumpySteps:
             yield partial(np.matmul, left, b, out=product)
             yield partial(np.add, part, product, out=part)
 
-    def _column_sum(self, step: Step, first: int, last: int) -> Iterator[Launch]:
+    def _column_sum(self, step: TileStep, first: int, last: int) -> Iterator[Launch]:
         (value,), (made,) = step.reads, step.makes
         (part,) = kernel.carve(self.space, (Piece((self.region.columns,), WIDE),))
         total, x = self.bound.totals[made], self.bound.rows(value, first, last)
@@ -262,15 +262,15 @@ class _NumpySteps:
             out = self.bound.arrays[made].reshape(-1)
             yield partial(np.copyto, out, total, casting="unsafe")
 
-    def _program_needs(self, step: Step, first: int, last: int) -> KernelNeeds | None:
+    def _program_needs(self, step: TileStep, first: int, last: int) -> KernelNeeds | None:
         """Return what "numpy.fused" needs for a chunk."""
         inputs, outputs = [operands_of(x) for x in self._operands(step, first, last)]
         return _FUSED.query(self._attrs(step, last - first), inputs, outputs)
 
-    def _attrs(self, step: Step, rows: int) -> Attrs:
+    def _attrs(self, step: TileStep, rows: int) -> Attrs:
         return {**program_attrs(step), "rows": rows, "columns": self.region.columns}
 
-    def _operands(self, step: Step, first: int, last: int) -> tuple[Arrays, Arrays]:
+    def _operands(self, step: TileStep, first: int, last: int) -> tuple[Arrays, Arrays]:
         """Return what a program reads and makes of the rows of a chunk."""
         operands = [
             self.bound.rows(value, first, last) if self.region.is_wide(value) else rows
@@ -281,7 +281,7 @@ class _NumpySteps:
         count = len(step.reads)
         return tuple(operands[:count]), tuple(operands[count:])
 
-    def _by_rows(self, step: Step, first: int, last: int) -> Iterator[Array]:
+    def _by_rows(self, step: TileStep, first: int, last: int) -> Iterator[Array]:
         """Yield the operands of a program, of those that lie by rows some."""
         program, strides = made_of_step(step).program, self.bound.strides(step)
         if strides is None:
@@ -320,7 +320,7 @@ def _work(bound: RegionArrays, itemsize: int) -> Work:
         if step.program is not None:
             kinds = [step.program.kind_of(v) for v in range(step.program.num_values)]
             passes[BytePass.PLAIN] += kinds.count(Kind.FULL)
-        elif step.kind is StepKind.COLUMN_SUM:
+        elif step.kind is TileStepKind.COLUMN_SUM:
             passes[BytePass.SIMPLE] += 1
     swept = {sort: float(count) for sort, count in passes.items()}
     return work.then(over_blocks(region.rows * region.columns, itemsize, swept))

@@ -35,7 +35,7 @@ from compiler.contract.types import (
 )
 from compiler.fusion import fuse
 from compiler.graph.graph import Graph, GraphBuilder, Node, Output
-from compiler.graph.registry import cost, find_op, reference, runs_as, view
+from compiler.graph.registry import cost, find_op, kernel_op, reference, view
 from compiler.ops.primitives.sources import INPUT
 from gpu.cases import Row, library_rows, rows
 from gpu.opened import GPU, device_seconds, open_device, open_driver
@@ -157,7 +157,7 @@ def _called(row: Row, dtype: DType) -> Called:
     b = GraphBuilder()
     kinds = [dtype if a.dtype == np.float64 else DType(str(a.dtype)) for a in row.inputs]
     values = [
-        b.one(INPUT, name=str(i), dtype=kind.value, shape=a.shape)
+        b.emit_one(INPUT, name=str(i), dtype=kind.value, shape=a.shape)
         for i, (a, kind) in enumerate(zip(row.inputs, kinds, strict=True))
     ]
     b.outputs = [
@@ -201,7 +201,7 @@ def _flops(call: Called) -> float:
 
 def _chosen(call: Called, node: Node):
     sides = _sides(call, node)
-    given = GPU, node.op.name, dict(node.attrs), *sides, runs_as.get(node.op) or ""
+    given = GPU, node.op.name, dict(node.attrs), *sides, kernel_op.get(node.op) or ""
     name, needs = catalogue.choose(*given, uses_cudnn=call.uses_cudnn)
     if call.uses_cudnn and not name.startswith(CUDNN):
         raise Wrong(f"{name} computes it")

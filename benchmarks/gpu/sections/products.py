@@ -122,7 +122,7 @@ def _report(found: Findings, table) -> None:
 
 def _flops(calls: LaunchCalls) -> float:
     """Return what products of a launch multiply and add; every way to do it has the same ones."""
-    first = [call.ways[0] if isinstance(call, OneOf) else (call,) for call in calls]
+    first = [call.alternatives[0] if isinstance(call, OneOf) else (call,) for call in calls]
     products = [c.product for calls in first for c in calls if isinstance(c, RunProduct)]
     return sum([2.0 * p.batch * p.d.rows * p.d.columns * p.inner for p in products])
 

@@ -13,14 +13,14 @@ from compiler.contract.types import DType, TensorType, ValueId
 from compiler.graph.columns import (
     Grads,
     SbpSignature,
-    array_of,
     by_axes,
     gradient_of,
     linear_in,
+    reference_of,
     sbp_signatures,
 )
 from compiler.graph.graph import GraphBuilder, Node
-from compiler.graph.program_builder import Frame, ProgramBuilder, expand, frame
+from compiler.graph.program_builder import IterationDomain, ProgramBuilder, expand, frame
 from compiler.graph.registry import (
     Array,
     Cost,
@@ -71,7 +71,7 @@ def _recurrence_type(inputs: Types, attrs: Attrs) -> Types:
     return (b,)
 
 
-@array_of(ARGSORT)
+@reference_of(ARGSORT)
 def _argsort(attrs: Attrs, x: Array) -> Array:
     if not attrs.bool_("descending"):
         return np.asarray(np.argsort(x, -1, kind="stable"))
@@ -79,7 +79,7 @@ def _argsort(attrs: Attrs, x: Array) -> Array:
     return np.asarray(x.shape[-1] - 1 - turned)
 
 
-@array_of(RECURRENCE)
+@reference_of(RECURRENCE)
 def _recurrence(attrs: Attrs, a: Array, b: Array) -> Array:
     wide = np.promote_types(b.dtype, np.float64) if b.dtype.kind == "f" else b.dtype
     result, total = np.empty(b.shape, b.dtype), np.zeros(b.shape[:-1], wide)
@@ -108,8 +108,8 @@ def _recurrence_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     factor, (y,), reverse = node.inputs[0], node.outputs, node.attrs.bool_("reverse")
     if 0 in b.type_of(y).shape:
         return dy, dy
-    flow = b.one(RECURRENCE, _moved(b, factor, reverse), dy, reverse=not reverse)
-    return b.one(MUL, flow, _moved(b, y, not reverse)), flow
+    flow = b.emit_one(RECURRENCE, _moved(b, factor, reverse), dy, reverse=not reverse)
+    return b.emit_one(MUL, flow, _moved(b, y, not reverse)), flow
 
 
 def _moved(b: GraphBuilder, x: ValueId, forward: bool) -> ValueId:
@@ -118,9 +118,9 @@ def _moved(b: GraphBuilder, x: ValueId, forward: bool) -> ValueId:
     rank, last = len(shape), shape[-1]
     none, one = (0,) * rank, (*(0,) * (rank - 1), 1)
     starts, stops = (none, (*shape[:-1], last - 1)) if forward else (one, shape)
-    part = b.one(SLICE, x, starts=starts, stops=stops, steps=(1,) * rank)
+    part = b.emit_one(SLICE, x, starts=starts, stops=stops, steps=(1,) * rank)
     low, high = (one, none) if forward else (none, one)
-    return b.one(PAD, part, low=low, high=high, steps=(1,) * rank)
+    return b.emit_one(PAD, part, low=low, high=high, steps=(1,) * rank)
 
 
 @sbp_signatures.of(ARGSORT, RECURRENCE)
@@ -144,10 +144,10 @@ typed(NON_FINITE, "x: float, earlier? = int64 -> int64")
 
 
 @frame.of(NON_FINITE)
-def _non_finite_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame:
+def _non_finite_frame(inputs: Types, outputs: Types, attrs: Attrs) -> IterationDomain:
     """See x as one row, whatever its axes: it is shared among threads by columns."""
     shape = inputs[0].shape
-    return Frame(shape, tuple([t.shape for t in inputs]), ((),), num_trailing=len(shape))
+    return IterationDomain(shape, tuple([t.shape for t in inputs]), ((),), num_trailing=len(shape))
 
 
 @expand.of(NON_FINITE)
@@ -163,7 +163,7 @@ def _expand_non_finite(
     return (flag.value,)
 
 
-@array_of(NON_FINITE)
+@reference_of(NON_FINITE)
 def _non_finite_reference(attrs: Attrs, x: Array, earlier: Array | bool = False) -> Array:
     return np.asarray(int(bool(earlier) or not np.isfinite(x).all()))
 
@@ -184,10 +184,10 @@ typed(SQUARE_SUM, "x: float, earlier? = float64 -> float64")
 
 
 @frame.of(SQUARE_SUM)
-def _square_sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame:
+def _square_sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> IterationDomain:
     """See x as one row, whatever its axes: it is shared among threads by columns."""
     shape = inputs[0].shape
-    return Frame(shape, tuple([t.shape for t in inputs]), ((),), num_trailing=len(shape))
+    return IterationDomain(shape, tuple([t.shape for t in inputs]), ((),), num_trailing=len(shape))
 
 
 @expand.of(SQUARE_SUM)
@@ -202,7 +202,7 @@ def _expand_square_sum(
     return (total.value,)
 
 
-@array_of(SQUARE_SUM)
+@reference_of(SQUARE_SUM)
 def _square_sum_reference(attrs: Attrs, x: Array, earlier: Array | float = 0.0) -> Array:
     return np.asarray(earlier + np.sum(np.square(x, dtype=np.float64)))
 

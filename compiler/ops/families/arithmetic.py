@@ -254,7 +254,7 @@ WHERE = fused_op("where", "condition: bool, a: any, b: any -> y", Expression.whe
 
 def scaled(b: GraphBuilder, value: ValueId, factor: float) -> ValueId:
     """Emit `value` times a number."""
-    return b.one(MUL, value, scalar(b, factor, b.type_of(value).dtype))
+    return b.emit_one(MUL, value, scalar(b, factor, b.type_of(value).dtype))
 
 
 @simplify.of(ADD)
@@ -267,7 +267,7 @@ def _simplify_add(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
             return (kept,)
         negated = b.producer_of(other)
         if negated.op is NEG:
-            return (b.one(SUB, kept, negated.inputs[0]),)
+            return (b.emit_one(SUB, kept, negated.inputs[0]),)
     return None
 
 
@@ -277,7 +277,7 @@ def _simplify_sub(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
     if _is_neutral(b, x, y, 0.0):
         return (x,)
     negated = b.producer_of(y)
-    return (b.one(ADD, x, negated.inputs[0]),) if negated.op is NEG else None
+    return (b.emit_one(ADD, x, negated.inputs[0]),) if negated.op is NEG else None
 
 
 @simplify.of(MUL)
@@ -299,7 +299,7 @@ def _simplify_pow(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
     if _is_neutral(b, x, exponent, 1.0):
         return (x,)
     if _is_neutral(b, x, exponent, 2.0):
-        return (b.one(SQUARE, x),)
+        return (b.emit_one(SQUARE, x),)
     return None
 
 

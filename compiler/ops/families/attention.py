@@ -37,7 +37,13 @@ from compiler.ops.families.arithmetic import ADD, EXP, MUL, SUB
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import SUM, sum_to, total
 from compiler.ops.primitives.shape import cast_to, reshape_to, swap_last_axes
-from compiler.ops.primitives.sources import DROPOUT, constant, least_kept, numbers_of_part, scalar
+from compiler.ops.primitives.sources import (
+    DROPOUT,
+    constant,
+    keep_threshold,
+    numbers_of_part,
+    scalar,
+)
 
 ATTENTION = define("attention")
 """q [..., T, D], k [..., S, D], v [..., S, E] -> y [..., T, E], lse [..., T].
@@ -201,7 +207,7 @@ def _kept(scores: Array, drawn: Sequence[Array], attrs: Attrs) -> Array:
         return np.ones((), scores.dtype)
     p, size = attrs.float_("p"), math.prod(scores.shape[-2:])
     bits = numbers_of_part(drawn, attrs.int_("key"), (math.prod(scores.shape[:-2]), size))
-    kept = (bits >= least_kept(p)).reshape(scores.shape)
+    kept = (bits >= keep_threshold(p)).reshape(scores.shape)
     return np.where(kept, 1 / (1 - p), 0.0).astype(scores.dtype)
 
 
@@ -284,14 +290,18 @@ def _mask_gradient(b: GraphBuilder, node: Node, mask: ValueId, dy: ValueId) -> V
     dtype = _statistics_dtype(own.dtype)  # scores of 16-bit operands need not fit their type
     q, k, v, mask, dy, y = [cast_to(b, x, dtype) for x in (q, k, v, mask, dy, y)]
     scale = scalar(b, node.attrs.float_("scale"), dtype)
-    scores = b.one(ADD, b.one(MUL, b.one(MATMUL, q, swap_last_axes(b, k)), scale), mask)
+    scores = b.emit_one(
+        ADD, b.emit_one(MUL, b.emit_one(MATMUL, q, swap_last_axes(b, k)), scale), mask
+    )
     by_row = reshape_to(b, cast_to(b, lse, dtype), (*b.type_of(lse).shape, 1))
-    dp = b.one(MATMUL, dy, swap_last_axes(b, v))
+    dp = b.emit_one(MATMUL, dy, swap_last_axes(b, v))
     if drawn:
         attrs = {name: node.attrs[name] for name in ("p", "key")}
         (dp,) = b.emit(DROPOUT, (dp, *drawn[:2], *_firsts_of_rows(b, dp, drawn[2:])), attrs)
-    delta = b.one(SUM, b.one(MUL, dy, y), axes=(b.type_of(y).rank - 1,), keepdims=True)
-    slopes = b.one(MUL, b.one(EXP, b.one(SUB, scores, by_row)), b.one(SUB, dp, delta))
+    delta = b.emit_one(SUM, b.emit_one(MUL, dy, y), axes=(b.type_of(y).rank - 1,), keepdims=True)
+    slopes = b.emit_one(
+        MUL, b.emit_one(EXP, b.emit_one(SUB, scores, by_row)), b.emit_one(SUB, dp, delta)
+    )
     return cast_to(b, sum_to(b, slopes, own.shape), own.dtype)
 
 
@@ -300,7 +310,9 @@ def _firsts_of_rows(b: GraphBuilder, scores: ValueId, firsts: Sequence[ValueId])
     *_, rows, columns = b.type_of(scores).shape
     along = constant(b, np.arange(rows, dtype=np.int64) * columns)
     shapes = [(*b.type_of(first).shape, 1) for first in firsts]
-    return [b.one(ADD, reshape_to(b, f, s), along) for f, s in zip(firsts, shapes, strict=True)]
+    return [
+        b.emit_one(ADD, reshape_to(b, f, s), along) for f, s in zip(firsts, shapes, strict=True)
+    ]
 
 
 @sbp_signatures.of(ATTENTION, ATTENTION_GRAD)

@@ -7,7 +7,7 @@ import numpy as np
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.program import GRADIENT
 from compiler.contract.types import DType, TensorType, ValueId
-from compiler.graph.columns import Grads, array_of, gradient_of
+from compiler.graph.columns import Grads, gradient_of, reference_of
 from compiler.graph.graph import GraphBuilder, Node
 from compiler.graph.registry import (
     Array,
@@ -23,9 +23,9 @@ from compiler.graph.registry import (
     expect_integer,
     expect_type,
     infer_type,
+    input_output_aliases,
+    kernel_op,
     reference,
-    runs_as,
-    writes,
 )
 from compiler.ops.families.updates import SGD_UPDATE
 from compiler.ops.language.define import fused_op, update
@@ -113,19 +113,19 @@ def _axes(attrs: Attrs) -> tuple[int, ...]:
     return attrs.ints("axes") if "axes" in attrs else ()
 
 
-@array_of(EMBEDDING)
+@reference_of(EMBEDDING)
 def _embedding(attrs: Attrs, weight: Array, ids: Array) -> Array:
     check_indices(ids, weight.shape[0], "embedding: id", _axes(attrs))
     return np.asarray(weight[ids.astype(np.int64)])
 
 
-@array_of(EMBEDDING_GRAD)
+@reference_of(EMBEDDING_GRAD)
 def _embedding_grad(attrs: Attrs, dy: Array, ids: Array) -> Array:
     check_indices(ids, attrs.int_("rows"), "embedding: id", _axes(attrs))
     return sums_by_id(dy, ids, attrs.int_("rows"))
 
 
-@array_of(LAST_PLACE)
+@reference_of(LAST_PLACE)
 def _last_place(attrs: Attrs, ids: Array) -> Array:
     check_indices(ids, attrs.int_("rows"), "id", _axes(attrs))
     result = np.full(attrs.int_("rows"), -1, np.int32)
@@ -207,10 +207,12 @@ def _of_rows(dense: Op) -> Op:
         moved = (1.0 + 2 * len(outputs)) * dy.size_bytes + ids.size_bytes
         return Cost(3.0 * dy.num_elements, moved)
 
-    writes.register(op, tuple([(out, i + (i > GRADIENT)) for out, i in writes.get(dense)]))
+    input_output_aliases.register(
+        op, tuple([(out, i + (i > GRADIENT)) for out, i in input_output_aliases.get(dense)])
+    )
     update.register(op, update.get(dense))
     update_of_rows.register(dense, op)
-    runs_as.register(op, "embedding_update")
+    kernel_op.register(op, "embedding_update")
     infer_type.register(op, infer)
     reference.register(op, run)
     cost.register(op, work)

@@ -59,7 +59,7 @@ def emit_gradients(
         flowing = tuple([gradients.get(v) for v in node.outputs])
         if not any([depends[v] for v in node.inputs]) or all([g is None for g in flowing]):
             continue
-        with b.beside(node, Phase.BACKWARD):
+        with b.like_node(node, Phase.BACKWARD):
             for value, gradient_value in zip(node.inputs, _pull(b, node, flowing), strict=True):
                 if gradient_value is None or not depends[value]:
                     continue
@@ -90,7 +90,9 @@ def _sum_gradients(b: GraphBuilder, one: ValueId, other: ValueId) -> ValueId:
     before = b.producer_of(one)
     if before.op is ADD:
         joined = joined_pads(b, before.inputs[1], other)
-    return b.one(ADD, one, other) if joined is None else b.one(ADD, before.inputs[0], joined)
+    return (
+        b.emit_one(ADD, one, other) if joined is None else b.emit_one(ADD, before.inputs[0], joined)
+    )
 
 
 def _pull(
@@ -133,18 +135,18 @@ def _max(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     if "by_place" in node.attrs:
         (axis,) = axes
         numbers = np.arange(shape[axis]).reshape(-1, *[1] * (len(shape) - 1 - axis))
-        place = b.one(ARGMAX, x, axis=axis, keepdims=True)
-        is_there = b.one(EQUAL, constant(b, numbers), place)
-        return (b.one(WHERE, is_there, reshape_to(b, dy, kept), scalar(b, 0.0, dtype)),)
+        place = b.emit_one(ARGMAX, x, axis=axis, keepdims=True)
+        is_there = b.emit_one(EQUAL, constant(b, numbers), place)
+        return (b.emit_one(WHERE, is_there, reshape_to(b, dy, kept), scalar(b, 0.0, dtype)),)
     largest = reshape_to(b, node.outputs[0], kept)
-    is_largest, rest = b.one(EQUAL, x, largest), scalar(b, 0.0, dtype)
+    is_largest, rest = b.emit_one(EQUAL, x, largest), scalar(b, 0.0, dtype)
     if "nan_shares" in node.attrs:
-        is_largest = b.one(BITWISE_OR, is_largest, b.one(NOT_EQUAL, x, x))
+        is_largest = b.emit_one(BITWISE_OR, is_largest, b.emit_one(NOT_EQUAL, x, x))
     else:
-        rest = b.one(WHERE, b.one(EQUAL, largest, largest), rest, largest)
-    ties = b.one(SUM, cast_to(b, is_largest, dtype), axes=axes, keepdims=True)
-    share = b.one(DIV, reshape_to(b, dy, kept), ties)
-    return (b.one(WHERE, is_largest, share, rest),)
+        rest = b.emit_one(WHERE, b.emit_one(EQUAL, largest, largest), rest, largest)
+    ties = b.emit_one(SUM, cast_to(b, is_largest, dtype), axes=axes, keepdims=True)
+    share = b.emit_one(DIV, reshape_to(b, dy, kept), ties)
+    return (b.emit_one(WHERE, is_largest, share, rest),)
 
 
 @gradient_of(RESHAPE)
@@ -156,7 +158,7 @@ def _reshape(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
 def _transpose(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     perm = node.attrs.ints("perm")
     inverse = tuple(perm.index(axis) for axis in range(len(perm)))
-    return (b.one(TRANSPOSE, dy, perm=inverse),)
+    return (b.emit_one(TRANSPOSE, dy, perm=inverse),)
 
 
 @gradient_of(BROADCAST_TO)

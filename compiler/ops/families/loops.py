@@ -10,9 +10,9 @@ the carries of the next step, and an entry of each of the ys. Semantics are thos
 **Gradient.** Another scan that goes the other way. Its body is the vector-Jacobian product of the
 body, by `emit_gradients`; its carries are the gradients of the carries, and of the constants, which
 are summed over the steps. What it reads of the body going forward, the scan hands out as further ys
-(`GraphBuilder.widen`); with `recompute` only the carries before each step, from which the rest is
-computed once more. Views, and what follows from constants alone, are always made again. Without it,
-sums of products over the steps become one product after the loop (`emit_sum`).
+(`GraphBuilder.add_outputs`); with `recompute` only the carries before each step, from which the
+rest is computed once more. Views, and what follows from constants alone, are always made again.
+Without it, sums of products over the steps become one product after the loop (`emit_sum`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.errors import InternalError
 from compiler.contract.plan import SubPlan
 from compiler.contract.types import DType, TensorType, ValueId
-from compiler.graph.columns import array_of, streams
+from compiler.graph.columns import reference_of, streaming_cost
 from compiler.graph.graph import GraphBuilder, Maybe, Node, gradient
 from compiler.graph.registry import (
     Array,
@@ -37,16 +37,16 @@ from compiler.graph.registry import (
     define,
     expect_type,
     infer_type,
+    input_output_aliases,
     is_source,
     reference,
     typed,
     view,
-    writes,
 )
 from compiler.ops.families.arithmetic import ADD
 from compiler.ops.families.gradients import emit_gradients
 from compiler.ops.language.define import update_op
-from compiler.ops.primitives.body import Body, body_of, closed, copied, operand
+from compiler.ops.primitives.body import Body, add_operand, body_of, clone_nodes, finish_body
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import SUM
 from compiler.ops.primitives.shape import (
@@ -161,11 +161,11 @@ class _Pull:
         body = body_of(node.attrs, name)
         self._node, self._inside = node, GraphBuilder.continuing(body.graph)
         inside = self._inside
-        with inside.beside(node):
-            flows = [operand(inside, inside.type_of(body.results[i])) for i in flowing]
+        with inside.like_node(node):
+            flows = [add_operand(inside, inside.type_of(body.results[i])) for i in flowing]
             seeds: dict[ValueId, ValueId] = {}
             for value, flow in zip([body.results[i] for i in flowing], flows, strict=True):
-                seeds[value] = inside.one(ADD, seeds[value], flow) if value in seeds else flow
+                seeds[value] = inside.emit_one(ADD, seeds[value], flow) if value in seeds else flow
         floats = [v for v in body.operands if inside.type_of(v).dtype.is_float]
         found = emit_gradients(inside, seeds, floats)
         self._operands = (*body.operands, *flows)
@@ -174,15 +174,15 @@ class _Pull:
     def closed(self, wanted: list[int]) -> Body:
         """Return it as a body that gives the gradients of these operands; zeros where none come."""
         inside = self._inside
-        with inside.beside(self._node):
+        with inside.like_node(self._node):
             results = [
                 self.made[i] if i in self.made else self._zeros(self._operands[i]) for i in wanted
             ]
         new, known = GraphBuilder(), dict[ValueId, ValueId]()
-        with new.beside(self._node):
+        with new.like_node(self._node):
             for value in self._operands:
-                known[value] = operand(new, inside.type_of(value))
-        return closed(new, copied(inside.freeze(), new, known, results))
+                known[value] = add_operand(new, inside.type_of(value))
+        return finish_body(new, clone_nodes(inside.freeze(), new, known, results))
 
     def _zeros(self, value: ValueId) -> ValueId:
         type_ = self._inside.type_of(value)
@@ -232,17 +232,17 @@ def emit_sum(
     """Emit the sum over all steps of a value of a body, of its addends of all steps."""
     node, type_ = inside.producer_of(value), inside.type_of(value)
     if node.op in _SEEN_ANEW:
-        return b.one(node.op, emit_sum(b, inside, node.inputs[0], stacked), **node.attrs)
+        return b.emit_one(node.op, emit_sum(b, inside, node.inputs[0], stacked), **node.attrs)
     if node.op is ADD:
         one, other = [emit_sum(b, inside, v, stacked) for v in node.inputs]
-        return b.one(ADD, one, other)
+        return b.emit_one(ADD, one, other)
     if node.op is SUM:
         axes = (0, *[axis + 1 for axis in node.attrs.ints("axes")])
-        total = b.one(SUM, stacked[node.inputs[0]], axes=axes, keepdims=False)
+        total = b.emit_one(SUM, stacked[node.inputs[0]], axes=axes, keepdims=False)
         return reshape_to(b, total, type_.shape)
     parts = (inside.producer_of(node.inputs[0]).inputs[0], node.inputs[1])
     left, right = [_rows(b, stacked[part]) for part in parts]
-    return b.one(MATMUL, swap_last_axes(b, left), right)
+    return b.emit_one(MATMUL, swap_last_axes(b, left), right)
 
 
 def _rows(b: GraphBuilder, value: ValueId) -> ValueId:
@@ -262,9 +262,9 @@ CARRY = define("carry")
 """old, new -> new, over old: what a body does at the end of a step."""
 
 typed(CARRY, "old, new = old -> old")
-writes.register(CARRY, ((0, 0),))
-streams(CARRY)
-array_of(CARRY)(lambda attrs, old, new: new.copy())
+input_output_aliases.register(CARRY, ((0, 0),))
+streaming_cost(CARRY)
+reference_of(CARRY)(lambda attrs, old, new: new.copy())
 
 CARRY_SUM = update_op(
     "carry_sum", "old: float, more = old -> old", lambda old, more: old + more, skippable=False
@@ -384,15 +384,15 @@ class _Backward:
         """Emit the scan that goes back, and return the gradients of all operands."""
         cut, inside = self.cut, self.inside
         ys = [r for r, g in enumerate(self.grads) if r >= cut.carries and g is not None]
-        flows = {r: operand(inside, self.types[cut.body.results[r]]) for r in (*self.held, *ys)}
+        flows = {r: add_operand(inside, self.types[cut.body.results[r]]) for r in (*self.held, *ys)}
         made = self._pulled(flows)
         later, leaves = self._summed_later(made)
         summed = [i for i in made if i >= cut.first_constant and i not in later]
         entries = [i for i in made if cut.carries <= i < cut.first_constant]
-        sums = [operand(inside, self.types[self.operands[i]]) for i in summed]
+        sums = [add_operand(inside, self.types[self.operands[i]]) for i in summed]
         results = [made[i] if i in made else self._zeros(inside, i) for i in self.held]
-        with inside.beside(self.node):
-            results += [inside.one(ADD, sums[n], made[i]) for n, i in enumerate(summed)]
+        with inside.like_node(self.node):
+            results += [inside.emit_one(ADD, sums[n], made[i]) for n, i in enumerate(summed)]
         forward = [v for v in leaves if self._is_forward(v)]
         stacks = [*[made[i] for i in entries]]
         stacks += [v for v in leaves if v not in forward and v not in stacks]
@@ -452,8 +452,10 @@ class _Backward:
         seeds: dict[ValueId, ValueId] = {}
         for result, flow in flows.items():
             value = self.cut.body.results[result]
-            with self.inside.beside(self.node):
-                seeds[value] = self.inside.one(ADD, seeds[value], flow) if value in seeds else flow
+            with self.inside.like_node(self.node):
+                seeds[value] = (
+                    self.inside.emit_one(ADD, seeds[value], flow) if value in seeds else flow
+                )
         found = emit_gradients(self.inside, seeds, [self.operands[i] for i in self.floats])
         return {i: found[v] for i in self.floats if (v := self.operands[i]) in found}
 
@@ -499,16 +501,18 @@ class _Backward:
             body = self._closed(self.operands, (*cut.body.results, *more))
             attrs = {**node.attrs, "body": body}
             types = [_stacked(self.inside.type_of(v), cut.length) for v in more]
-            found.update(zip(more, self.b.widen(node.outputs[0], Attrs(attrs), types), strict=True))
+            found.update(
+                zip(more, self.b.add_outputs(node.outputs[0], Attrs(attrs), types), strict=True)
+            )
         return {v: found[v] for v in kept}
 
     def _closed(self, operands: Sequence[ValueId], results: Sequence[ValueId]) -> Body:
         """Return a body with these operands and results."""
         new, known = GraphBuilder(), dict[ValueId, ValueId]()
-        with new.beside(self.node):
+        with new.like_node(self.node):
             for value in operands:
-                known[value] = operand(new, self.inside.type_of(value))
-        return closed(new, copied(self.inside.freeze(), new, known, results))
+                known[value] = add_operand(new, self.inside.type_of(value))
+        return finish_body(new, clone_nodes(self.inside.freeze(), new, known, results))
 
     def _into(self, number: int) -> ValueId:
         """Return what flows into a carry at the end of the scan."""
@@ -517,5 +521,5 @@ class _Backward:
 
     def _zeros(self, b: GraphBuilder, number: int) -> ValueId:
         type_ = self.types[self.operands[number]]
-        with b.beside(self.node):
+        with b.like_node(self.node):
             return broadcast_value(b, scalar(b, 0.0, type_.dtype), type_.shape)

@@ -144,12 +144,12 @@ def _batch_norm(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     x, mean, rstd, weight, bias = node.inputs
     kept = b.type_of(mean)
     share = kept.num_elements / max(1, b.type_of(x).num_elements)
-    difference = b.one(SUB, x, mean)  # rather than normal: cheap enough to be made twice
+    difference = b.emit_one(SUB, x, mean)  # rather than normal: cheap enough to be made twice
     sum_dy = sum_to(b, dy, kept.shape)
-    sum_product = b.one(MUL, sum_to(b, b.one(MUL, dy, difference), kept.shape), rstd)
-    slope = b.one(MUL, scaled(b, sum_product, share), rstd)
-    away = b.one(ADD, b.one(MUL, difference, slope), scaled(b, sum_dy, share))
-    dx = b.one(MUL, b.one(SUB, dy, away), b.one(MUL, rstd, weight))
+    sum_product = b.emit_one(MUL, sum_to(b, b.emit_one(MUL, dy, difference), kept.shape), rstd)
+    slope = b.emit_one(MUL, scaled(b, sum_product, share), rstd)
+    away = b.emit_one(ADD, b.emit_one(MUL, difference, slope), scaled(b, sum_dy, share))
+    dx = b.emit_one(MUL, b.emit_one(SUB, dy, away), b.emit_one(MUL, rstd, weight))
     pairs = ((sum_product, weight), (sum_dy, bias))
     narrow = [sum_to(b, value, b.type_of(like).shape) for value, like in pairs]
     return (dx, None, None, *narrow)

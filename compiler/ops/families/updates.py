@@ -15,7 +15,7 @@ from compiler.contract.attrs import Attrs
 from compiler.contract.types import DType, ValueId
 from compiler.graph.graph import Node
 from compiler.graph.registry import Op, OpTypeError, Types
-from compiler.ops.language.define import StageBuilder, fused_op, staged_update, update_op
+from compiler.ops.language.define import CompositeBuilder, composite_update, fused_op, update_op
 from compiler.ops.language.expressions import Expression
 
 Value = Expression
@@ -103,7 +103,7 @@ makes what a cut step left in them harmless.
 ASSIGN = update_op("assign", "variable, value = variable -> variable", lambda old, new: new)
 """variable, value -> value, over variable: at the end of a step. Any dtype."""
 
-APPROACH = update_op(
+EMA_UPDATE = update_op(
     "approach",
     "old: float, new = old, share = old [] -> old",
     lambda old, new, share: old + (new - old) * share,
@@ -157,7 +157,7 @@ _COUNTERS = (INCREMENT, COUNT, ACCUMULATE, HOLD, RESCALE)
 
 def is_update(node: Node) -> bool:
     """Whether a node applies a gradient to a variable; what counts, sums or averages does not."""
-    return ends_step(node) and node.op not in (ASSIGN, APPROACH)
+    return ends_step(node) and node.op not in (ASSIGN, EMA_UPDATE)
 
 
 def ends_step(node: Node) -> bool:
@@ -388,7 +388,7 @@ LAMB_STEP = update_op(
 
 
 def _lamb(
-    s: StageBuilder, param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
+    s: CompositeBuilder, param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
     *, beta1: float, beta2: float, eps: float, weight_decay: float,
 ) -> News:  # fmt: skip
     settings = (beta1, beta2, eps, weight_decay)
@@ -401,7 +401,7 @@ def _lamb(
     )  # fmt: skip
 
 
-LAMB_UPDATE = staged_update("lamb_update", _MOMENTS.format("lr") + " -> param, m, v", _lamb)
+LAMB_UPDATE = composite_update("lamb_update", _MOMENTS.format("lr") + " -> param, m, v", _lamb)
 """param, grad, m, v, lr [], step [] -> param', m', v': Adam's direction, as long as param times lr.
 
 Attrs: beta1, beta2, eps, weight_decay. Trust is 1 where a norm is 0.
@@ -422,7 +422,7 @@ def _kept(param: Value, lr: Value, weight_decay: float) -> Value:
 
 
 def _clipped(
-    s: StageBuilder, param: Value, grad: Value, estimate: Value, lr: Value, count: Value,
+    s: CompositeBuilder, param: Value, grad: Value, estimate: Value, lr: Value, count: Value,
     eps1: float, eps2: float, d: float,
 ) -> Value:  # fmt: skip
     """Return Adafactor's step from the estimate of the squares."""
@@ -433,7 +433,8 @@ def _clipped(
 
 
 def _adafactor(
-    s: StageBuilder, param: Value, grad: Value, rows: Value, columns: Value, lr: Value, step: Value,
+    s: CompositeBuilder, param: Value, grad: Value, rows: Value, columns: Value, lr: Value,
+    step: Value,
     *, beta2_decay: float, eps1: float, eps2: float, d: float, weight_decay: float,
 ) -> News:  # fmt: skip
     count = step.to(DType.FLOAT64) + 1.0
@@ -444,13 +445,13 @@ def _adafactor(
     change = _clipped(s, param, grad, estimate, lr, count, eps1, eps2, d)
     return (
         *s.update(DECAYED_STEP, param, change, lr, weight_decay=weight_decay),
-        *s.update(APPROACH, rows, row, share),
-        *s.update(APPROACH, columns, column, share),
+        *s.update(EMA_UPDATE, rows, row, share),
+        *s.update(EMA_UPDATE, columns, column, share),
     )
 
 
 def _adafactor_vector(
-    s: StageBuilder, param: Value, grad: Value, variance: Value, lr: Value, step: Value,
+    s: CompositeBuilder, param: Value, grad: Value, variance: Value, lr: Value, step: Value,
     *, beta2_decay: float, eps1: float, eps2: float, d: float, weight_decay: float,
 ) -> News:  # fmt: skip
     count = step.to(DType.FLOAT64) + 1.0
@@ -459,11 +460,11 @@ def _adafactor_vector(
     change = _clipped(s, param, grad, estimate, lr, count, eps1, eps2, d)
     return (
         *s.update(DECAYED_STEP, param, change, lr, weight_decay=weight_decay),
-        *s.update(APPROACH, variance, square, share),
+        *s.update(EMA_UPDATE, variance, square, share),
     )
 
 
-ADAFACTOR_UPDATE = staged_update(
+ADAFACTOR_UPDATE = composite_update(
     "adafactor_update",
     "param: float, grad = param, rows: float, columns: float, lr = param [], step = int64"
     " -> param, rows, columns",
@@ -474,7 +475,7 @@ ADAFACTOR_UPDATE = staged_update(
 Attrs: beta2_decay, eps1, eps2, d, weight_decay.
 """
 
-ADAFACTOR_VECTOR_UPDATE = staged_update(
+ADAFACTOR_VECTOR_UPDATE = composite_update(
     "adafactor_vector_update",
     "param: float, grad = param, variance = param, lr = param [], step = int64 -> param, variance",
     _adafactor_vector,
@@ -500,7 +501,7 @@ MUON_STEP = update_op(
 
 
 def _muon(
-    s: StageBuilder, param: Value, grad: Value, buffer: Value, lr: Value,
+    s: CompositeBuilder, param: Value, grad: Value, buffer: Value, lr: Value,
     *, momentum: float, nesterov: bool, weight_decay: float, scale: float,
     a: float, b: float, c: float, ns_steps: int, eps: float,
 ) -> News:  # fmt: skip
@@ -519,7 +520,7 @@ def _muon(
     )  # fmt: skip
 
 
-MUON_UPDATE = staged_update(
+MUON_UPDATE = composite_update(
     "muon_update",
     "param: float, grad = param, buffer = param, lr = param [] -> param, buffer",
     _muon,

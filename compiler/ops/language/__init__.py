@@ -3,7 +3,7 @@
 `fused_op` and `update_op` trace the function once for each form of call, and register what follows
 from the program: types, reference, cost, how it fuses. `vjp` derives the program of the gradient.
 
-    define       `fused_op`, `update_op`, `staged_update`
+    define       `fused_op`, `update_op`, `composite_update`
     expressions  arithmetic that emits instructions, rules of differentiation, signatures
     definition   what a definition says, and the columns that follow from it
     vjp          the gradient of a program as a program

@@ -2,7 +2,7 @@
 
     SOFTSIGN = fused_op("softsign", "x -> y", lambda x: x / (1 + abs(x)))
     SGD = update_op("sgd_update", "param: float, grad = param, lr = param [] -> param", sgd)
-    LAMB = staged_update("lamb", "param: float, grad = param, ... -> param, m, v", lamb)
+    LAMB = composite_update("lamb", "param: float, grad = param, ... -> param, m, v", lamb)
 
 From signature (`compiler.ops.language.expressions`) and program of a `fused_op` come the columns
 `infer_type`, `frame`, `expand`, `reference`, `cost`, `is_exact` and `gradient`; so the op has
@@ -13,13 +13,13 @@ known.
 
 An `update_op` makes new values of variables from old ones, in the same memory. Its signature is
 that of `compiler.graph.registry.typed`; an output called like an operand is written over it. It has
-the columns `infer_type`, `writes`, `reference`, `cost` and `update`; an optimizer has no kernel of
-its own. Every update takes one more input, `skip` [] int64, at the end, which is no operand of the
-program: where it is not 0, the launch does nothing. The pass `update_programs` puts the program
-into the attributes of the node. From then on it is what the update computes, and whoever runs
-programs runs it (`runs_as`).
+the columns `infer_type`, `input_output_aliases`, `reference`, `cost` and `update`; an optimizer has
+no kernel of its own. Every update takes one more input, `skip` [] int64, at the end, which is no
+operand of the program: where it is not 0, the launch does nothing. The pass `update_programs` puts
+the program into the attributes of the node. From then on it is what the update computes, and
+whoever runs programs runs it (`kernel_op`).
 
-A `staged_update` needs more than one pass over its elements: norms, products, sums of axes.
+A `composite_update` needs more than one pass over its elements: norms, products, sums of axes.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from compiler.graph.registry import (
     cost,
     define,
     infer_type,
+    input_output_aliases,
     is_exact,
+    kernel_op,
     read_types,
     reference,
-    runs_as,
-    writes,
 )
 from compiler.ops.language.definition import (
     FOREIGN,
@@ -65,11 +65,11 @@ from compiler.ops.language.definition import (
     FusedOp,
     attributes_of,
     definition,
+    definition_cache,
     expect_takes,
     output_of,
     read_gradient,
     register_program,
-    remembered,
     settings_of,
     trace,
 )
@@ -185,8 +185,8 @@ def update_op(
         return Cost(program_flops(whole, Space(1, inputs[0].num_elements)), float(moved))
 
     update.register(op, found, where)
-    writes.register(op, over, where)
-    runs_as.register(op, FUSED.name, where)
+    input_output_aliases.register(op, over, where)
+    kernel_op.register(op, FUSED.name, where)
     infer_type.register(op, lru_cache(maxsize=1024)(infer), where)
     reference.register(op, run, where)
     cost.register(op, work, where)
@@ -288,7 +288,7 @@ def fused_op(
     """
     where = where or sys._getframe(1).f_code.co_filename
     from compiler.graph.graph import gradient as gradients
-    from compiler.ops.language.vjp import derived_gradient, product_of  # of what is defined here
+    from compiler.ops.language.vjp import derived_gradient, vjp_of  # of what is defined here
 
     read = read_signature(signature)
     attributes = attributes_of(program)
@@ -304,13 +304,13 @@ def fused_op(
         FOREIGN.append(found)
     op = found.op
     definition.register(op, found, where)
-    infer_type.register(op, remembered(1024)(found.infer), where)
+    infer_type.register(op, definition_cache(1024)(found.infer), where)
     register_program(op, found, where)
     if not has_rule and any([spec.elements != "bool" for spec in read.outputs]):
         by_rule = single if gradient is None else None
         gradients.register(op, derived_gradient(found, by_rule), where)
         if by_rule is None:
-            product_of(found)
+            vjp_of(found)
     if single is not None and single.op in _EXACT:
         is_exact.register(op, True, where)
     if single is not None and single.operands == tuple(range(len(read.inputs))):
@@ -337,12 +337,12 @@ def _instruction_of(found: FusedOp) -> Instruction | None:
 # is one node like any other update. Then the pass `stage_updates` puts in its place what its
 # function emits: ordinary nodes, and updates by a program that read them.
 #
-# The function takes a `StageBuilder`, the operands as expressions, and attributes by keyword; it
-# returns the new values, in the order of the outputs. What it emits must read none of them.
+# The function takes a `CompositeBuilder`, the operands as expressions, and attributes by keyword;
+# it returns the new values, in the order of the outputs. What it emits must read none of them.
 
 
 @dataclass(frozen=True, slots=True)
-class StageBuilder:
+class CompositeBuilder:
     """What a function emits by: nodes of a graph, with the skip flag of the update that they are.
 
     Expressions on tensors broadcast as ops do.
@@ -364,7 +364,7 @@ class StageBuilder:
         """Return a sum over some axes, which stay with extent 1; or over all, as a number."""
         rank = self.b.type_of(x.value).rank
         over = tuple(range(rank)) if axes is None else tuple(sorted(a % rank for a in axes))
-        return self.read(self.b.one(SUM, x.value, axes=over, keepdims=axes is not None))
+        return self.read(self.b.emit_one(SUM, x.value, axes=over, keepdims=axes is not None))
 
     def mean(self, x: Expression, axes: tuple[int, ...] | None = None) -> Expression:
         """Return a mean, as `sum`; of nothing it is 0."""
@@ -378,15 +378,15 @@ class StageBuilder:
 
     def product(self, a: Expression, b: Expression) -> Expression:
         """Return a product of matrices."""
-        return self.read(self.b.one(MATMUL, a.value, b.value))
+        return self.read(self.b.emit_one(MATMUL, a.value, b.value))
 
     def turned(self, a: Expression) -> Expression:
         """Return a matrix with rows as columns."""
-        return self.read(self.b.one(TRANSPOSE, a.value, perm=(1, 0)))
+        return self.read(self.b.emit_one(TRANSPOSE, a.value, perm=(1, 0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StagedUpdate:
+class CompositeUpdate:
     """What a definition says. Equal to itself alone."""
 
     function: Callable[..., tuple[ValueId, ...]]
@@ -395,7 +395,7 @@ class StagedUpdate:
 
     def emit(self, b: GraphBuilder, inputs: Sequence[ValueId], attrs: Attrs) -> tuple[ValueId, ...]:
         """Emit what the update is made of; return the new values of what it writes over."""
-        stage = StageBuilder(b, GraphEmitter(b), tuple(inputs[self.num_operands :]))
+        stage = CompositeBuilder(b, GraphEmitter(b), tuple(inputs[self.num_operands :]))
         operands = [stage.read(value) for value in inputs[: self.num_operands]]
         settings = settings_of(self.attributes, attrs)
         if settings.pop(MAXIMIZE.name, False):
@@ -403,10 +403,10 @@ class StagedUpdate:
         return self.function(stage, *operands, **settings)
 
 
-stages = OpAttr[StagedUpdate]("stages", "what an update is made of; read by stage_updates")
+stages = OpAttr[CompositeUpdate]("stages", "what an update is made of; read by stage_updates")
 
 
-def staged_update(name: str, signature: str, function: Callable[..., tuple[ValueId, ...]]) -> Op:
+def composite_update(name: str, signature: str, function: Callable[..., tuple[ValueId, ...]]) -> Op:
     """Define an update by what it is made of, and return it.
 
     The signature is that of `update_op`, and so is the last input, `skip`.
@@ -415,7 +415,7 @@ def staged_update(name: str, signature: str, function: Callable[..., tuple[Value
     op = define(name)
     types: TypeSignature = read_types(signature.replace(" ->", ", skip? = int64 ->"))
     names = [row.name for row in types.operands if not row.optional]
-    found = StagedUpdate(function, (*attributes_of(function), MAXIMIZE), len(names))
+    found = CompositeUpdate(function, (*attributes_of(function), MAXIMIZE), len(names))
     over = tuple([(out, names.index(result)) for out, result in enumerate(types.results)])
 
     def infer(inputs: Types, attrs: Attrs) -> Types:
@@ -448,7 +448,7 @@ def staged_update(name: str, signature: str, function: Callable[..., tuple[Value
         return Cost(sum([c.flops for c in rows]), sum([t.size_bytes for t in (*inputs, *outputs)]))
 
     stages.register(op, found, where)
-    writes.register(op, over, where)
+    input_output_aliases.register(op, over, where)
     infer_type.register(op, infer, where)
     reference.register(op, run, where)
     cost.register(op, work, where)
@@ -456,11 +456,14 @@ def staged_update(name: str, signature: str, function: Callable[..., tuple[Value
 
 
 def _alone(
-    found: StagedUpdate, types: Types, attrs: Attrs
+    found: CompositeUpdate, types: Types, attrs: Attrs
 ) -> tuple[GraphBuilder, tuple[ValueId, ...], tuple[ValueId, ...]]:
     """Return an update in a graph of its own, the inputs there and the new values."""
     b = GraphBuilder()
     inputs = tuple(
-        [b.one(INPUT, name=str(i), dtype=t.dtype.value, shape=t.shape) for i, t in enumerate(types)]
+        [
+            b.emit_one(INPUT, name=str(i), dtype=t.dtype.value, shape=t.shape)
+            for i, t in enumerate(types)
+        ]
     )
     return b, inputs, found.emit(b, inputs, attrs)

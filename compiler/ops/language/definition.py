@@ -71,8 +71,8 @@ FOREIGN: list[object] = []
 """Definitions of somebody whose functions may read what changes, as a global of a notebook."""
 
 
-def remembered(most: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that keeps what follows from definitions, until `forget` is called."""
+def definition_cache(most: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that caches by definition, until `clear_definition_caches`."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         made = lru_cache(maxsize=most)(function)
@@ -82,7 +82,7 @@ def remembered(most: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def forget() -> None:
+def clear_definition_caches() -> None:
     """Let functions of definitions run again, where there are such as may give something else.
 
     For a job that is traced: then it is seen what they read, and a change of it is a change of the
@@ -207,7 +207,7 @@ def results_of(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnGradient:
+class CustomGradient:
     """A gradient that is stated: a function of what it takes by name."""
 
     function: Function
@@ -234,7 +234,7 @@ def read_gradient(
     values: Sequence[str],
     outputs: Sequence[str],
     attributes: tuple[Attribute, ...],
-) -> OwnGradient:
+) -> CustomGradient:
     """Return a gradient that takes by name `values`, gradients of `outputs` and attributes.
 
     Raises OpTypeError where it takes anything else, or no gradient.
@@ -256,11 +256,11 @@ def read_gradient(
         raise OpTypeError(
             f"has a gradient that takes no output's gradient; it may take {', '.join(grads)}"
         )
-    return OwnGradient(function, tuple(takes), tuple(own))
+    return CustomGradient(function, tuple(takes), tuple(own))
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ProgramOperand:
     """An operand or output of one call: how it lies in the program, and its dtype."""
 
     name: str
@@ -269,14 +269,14 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ProgramSignature:
     """One call of a fused op: its operands and outputs, and where they lie.
 
     `extents` is None for an elementwise op, whose slots are all FULL.
     """
 
-    inputs: tuple[Slot, ...]
-    outputs: tuple[Slot, ...]
+    inputs: tuple[ProgramOperand, ...]
+    outputs: tuple[ProgramOperand, ...]
     extents: Extents | None
 
     def builder(self) -> ProgramBuilder:
@@ -297,7 +297,7 @@ class Fused(Protocol):
         """Definitions are equal to themselves alone."""
         ...
 
-    def form(self, inputs: Types, attrs: Attrs) -> Form:
+    def form(self, inputs: Types, attrs: Attrs) -> ProgramSignature:
         """Return how the operands of a call lie."""
         ...
 
@@ -352,7 +352,9 @@ def register_program(op: Op, found: Fused, where: str) -> None:
         )
 
     @lru_cache(maxsize=512)  # asked again and again, in every pass
-    def frame(inputs: Types, outputs: Types, attrs: Attrs) -> program_builder.Frame | None:
+    def frame(
+        inputs: Types, outputs: Types, attrs: Attrs
+    ) -> program_builder.IterationDomain | None:
         return _frame_of(found.form(inputs, attrs))
 
     def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
@@ -384,7 +386,7 @@ def _widened(array: Array) -> Array:
     return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
-def _frame_of(form: Form) -> program_builder.Frame | None:
+def _frame_of(form: ProgramSignature) -> program_builder.IterationDomain | None:
     """Return how the operands of a call with rows and columns lie."""
     e = form.extents
     if e is None:
@@ -394,7 +396,7 @@ def _frame_of(form: Form) -> program_builder.Frame | None:
         e.shape if slot.kind is Kind.COLUMN and e.rows == 1 else e.stretchable(slot.kind)
         for slot in form.outputs
     ]
-    return program_builder.Frame(
+    return program_builder.IterationDomain(
         e.shape,
         tuple([e.stretchable(slot.kind) for slot in form.inputs]),
         tuple(outputs),
@@ -403,7 +405,9 @@ def _frame_of(form: Form) -> program_builder.Frame | None:
     )
 
 
-def _interpret(form: Form, program: FusedProgram, arrays: list[Array]) -> tuple[Array, ...]:
+def _interpret(
+    form: ProgramSignature, program: FusedProgram, arrays: list[Array]
+) -> tuple[Array, ...]:
     """Follow a program in numpy, in the width of the arrays."""
     e = form.extents
     if e is None:
@@ -424,12 +428,12 @@ def trace(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
     return _traced(found, inputs, attrs)
 
 
-@remembered(4096)
+@definition_cache(4096)
 def _traced_elementwise(found: Fused, dtypes: tuple[DType, ...], attrs: Attrs) -> FusedProgram:
     return _traced(found, tuple([TensorType(dtype, ()) for dtype in dtypes]), attrs)
 
 
-@remembered(4096)
+@definition_cache(4096)
 def _traced(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
     form = found.form(inputs, attrs)
     p = form.builder()
@@ -452,7 +456,7 @@ class FusedOp:
     signature: Signature
     program: Function
     attributes: tuple[Attribute, ...]
-    gradient: OwnGradient | None
+    gradient: CustomGradient | None
     check: Check | None
     where: str
     traces_at_once: bool
@@ -495,12 +499,14 @@ class FusedOp:
         except ProgramError as error:
             raise OpTypeError(f"has a program that cannot be computed: {error}") from None
 
-    def form(self, inputs: Types, attrs: Attrs) -> Form:
+    def form(self, inputs: Types, attrs: Attrs) -> ProgramSignature:
         """Return how the operands of a call lie."""
         signature = self.signature
         made = signature.types_of(inputs)
         extents = None if signature.is_elementwise else signature.extents_of(inputs)
-        return Form(_slots(signature.inputs, inputs), _slots(signature.outputs, made), extents)
+        return ProgramSignature(
+            _slots(signature.inputs, inputs), _slots(signature.outputs, made), extents
+        )
 
     def emit(
         self, p: ProgramBuilder, attrs: Attrs, extents: Extents | None, values: tuple[int, ...]
@@ -538,6 +544,6 @@ def inlined(op: Op, operands: tuple[object, ...], attrs: Attrs) -> tuple[Express
     return results_of("has a program that ", found.program, *operands, **found.settings(attrs))
 
 
-def _slots(specs: tuple[OperandSpec, ...], types: Types) -> tuple[Slot, ...]:
+def _slots(specs: tuple[OperandSpec, ...], types: Types) -> tuple[ProgramOperand, ...]:
     pairs = zip(specs, types, strict=True)
-    return tuple([Slot(s.name, s.kind or Kind.FULL, t.dtype) for s, t in pairs])
+    return tuple([ProgramOperand(s.name, s.kind or Kind.FULL, t.dtype) for s, t in pairs])

@@ -27,7 +27,7 @@ from compiler.contract.program import (
     erfc,
     is_by_elements,
 )
-from compiler.contract.region import Region, Step, StepKind, check_region
+from compiler.contract.region import TiledLoop, TileStep, TileStepKind, check_region
 from compiler.contract.spaces import Space
 from compiler.contract.types import DType, TensorType, numpy_dtype, rounded
 from compiler.graph.registry import (
@@ -39,8 +39,8 @@ from compiler.graph.registry import (
     define,
     expect_inputs,
     infer_type,
+    input_output_aliases,
     reference,
-    writes,
 )
 from compiler.ops.primitives.reduce import check_indices, total
 from compiler.ops.primitives.sources import dropout_mask, random_bits
@@ -266,7 +266,7 @@ members); members (what to call them); variables (the names of those that are up
 MOST_WRITTEN = 512
 """Tensors that one joined update writes over, at most."""
 
-writes.register(JOINED_UPDATES, tuple([(k, k) for k in range(MOST_WRITTEN)]))
+input_output_aliases.register(JOINED_UPDATES, tuple([(k, k) for k in range(MOST_WRITTEN)]))
 
 
 def member_operands(
@@ -355,14 +355,14 @@ REGION = define("region")
 """The operands of a region -> its outputs. Attrs: region, members (names of the ops)."""
 
 
-def region_attrs(region: Region, members: tuple[str, ...]) -> Attrs:
+def region_attrs(region: TiledLoop, members: tuple[str, ...]) -> Attrs:
     """Return the attributes of a region."""
     return Attrs({"region": region, "members": members})
 
 
-def region_of(attrs: Attrs) -> Region:
+def region_of(attrs: Attrs) -> TiledLoop:
     """Return what a node computes. Raises TypeError where there is something else."""
-    return attrs.structure("region", Region)
+    return attrs.structure("region", TiledLoop)
 
 
 @infer_type.of(REGION)
@@ -386,12 +386,12 @@ def _region_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     return tuple([x.reshape(t.shape) for x, t in zip(made, region.outputs, strict=True)])
 
 
-def _execute_step(region: Region, step: Step, operands: list[Array]) -> tuple[Array, ...]:
-    if step.kind is StepKind.PRODUCT:
+def _execute_step(region: TiledLoop, step: TileStep, operands: list[Array]) -> tuple[Array, ...]:
+    if step.kind is TileStepKind.PRODUCT:
         return (operands[0] @ operands[1],)
-    if step.kind is StepKind.SUM_OF_PRODUCTS:
+    if step.kind is TileStepKind.SUM_OF_PRODUCTS:
         return (operands[0].T @ operands[1],)
-    if step.kind is StepKind.COLUMN_SUM:
+    if step.kind is TileStepKind.COLUMN_SUM:
         return (total(operands[0], 0),)
     return evaluate(_program(step), Space(region.rows, region.columns), tuple(operands))
 
@@ -401,22 +401,22 @@ def _region_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     region = region_of(attrs)
     flops = 0.0
     for step in region.steps:
-        if step.kind is StepKind.PROGRAM:
+        if step.kind is TileStepKind.PROGRAM:
             flops += program_flops(_program(step), Space(region.rows, region.columns))
-        elif step.kind is StepKind.COLUMN_SUM:
+        elif step.kind is TileStepKind.COLUMN_SUM:
             flops += region.rows * region.columns
         else:
             flops += 2.0 * region.rows * math.prod(product_extents(region, step, inputs))
     return Cost(flops, float(sum([t.size_bytes for t in (*inputs, *outputs)])))
 
 
-def product_extents(region: Region, step: Step, inputs: Types) -> tuple[int, int]:
+def product_extents(region: TiledLoop, step: TileStep, inputs: Types) -> tuple[int, int]:
     """Return the extents of a product that are not rows: k and n, or m and n."""
     columns = [region.columns if region.is_wide(v) else inputs[v].shape[1] for v in step.reads]
     return columns[0], columns[1]
 
 
-def _program(step: Step) -> FusedProgram:
+def _program(step: TileStep) -> FusedProgram:
     if step.program is None:
         raise ValueError("a step of a region has no program")
     return step.program

@@ -36,14 +36,14 @@ from compiler.graph.registry import (
 )
 from compiler.ops.language.definition import (
     OP_OF_INSTRUCTION,
-    Form,
     Fused,
     FusedOp,
-    Slot,
+    ProgramOperand,
+    ProgramSignature,
     definition,
+    definition_cache,
     output_of,
     register_program,
-    remembered,
     trace,
 )
 from compiler.ops.language.expressions import (
@@ -72,19 +72,21 @@ Ints = tuple[int, ...]
 class Derived:
     """A product's program. `operands` are positions among (gradients, operands, outputs)."""
 
-    form: Form
+    form: ProgramSignature
     program: FusedProgram
     operands: tuple[int, ...]
     wanted: tuple[int, ...]
 
 
-def float_slots(form: Form) -> Ints:
+def float_slots(form: ProgramSignature) -> Ints:
     """Return the positions of operands that can have a gradient."""
     return tuple([i for i, slot in enumerate(form.inputs) if slot.dtype.is_float])
 
 
-@remembered(512)
-def derive(found: Fused, form: Form, attrs: Attrs, given: Ints, wanted: Ints) -> Derived:
+@definition_cache(512)
+def differentiate_program(
+    found: Fused, form: ProgramSignature, attrs: Attrs, given: Ints, wanted: Ints
+) -> Derived:
     """Return the product's program for the outputs `given` and the operands `wanted`.
 
     Operands to which nothing flows are left out of the result's `wanted`.
@@ -104,7 +106,7 @@ def derive(found: Fused, form: Form, attrs: Attrs, given: Ints, wanted: Ints) ->
     reached = tuple([i for i in wanted if adjoints[i] is not None])
     outputs = tuple([output_of(q, adjoints[i], kinds[i]) for i in reached])
     slots = tuple(
-        [Slot(f"d{form.inputs[i].name}", kinds[i], form.inputs[i].dtype) for i in reached]
+        [ProgramOperand(f"d{form.inputs[i].name}", kinds[i], form.inputs[i].dtype) for i in reached]
     )
     whole = q.whole(outputs)
     saved = {v: values[last + i] for i, v in enumerate(forward) if v not in values}
@@ -113,14 +115,17 @@ def derive(found: Fused, form: Form, attrs: Attrs, given: Ints, wanted: Ints) ->
     wide = [i >= first and slot.kind is Kind.FULL for i, slot in enumerate(pool)]
     program, operands = min(both, key=lambda made: sum([wide[i] for i in made[1]]))
     return Derived(
-        Form(tuple([pool[i] for i in operands]), slots, form.extents), program, operands, reached
+        ProgramSignature(tuple([pool[i] for i in operands]), slots, form.extents),
+        program,
+        operands,
+        reached,
     )
 
 
-def _pool(form: Form, given: Ints) -> list[Slot]:
+def _pool(form: ProgramSignature, given: Ints) -> list[ProgramOperand]:
     """Return what a product may read: gradients, operands, outputs."""
     outputs = [form.outputs[i] for i in given]
-    grads = [Slot(f"d{slot.name}", slot.kind, slot.dtype) for slot in outputs]
+    grads = [ProgramOperand(f"d{slot.name}", slot.kind, slot.dtype) for slot in outputs]
     return [*grads, *form.inputs, *form.outputs]
 
 
@@ -130,7 +135,7 @@ def _kind_of_gradient(kind: Kind) -> Kind:
 
 
 def _written(
-    whole: FusedProgram, form: Form, saved: dict[int, int], reached: Ints
+    whole: FusedProgram, form: ProgramSignature, saved: dict[int, int], reached: Ints
 ) -> tuple[FusedProgram, Ints]:
     """Return a program that reads values where they are `saved`, and what it reads at all."""
     p = form.builder()
@@ -152,7 +157,7 @@ def _written(
 def _overridden(
     found: Fused,
     q: ProgramBuilder,
-    form: Form,
+    form: ProgramSignature,
     attrs: Attrs,
     given: Ints,
     values: Ints,
@@ -181,7 +186,7 @@ def _overridden(
     return [own.get(slot.name) for slot in form.inputs]
 
 
-def _as_written(adjoint: object, slot: Slot, form: Form) -> Expression | None:
+def _as_written(adjoint: object, slot: ProgramOperand, form: ProgramSignature) -> Expression | None:
     """Check an adjoint, and sum one that has more rows or columns than its operand."""
     if adjoint is None:
         return None
@@ -199,7 +204,11 @@ def _as_written(adjoint: object, slot: Slot, form: Form) -> Expression | None:
 
 
 def _adjoints(
-    q: ProgramBuilder, form: Form, operands: Ints, seeds: list[tuple[int, int]], active: set[int]
+    q: ProgramBuilder,
+    form: ProgramSignature,
+    operands: Ints,
+    seeds: list[tuple[int, int]],
+    active: set[int],
 ) -> dict[int, Expression]:
     """Walk the program backwards from its outputs; return the adjoints of what was reached."""
     wide = _wide_kinds(q, form, operands)
@@ -247,7 +256,7 @@ def _add(adjoints: dict[int, Expression], value: int, part: Expression) -> None:
     adjoints[value] = part if earlier is None else earlier + part
 
 
-def _wide_kinds(q: ProgramBuilder, form: Form, operands: Ints) -> list[Kind]:
+def _wide_kinds(q: ProgramBuilder, form: ProgramSignature, operands: Ints) -> list[Kind]:
     """Return, per value, over which rows and columns it may differ, a number for each row.
 
     A scalar operand counts as one per row, and so does what is computed of it.
@@ -283,7 +292,7 @@ def _summed(part: Expression, found: Kind, wanted: Kind) -> Expression:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Product:
+class Vjp:
     """The vector-Jacobian product of a fused op: a fused op whose program is derived.
 
     Its attributes are those of what it is the product of; `given` of outputs whose gradients come,
@@ -293,7 +302,7 @@ class Product:
     """
 
     op: Op
-    of: FusedOp | Product
+    of: FusedOp | Vjp
     depth: int
     where: str
 
@@ -308,7 +317,7 @@ class Product:
         own |= {"shape", "integers"} if self.depth == 1 else set()
         return Attrs({k: v for k, v in attrs.items() if k not in own})
 
-    def outer(self, form: Form, attrs: Attrs, given: Ints, wanted: Ints) -> Attrs:
+    def outer(self, form: ProgramSignature, attrs: Attrs, given: Ints, wanted: Ints) -> Attrs:
         """Return the attributes of the product for a call with these attributes."""
         added: dict[str, AttrValue] = dict(attrs)
         if len(form.outputs) > 1:
@@ -326,9 +335,9 @@ class Product:
         """Return the program for a common dtype."""
         return _derived(self, dtype, attrs)
 
-    def inner_form(self, dtype: DType, attrs: Attrs) -> Form:
+    def inner_form(self, dtype: DType, attrs: Attrs) -> ProgramSignature:
         """Return the form of what this is the product of."""
-        if isinstance(self.of, Product):
+        if isinstance(self.of, Vjp):
             return self.of.derived(dtype, self.inner(attrs)).form
         integers = list(attrs["integers"]) if "integers" in attrs else []  # type: ignore[arg-type]  # names
         found: list[TensorType] = []
@@ -341,7 +350,7 @@ class Product:
             found.append(TensorType(own, shape))
         return self.of.form(tuple(found), self.inner(attrs))
 
-    def form(self, inputs: Types, attrs: Attrs) -> Form:
+    def form(self, inputs: Types, attrs: Attrs) -> ProgramSignature:
         """Return how the operands of a call lie."""
         return self.derived(inputs[0].dtype, attrs).form
 
@@ -391,19 +400,19 @@ def _stretches(shape: Ints, wide: Ints) -> bool:
     return len(shape) <= len(wide) and all([n in (1, m) for n, m in zip(shape, last, strict=True)])
 
 
-@remembered(512)
-def _derived(product: Product, dtype: DType, attrs: Attrs) -> Derived:
+@definition_cache(512)
+def _derived(product: Vjp, dtype: DType, attrs: Attrs) -> Derived:
     form = product.inner_form(dtype, attrs)
     given = _ints(attrs, product.key("given"), tuple(range(len(form.outputs))))
     wanted = _ints(attrs, product.key("wanted"), float_slots(form))
-    return derive(product.of, form, product.inner(attrs), given, wanted)
+    return differentiate_program(product.of, form, product.inner(attrs), given, wanted)
 
 
 def _ints(attrs: Attrs, key: str, default: Ints) -> Ints:
     return attrs.ints(key) if key in attrs else default
 
 
-_PRODUCTS: dict[str, Product] = {}
+_PRODUCTS: dict[str, Vjp] = {}
 """By the name of what they are products of."""
 
 
@@ -411,14 +420,14 @@ def _with_extents(attrs: Attrs, shape: tuple[int, ...]) -> Attrs:
     return Attrs({**attrs, "shape": shape}) if "shape" in attrs else attrs
 
 
-def product_of(found: FusedOp | Product) -> Product:
+def vjp_of(found: FusedOp | Vjp) -> Vjp:
     """Return the vector-Jacobian product of a fused op, defined at the first call."""
     name = found.op.name
     if name not in _PRODUCTS:
-        depth = found.depth + 1 if isinstance(found, Product) else 1
+        depth = found.depth + 1 if isinstance(found, Vjp) else 1
         op = define(free_name(f"{name}_grad"))
-        made = _PRODUCTS[name] = Product(op, found, depth, found.where)
-        infer_type.register(made.op, remembered(1024)(made.infer), made.where)
+        made = _PRODUCTS[name] = Vjp(op, found, depth, found.where)
+        infer_type.register(made.op, definition_cache(1024)(made.infer), made.where)
         register_program(made.op, made, made.where)
         gradient.register(made.op, derived_gradient(made), made.where)
         local_attrs.register(made.op, _with_extents, made.where)
@@ -427,10 +436,10 @@ def product_of(found: FusedOp | Product) -> Product:
 
 def grad_op(op: Op) -> Op:
     """Return the op that is the gradient of a fused op."""
-    return product_of(definition.get(op)).op
+    return vjp_of(definition.get(op)).op
 
 
-def derived_gradient(found: FusedOp | Product, single: Instruction | None = None) -> Gradient:
+def derived_gradient(found: FusedOp | Vjp, single: Instruction | None = None) -> Gradient:
     """Return the rule that emits the product of an op, or its ops where it is one instruction."""
 
     def pull(
@@ -444,7 +453,7 @@ def derived_gradient(found: FusedOp | Product, single: Instruction | None = None
 
 
 def _by_product(
-    b: GraphBuilder, node: Node, found: FusedOp | Product, grads: tuple[ValueId | None, ...]
+    b: GraphBuilder, node: Node, found: FusedOp | Vjp, grads: tuple[ValueId | None, ...]
 ) -> tuple[ValueId | None, ...]:
     """Emit the product: one node, or, of an elementwise op, one for each operand.
 
@@ -455,7 +464,7 @@ def _by_product(
         sum_to,  # in terms of ops that are defined by programs
     )
 
-    product = product_of(found)
+    product = vjp_of(found)
     types = tuple([b.type_of(v) for v in node.inputs])
     form = found.form(types, node.attrs)
     given = tuple([i for i, g in enumerate(grads) if g is not None])
@@ -474,11 +483,11 @@ def _by_product(
 
 
 def _derived_for(
-    node: Node, found: FusedOp | Product, form: Form, given: Ints, wanted: Ints
+    node: Node, found: FusedOp | Vjp, form: ProgramSignature, given: Ints, wanted: Ints
 ) -> Derived:
     """Derive for a node. Raises CompileError with its line where a gradient's own formula fails."""
     try:
-        return derive(found, form, node.attrs, given, wanted)
+        return differentiate_program(found, form, node.attrs, given, wanted)
     except OpTypeError as error:
         text = f"{node.source}: the gradient of {node.op} {error}"
         raise CompileError(text) from error.__cause__
@@ -492,7 +501,7 @@ class GraphEmitter:
 
     def op(self, name: str, *operands: ValueId) -> ValueId:
         """Emit the op that is an instruction."""
-        return self.b.one(OP_OF_INSTRUCTION[name], *operands)
+        return self.b.emit_one(OP_OF_INSTRUCTION[name], *operands)
 
     def constant_like(self, number: float, value: ValueId) -> ValueId:
         """Emit a number in the dtype of a value."""
@@ -536,7 +545,7 @@ def _by_rule(
     return tuple(result)
 
 
-def foreign_programs(graph: Graph) -> tuple[str, ...]:
+def plugin_programs(graph: Graph) -> tuple[str, ...]:
     """Return what ops from outside compute in a graph, forwards and backwards, as text.
 
     A plan kept on disk is found by it: a body may read numbers of other files than its own.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 from compiler.contract.attrs import Attrs
-from compiler.contract.codec import Structure, packed
+from compiler.contract.codec import PlanAttribute, to_msgpack
 from compiler.contract.errors import InternalError
 from compiler.contract.types import TensorType, ValueId
 from compiler.graph.graph import UNSTAGED, Graph, GraphBuilder, Node, Output
@@ -21,7 +21,7 @@ from compiler.ops.primitives.sources import INPUT
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Body(Structure):
+class Body(PlanAttribute):
     """A graph as an attribute. Equal where the same is computed, on whatever lines."""
 
     graph: Graph
@@ -49,7 +49,7 @@ class Body(Structure):
     @property
     def packed(self) -> bytes:
         """What it is compared by."""
-        return packed(self._row)
+        return to_msgpack(self._row)
 
     @property
     def _row(self) -> dict[str, object]:  # type: ignore[override]  # no plan file holds a body
@@ -79,19 +79,19 @@ def bodies_in(node: Node) -> tuple[Body, ...]:
     return tuple([value for value in node.attrs.values() if isinstance(value, Body)])
 
 
-def operand(b: GraphBuilder, type_: TensorType) -> ValueId:
+def add_operand(b: GraphBuilder, type_: TensorType) -> ValueId:
     """Emit an operand of the body that is being built."""
     name = str(len(b.nodes))
-    return b.one(INPUT, name=name, dtype=type_.dtype.value, shape=type_.shape)
+    return b.emit_one(INPUT, name=name, dtype=type_.dtype.value, shape=type_.shape)
 
 
-def closed(b: GraphBuilder, results: Sequence[ValueId]) -> Body:
+def finish_body(b: GraphBuilder, results: Sequence[ValueId]) -> Body:
     """Return the body that has been built, with these results."""
     b.outputs = [Output(str(i), value) for i, value in enumerate(results)]
     return Body(b.freeze())
 
 
-def copied(
+def clone_nodes(
     graph: Graph,
     b: GraphBuilder,
     known: dict[ValueId, ValueId],
@@ -127,14 +127,14 @@ def needed_operands(body: Body, results: Sequence[int]) -> set[int]:
     return {i for i, v in enumerate(body.operands) if v in needed}
 
 
-def narrowed(body: Body, operands: Sequence[int], results: Sequence[int]) -> Body:
+def prune_body(body: Body, operands: Sequence[int], results: Sequence[int]) -> Body:
     """Return a body with some of its operands, in order, and results that need no others."""
     graph, producers = body.graph, body.graph.producers()
     b, known = GraphBuilder(), dict[ValueId, ValueId]()
     for value in [body.operands[i] for i in operands]:
-        with b.beside(graph.nodes[producers[value]]):
-            known[value] = operand(b, graph.types[value])
-    return closed(b, copied(graph, b, known, [body.results[i] for i in results]))
+        with b.like_node(graph.nodes[producers[value]]):
+            known[value] = add_operand(b, graph.types[value])
+    return finish_body(b, clone_nodes(graph, b, known, [body.results[i] for i in results]))
 
 
 def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
@@ -162,4 +162,4 @@ def hash_graph(graph: Graph, *, with_sources: bool = False) -> str:
         [(w.variable, w.value) for w in graph.writes],
         None if graph.accumulation is None else astuple(graph.accumulation),
     ]
-    return hashlib.blake2b(packed(body), digest_size=16).hexdigest()
+    return hashlib.blake2b(to_msgpack(body), digest_size=16).hexdigest()

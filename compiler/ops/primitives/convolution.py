@@ -18,12 +18,12 @@ from compiler.contract.types import DType, TensorType, ValueId
 from compiler.graph.columns import (
     Grads,
     SbpSignature,
-    array_of,
     by_axes,
     gradient_of,
     linear_in,
+    reference_of,
     sbp_signatures,
-    streams,
+    streaming_cost,
 )
 from compiler.graph.graph import GraphBuilder, Node, gradient
 from compiler.graph.registry import (
@@ -156,7 +156,7 @@ def _expect_images(type_: TensorType, name: str) -> None:
         )
 
 
-@array_of(CONV)
+@reference_of(CONV)
 def _conv(attrs: Attrs, x: Array, weight: Array) -> Array:
     groups, kernel = attrs.int_("groups"), weight.shape[2:]
     counts = count_windows(attrs, x.shape[2:], kernel)
@@ -168,7 +168,7 @@ def _conv(attrs: Attrs, x: Array, weight: Array) -> Array:
     return y.reshape(x.shape[0], weight.shape[0], *counts)
 
 
-@array_of(CONV_INPUT_GRAD)
+@reference_of(CONV_INPUT_GRAD)
 def _input_grad(attrs: Attrs, dy: Array, weight: Array) -> Array:
     groups, spatial = attrs.int_("groups"), attrs.ints("spatial")
     dx = np.zeros((dy.shape[0], groups, weight.shape[1], *spatial), dy.dtype)
@@ -180,7 +180,7 @@ def _input_grad(attrs: Attrs, dy: Array, weight: Array) -> Array:
     return dx.reshape(dy.shape[0], groups * weight.shape[1], *spatial)
 
 
-@array_of(CONV_WEIGHT_GRAD)
+@reference_of(CONV_WEIGHT_GRAD)
 def _weight_grad(attrs: Attrs, x: Array, dy: Array) -> Array:
     groups, kernel = attrs.int_("groups"), attrs.ints("kernel")
     rows = _grouped(dy, 1, groups)
@@ -239,7 +239,7 @@ def _emit(
 ) -> ValueId:
     kept = ("strides", "low", "high", "dilation", "groups")
     attrs = {name: node.attrs[name] for name in kept} | kept_precision(node.attrs)
-    return b.one(op, first, second, **attrs, **own)
+    return b.emit_one(op, first, second, **attrs, **own)
 
 
 def _convolution_signatures(
@@ -344,7 +344,7 @@ def _max_pool(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     return y, taps
 
 
-@array_of(MAX_POOL_GRAD)
+@reference_of(MAX_POOL_GRAD)
 def _max_pool_grad(attrs: Attrs, dy: Array, taps: Array) -> Array:
     dx = np.zeros((*dy.shape[:2], *attrs.ints("spatial")), dy.dtype)
     for tap in windows_of(attrs, attrs.ints("kernel")).taps(dx.shape[2:], dy.shape[2:]):
@@ -352,7 +352,7 @@ def _max_pool_grad(attrs: Attrs, dy: Array, taps: Array) -> Array:
     return dx
 
 
-@array_of(MAX_POOL_PICK)
+@reference_of(MAX_POOL_PICK)
 def _pick(attrs: Attrs, x: Array, taps: Array) -> Array:
     y = np.zeros(taps.shape, x.dtype)
     for tap in windows_of(attrs, attrs.ints("kernel")).taps(x.shape[2:], taps.shape[2:]):
@@ -361,7 +361,7 @@ def _pick(attrs: Attrs, x: Array, taps: Array) -> Array:
     return y
 
 
-streams(MAX_POOL, MAX_POOL_GRAD, MAX_POOL_PICK, flops=1.0)
+streaming_cost(MAX_POOL, MAX_POOL_GRAD, MAX_POOL_PICK, flops=1.0)
 
 
 @gradient.of(MAX_POOL)
@@ -370,19 +370,19 @@ def _pool_gradient(b: GraphBuilder, node: Node, grads: Grads) -> Grads:
     if dy is None:
         return (None,)
     spatial = b.type_of(node.inputs[0]).shape[2:]
-    return (b.one(MAX_POOL_GRAD, dy, node.outputs[1], **node.attrs, spatial=spatial),)
+    return (b.emit_one(MAX_POOL_GRAD, dy, node.outputs[1], **node.attrs, spatial=spatial),)
 
 
 @gradient_of(MAX_POOL_GRAD)
 def _pool_grad_gradient(b: GraphBuilder, node: Node, dx: ValueId) -> Grads:
     own = {name: value for name, value in node.attrs.items() if name != "spatial"}
-    return b.one(MAX_POOL_PICK, dx, node.inputs[1], **own), None
+    return b.emit_one(MAX_POOL_PICK, dx, node.inputs[1], **own), None
 
 
 @gradient_of(MAX_POOL_PICK)
 def _pick_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     spatial = b.type_of(node.inputs[0]).shape[2:]
-    return b.one(MAX_POOL_GRAD, dy, node.inputs[1], **node.attrs, spatial=spatial), None
+    return b.emit_one(MAX_POOL_GRAD, dy, node.inputs[1], **node.attrs, spatial=spatial), None
 
 
 @sbp_signatures.of(MAX_POOL, MAX_POOL_GRAD, MAX_POOL_PICK)

@@ -11,11 +11,11 @@ from compiler.contract.types import HALVES, DType, TensorType, ValueId
 from compiler.graph.columns import (
     Grads,
     SbpSignature,
-    array_of,
     by_axes,
     gradient_of,
     last_labels,
     linear_in,
+    reference_of,
     sbp_signatures,
 )
 from compiler.graph.graph import GraphBuilder, Node
@@ -86,7 +86,7 @@ def _hint(a: TensorType, b: TensorType) -> str:
     return ""
 
 
-array_of(MATMUL)(lambda attrs, a, b: np.matmul(a, b))
+reference_of(MATMUL)(lambda attrs, a, b: np.matmul(a, b))
 
 
 @cost.of(MATMUL)
@@ -126,8 +126,8 @@ def _product_like(
     """
     shape = b.type_of(like).shape
     if not is_swapped(b, like):
-        return sum_to(b, b.one(MATMUL, left, right, **attrs), shape)
-    product = b.one(MATMUL, swap_last_axes(b, right), swap_last_axes(b, left), **attrs)
+        return sum_to(b, b.emit_one(MATMUL, left, right, **attrs), shape)
+    product = b.emit_one(MATMUL, swap_last_axes(b, right), swap_last_axes(b, left), **attrs)
     swapped = (*shape[:-2], shape[-1], shape[-2])
     return swap_last_axes(b, sum_to(b, product, swapped))
 

@@ -14,9 +14,16 @@ from compiler.contract.attrs import Attrs
 from compiler.contract.errors import bad_index
 from compiler.contract.sbp import PARTIAL, PARTIAL_MAX, Partial, Split
 from compiler.contract.types import DType, TensorType, ValueId
-from compiler.graph.columns import SbpSignature, Values, array_of, by_axes, sbp_signatures, streams
+from compiler.graph.columns import (
+    SbpSignature,
+    Values,
+    by_axes,
+    reference_of,
+    sbp_signatures,
+    streaming_cost,
+)
 from compiler.graph.graph import GraphBuilder, Node, simplify
-from compiler.graph.program_builder import Frame, ProgramBuilder, expand, frame
+from compiler.graph.program_builder import IterationDomain, ProgramBuilder, expand, frame
 from compiler.graph.registry import (
     Array,
     OpTypeError,
@@ -58,7 +65,7 @@ def sum_to(b: GraphBuilder, value: ValueId, shape: tuple[int, ...]) -> ValueId:
     narrow = (1,) * (len(wide) - len(shape)) + shape
     axes = tuple(i for i, (n, m) in enumerate(zip(wide, narrow, strict=True)) if n != m)
     if axes:
-        value = b.one(SUM, value, axes=axes, keepdims=False)
+        value = b.emit_one(SUM, value, axes=axes, keepdims=False)
     return reshape_to(b, value, shape)
 
 
@@ -125,30 +132,30 @@ def _argmax_type(inputs: Types, attrs: Attrs) -> Types:
     return (TensorType(DType.INT64, _max_type((x,), one)[0].shape),)
 
 
-@array_of(SUM)
+@reference_of(SUM)
 def _sum_of(attrs: Attrs, x: Array, count: int = 1) -> Array:
     if num_reduced(attrs, x.shape) == 1:  # numpy starts from 0.0 and loses a -0.0
         return x.reshape(reduced_shape(attrs, x.shape)).copy()
     return total(x, attrs.ints("axes"), count, keepdims=attrs.bool_("keepdims"))
 
 
-@array_of(MEAN)
+@reference_of(MEAN)
 def _mean_of(attrs: Attrs, x: Array) -> Array:
     return _sum_of(attrs, x, num_reduced(attrs, x.shape))
 
 
-@array_of(MAX)
+@reference_of(MAX)
 def _max_of(attrs: Attrs, x: Array) -> Array:
     return np.asarray(np.max(x, attrs.ints("axes"), keepdims=attrs.bool_("keepdims")))
 
 
-@array_of(ARGMAX)
+@reference_of(ARGMAX)
 def _argmax_of(attrs: Attrs, x: Array) -> Array:
     index = np.argmax(x, attrs.int_("axis"), keepdims=attrs.bool_("keepdims"))
     return np.asarray(index, np.int64)
 
 
-streams(SUM, MEAN, MAX, ARGMAX, flops=1.0)
+streaming_cost(SUM, MEAN, MAX, ARGMAX, flops=1.0)
 
 
 @simplify.of(SUM, MEAN, MAX)
@@ -161,12 +168,12 @@ def _simplify_reduction(b: GraphBuilder, node: Node, inputs: Values) -> Values |
 
 
 @frame.of(ARGMAX)
-def _argmax_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+def _argmax_frame(inputs: Types, outputs: Types, attrs: Attrs) -> IterationDomain | None:
     """Take the last axis; `stage_reductions` leaves no other."""
     (x,), axis = inputs, attrs.int_("axis")
     if not _are_reduced(range(axis, x.rank), (axis,), x.shape):
         return None
-    return Frame(x.shape, (x.shape,), (kept_shape(x.shape, (axis,)),), x.rank - axis)
+    return IterationDomain(x.shape, (x.shape,), (kept_shape(x.shape, (axis,)),), x.rank - axis)
 
 
 MAX_SUMMED_COLUMNS = 1 << 14
@@ -174,18 +181,18 @@ MAX_SUMMED_COLUMNS = 1 << 14
 
 
 @frame.of(MAX)
-def _row_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+def _row_frame(inputs: Types, outputs: Types, attrs: Attrs) -> IterationDomain | None:
     """Take reductions over the last axes."""
     (x,) = inputs
     axes = _wide_axes(attrs, x.shape)
     if not axes or not _are_reduced(range(axes[0], x.rank), axes, x.shape):
         return None
     kept = kept_shape(x.shape, attrs.ints("axes"))
-    return Frame(x.shape, (x.shape,), (kept,), x.rank - axes[0])
+    return IterationDomain(x.shape, (x.shape,), (kept,), x.rank - axes[0])
 
 
 @frame.of(SUM, MEAN)
-def _sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+def _sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> IterationDomain | None:
     """Take sums over the last axes, or over the first, whose result is write_only."""
     (x,) = inputs
     found, axes = _row_frame(inputs, outputs, attrs), _wide_axes(attrs, x.shape)
@@ -196,7 +203,7 @@ def _sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
     if not is_first or math.prod(columns) > MAX_SUMMED_COLUMNS:
         return None
     kept = kept_shape(x.shape, attrs.ints("axes"))
-    return Frame(x.shape, (x.shape,), (kept,), len(columns), write_only=(0,))
+    return IterationDomain(x.shape, (x.shape,), (kept,), len(columns), write_only=(0,))
 
 
 def _wide_axes(attrs: Attrs, shape: tuple[int, ...]) -> tuple[int, ...]:

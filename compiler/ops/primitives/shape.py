@@ -18,11 +18,11 @@ from compiler.graph.columns import (
     Grads,
     SbpSignature,
     Values,
-    array_of,
     gradient_of,
     project,
+    reference_of,
     sbp_signatures,
-    streams,
+    streaming_cost,
     with_local_shape,
 )
 from compiler.graph.graph import GraphBuilder, Node, simplify
@@ -33,10 +33,10 @@ from compiler.graph.registry import (
     OpTypeError,
     Types,
     broadcast_shape,
+    concat_slices,
     define,
     expect_inputs,
     infer_type,
-    inside,
     is_exact,
     typed,
     view,
@@ -61,19 +61,21 @@ COPY = define("copy")
 
 def reshape_to(b: GraphBuilder, value: ValueId, shape: tuple[int, ...]) -> ValueId:
     """Emit a reshape, or nothing when `value` has the shape already."""
-    return value if b.type_of(value).shape == shape else b.one(RESHAPE, value, shape=shape)
+    return value if b.type_of(value).shape == shape else b.emit_one(RESHAPE, value, shape=shape)
 
 
 def broadcast_value(b: GraphBuilder, value: ValueId, shape: tuple[int, ...]) -> ValueId:
     """Emit a broadcast_to, or nothing when `value` has the shape already."""
-    return value if b.type_of(value).shape == shape else b.one(BROADCAST_TO, value, shape=shape)
+    return (
+        value if b.type_of(value).shape == shape else b.emit_one(BROADCAST_TO, value, shape=shape)
+    )
 
 
 def swap_last_axes(b: GraphBuilder, value: ValueId) -> ValueId:
     """Emit the transpose of the last two axes, or undo the one that produced `value`."""
     if is_swapped(b, value):
         return b.producer_of(value).inputs[0]
-    return b.one(TRANSPOSE, value, perm=swapping_perm(b.type_of(value).rank))
+    return b.emit_one(TRANSPOSE, value, perm=swapping_perm(b.type_of(value).rank))
 
 
 def is_swapped(b: GraphBuilder, value: ValueId) -> bool:
@@ -129,11 +131,11 @@ typed(COPY, "x -> x")
 _MOVES = (RESHAPE, TRANSPOSE, BROADCAST_TO, STOP_GRADIENT, COPY)
 for _op in _MOVES:
     is_exact.register(_op, True)
-streams(*_MOVES)
-array_of(RESHAPE)(lambda attrs, x: x.reshape(attrs.ints("shape")).copy())
-array_of(TRANSPOSE)(lambda attrs, x: x.transpose(attrs.ints("perm")).copy())
-array_of(BROADCAST_TO)(lambda attrs, x: np.broadcast_to(x, attrs.ints("shape")).copy())
-array_of(STOP_GRADIENT, COPY)(lambda attrs, x: x.copy())
+streaming_cost(*_MOVES)
+reference_of(RESHAPE)(lambda attrs, x: x.reshape(attrs.ints("shape")).copy())
+reference_of(TRANSPOSE)(lambda attrs, x: x.transpose(attrs.ints("perm")).copy())
+reference_of(BROADCAST_TO)(lambda attrs, x: np.broadcast_to(x, attrs.ints("shape")).copy())
+reference_of(STOP_GRADIENT, COPY)(lambda attrs, x: x.copy())
 
 
 @view.of(RESHAPE)
@@ -203,17 +205,17 @@ def _broadcast_view(
 
 
 view.of(STOP_GRADIENT)(lambda input_type, layout, output_type, attrs: layout)
-inside.of(STOP_GRADIENT, COPY)(lambda output_type, layout, input_types, attrs: (layout,))
+concat_slices.of(STOP_GRADIENT, COPY)(lambda output_type, layout, input_types, attrs: (layout,))
 
 
-@inside.of(RESHAPE)
+@concat_slices.of(RESHAPE)
 def _inside_reshape(
     output_type: TensorType, layout: Layout, input_types: Types, attrs: Attrs
 ) -> tuple[Layout | None, ...]:
     return (_reshape_view(output_type, layout, input_types[0], attrs),)
 
 
-@inside.of(TRANSPOSE)
+@concat_slices.of(TRANSPOSE)
 def _inside_transpose(
     output_type: TensorType, layout: Layout, input_types: Types, attrs: Attrs
 ) -> tuple[Layout | None, ...]:
@@ -243,7 +245,7 @@ def _simplify_transpose(b: GraphBuilder, node: Node, inputs: Values) -> Values |
         value = before.inputs[0]
     if perm == tuple(range(len(perm))):
         return (value,)
-    return (b.one(TRANSPOSE, value, perm=perm),) if value != inputs[0] else None
+    return (b.emit_one(TRANSPOSE, value, perm=perm),) if value != inputs[0] else None
 
 
 @simplify.of(BROADCAST_TO)
@@ -327,7 +329,7 @@ To bfloat16 by way of float32, to the nearest, ties to even; a NaN stays one.
 
 def cast_to(b: GraphBuilder, value: ValueId, dtype: DType) -> ValueId:
     """Emit a cast, or nothing when `value` has the dtype already."""
-    return value if b.type_of(value).dtype is dtype else b.one(CAST, value, dtype=dtype.value)
+    return value if b.type_of(value).dtype is dtype else b.emit_one(CAST, value, dtype=dtype.value)
 
 
 @infer_type.of(CAST)
@@ -339,7 +341,7 @@ def _cast_type(inputs: Types, attrs: Attrs) -> Types:
 is_exact.register(CAST, True)
 
 
-@array_of(CAST)
+@reference_of(CAST)
 def _cast_reference(attrs: Attrs, x: Array) -> Array:
     if declared_dtype(attrs) is DType.BFLOAT16:
         return rounded(x)

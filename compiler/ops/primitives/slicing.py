@@ -14,12 +14,12 @@ from compiler.graph.columns import (
     LocalCall,
     SbpSignature,
     Values,
-    array_of,
     by_axes,
     gradient_of,
     project,
+    reference_of,
     sbp_signatures,
-    streams,
+    streaming_cost,
 )
 from compiler.graph.graph import GraphBuilder, Node, simplify
 from compiler.graph.registry import (
@@ -28,12 +28,12 @@ from compiler.graph.registry import (
     Layout,
     OpTypeError,
     Types,
+    concat_slices,
     cost,
     define,
     expect_equal_dtypes,
     expect_inputs,
     infer_type,
-    inside,
     is_exact,
     view,
 )
@@ -123,12 +123,12 @@ def _span(extent: int, step: int) -> int:
     return (extent - 1) * step + 1 if extent else 0
 
 
-@array_of(SLICE)
+@reference_of(SLICE)
 def _slice(attrs: Attrs, x: Array) -> Array:
     return np.array(x[tuple([slice(r.start, r.stop, r.step) for r in _ranges(attrs)])])
 
 
-@array_of(PAD)
+@reference_of(PAD)
 def _pad(attrs: Attrs, x: Array) -> Array:
     low, high, steps = attrs.ints("low"), attrs.ints("high"), attrs.ints("steps")
     spans = tuple(_span(n, step) for n, step in zip(x.shape, steps, strict=True))
@@ -139,8 +139,8 @@ def _pad(attrs: Attrs, x: Array) -> Array:
     return result
 
 
-array_of(CONCAT)(lambda attrs, *parts: np.concatenate(parts, attrs.int_("axis")))
-streams(PAD, CONCAT)
+reference_of(CONCAT)(lambda attrs, *parts: np.concatenate(parts, attrs.int_("axis")))
+streaming_cost(PAD, CONCAT)
 
 
 @cost.of(SLICE)
@@ -160,7 +160,7 @@ def _slice_view(
     return Layout(offset, tuple([s * step for s, step in zip(strides, steps, strict=True)]))
 
 
-@inside.of(CONCAT)
+@concat_slices.of(CONCAT)
 def _inside_concat(
     output_type: TensorType, layout: Layout, input_types: Types, attrs: Attrs
 ) -> tuple[Layout | None, ...]:
@@ -177,7 +177,7 @@ def _slice_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     low, steps = node.attrs.ints("starts"), node.attrs.ints("steps")
     extents = zip(b.type_of(node.inputs[0]).shape, low, b.type_of(dy).shape, steps, strict=True)
     high = tuple(n - start - _span(kept, step) for n, start, kept, step in extents)
-    return (b.one(PAD, dy, low=low, high=high, steps=steps),)
+    return (b.emit_one(PAD, dy, low=low, high=high, steps=steps),)
 
 
 @gradient_of(PAD)
@@ -185,7 +185,7 @@ def _pad_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     starts, steps = node.attrs.ints("low"), node.attrs.ints("steps")
     extents = zip(starts, b.type_of(node.inputs[0]).shape, steps, strict=True)
     stops = tuple(start + _span(n, step) for start, n, step in extents)
-    return (b.one(SLICE, dy, starts=starts, stops=stops, steps=steps),)
+    return (b.emit_one(SLICE, dy, starts=starts, stops=stops, steps=steps),)
 
 
 @gradient_of(CONCAT)
@@ -197,7 +197,7 @@ def _concat_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
         start, stop = stop, stop + shape[axis]
         starts = tuple([start if i == axis else 0 for i in range(rank)])
         stops = tuple([stop if i == axis else n for i, n in enumerate(shape)])
-        parts.append(b.one(SLICE, dy, starts=starts, stops=stops, steps=(1,) * rank))
+        parts.append(b.emit_one(SLICE, dy, starts=starts, stops=stops, steps=(1,) * rank))
     return tuple(parts)
 
 
@@ -263,8 +263,8 @@ def joined_pads(b: GraphBuilder, x: ValueId, y: ValueId) -> ValueId | None:
     of_second = b.type_of(second.inputs[0]).shape
     if not (is_near and _agree(extents, of_second, axis)):
         return None
-    both = b.one(CONCAT, *first.inputs, *second.inputs, axis=axis)
-    return b.one(PAD, both, low=low, high=second.attrs.ints("high"), steps=steps)
+    both = b.emit_one(CONCAT, *first.inputs, *second.inputs, axis=axis)
+    return b.emit_one(PAD, both, low=low, high=second.attrs.ints("high"), steps=steps)
 
 
 def _signatures_of(

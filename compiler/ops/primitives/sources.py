@@ -14,19 +14,19 @@ import numpy as np
 
 from compiler.contract.attrs import Attrs
 from compiler.contract.sbp import PARTIAL, Split
-from compiler.contract.types import DType, PartOf, TensorType, ValueId, decoded, encoded
+from compiler.contract.types import DType, ShardingSpec, TensorType, ValueId, decoded, encoded
 from compiler.graph.columns import (
     Grads,
     LocalCall,
     SbpSignature,
     Values,
-    array_of,
     gradient_of,
     project,
+    reference_of,
     sbp_signatures,
 )
 from compiler.graph.graph import GraphBuilder, Node, simplify
-from compiler.graph.program_builder import Frame, ProgramBuilder, expand, frame
+from compiler.graph.program_builder import IterationDomain, ProgramBuilder, expand, frame
 from compiler.graph.registry import (
     Array,
     Cost,
@@ -87,12 +87,14 @@ for _op in (INPUT, VARIABLE, CONSTANT):
 
 def constant(b: GraphBuilder, array: Array) -> ValueId:
     """Emit a constant that holds a copy of `array`."""
-    return b.one(CONSTANT, dtype=str(array.dtype), shape=tuple(array.shape), data=array.tobytes())
+    return b.emit_one(
+        CONSTANT, dtype=str(array.dtype), shape=tuple(array.shape), data=array.tobytes()
+    )
 
 
 def scalar(b: GraphBuilder, value: float, dtype: DType) -> ValueId:
     """Emit a constant of shape () and the given dtype."""
-    return b.one(CONSTANT, dtype=dtype.value, shape=(), data=encoded(np.array(value), dtype))
+    return b.emit_one(CONSTANT, dtype=dtype.value, shape=(), data=encoded(np.array(value), dtype))
 
 
 def constant_array(node: Node) -> Array:
@@ -121,12 +123,12 @@ def declared_type(attrs: Attrs) -> TensorType:
     return TensorType(declared_dtype(attrs), shape)
 
 
-def declared_part(attrs: Attrs) -> PartOf | None:
+def declared_part(attrs: Attrs) -> ShardingSpec | None:
     """Return what attrs `whole` and `splits` declare of an input or variable of one rank."""
     if "whole" not in attrs:
         return None
     splits = cast("tuple[tuple[str, int], ...]", attrs["splits"])
-    return PartOf(attrs.ints("whole"), splits)
+    return ShardingSpec(attrs.ints("whole"), splits)
 
 
 def declared_dtype(attrs: Attrs) -> DType:
@@ -250,7 +252,7 @@ def _dropout_type(inputs: Types, attrs: Attrs) -> Types:
     return (x,)
 
 
-def least_kept(p: float) -> int:
+def keep_threshold(p: float) -> int:
     """Return the least number of 24 bits by which an element is kept."""
     return math.ceil(p * 2**24)
 
@@ -263,7 +265,7 @@ def dropout_mask(seed: int, step: int, key: int, p: float, n: int, first: int = 
     upper 24 of them make a number of at least p * 2^24, which is how `Generator.random` makes a
     float32.
     """
-    kept: Array = random_bits(seed, step, key, n, first) >= least_kept(p)
+    kept: Array = random_bits(seed, step, key, n, first) >= keep_threshold(p)
     return kept
 
 
@@ -294,24 +296,26 @@ def _bits_type(inputs: Types, attrs: Attrs) -> Types:
     return (TensorType(DType.INT32, attrs.ints("shape")),)
 
 
-@array_of(RANDOM_BITS)
+@reference_of(RANDOM_BITS)
 def _bits_reference(attrs: Attrs, *state: Array) -> Array:
     return numbers_of_part(state, attrs.int_("key"), attrs.ints("shape"))
 
 
 @frame.of(RANDOM_BITS)
-def _bits_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+def _bits_frame(inputs: Types, outputs: Types, attrs: Attrs) -> IterationDomain | None:
     return _frame_of(outputs[0].shape, (), inputs)
 
 
-def _frame_of(shape: Shape, given: Iterable[Shape], state: Types) -> Frame:
+def _frame_of(shape: Shape, given: Iterable[Shape], state: Types) -> IterationDomain:
     """Return the frame of numbers for a shape: rows with a first one each are rows there, too.
 
     One element has an axis here, which tells it from seed and step.
     """
     shape = shape or (1,)
     places = tuple([(*type_.shape, 1) if type_.shape else () for type_ in state])
-    return Frame(shape, (*given, *places), (shape,), 1 if any(places) else None, is_whole=True)
+    return IterationDomain(
+        shape, (*given, *places), (shape,), 1 if any(places) else None, is_whole=True
+    )
 
 
 @expand.of(RANDOM_BITS)
@@ -321,10 +325,10 @@ def _bits(
     return (p.random_bits(values, attrs.int_("key")),)
 
 
-@array_of(DROPOUT)
+@reference_of(DROPOUT)
 def _dropout_reference(attrs: Attrs, x: Array, *state: Array) -> Array:
     p = attrs.float_("p")
-    kept = numbers_of_part(state, attrs.int_("key"), x.shape) >= least_kept(p)
+    kept = numbers_of_part(state, attrs.int_("key"), x.shape) >= keep_threshold(p)
     return np.asarray(x * np.where(kept, 1 / (1 - p), 0.0).astype(x.dtype))
 
 
@@ -346,7 +350,7 @@ def _simplify_dropout(b: GraphBuilder, node: Node, inputs: Values) -> Values | N
 
 
 @frame.of(DROPOUT)
-def _dropout_frame(inputs: Types, outputs: Types, attrs: Attrs) -> Frame | None:
+def _dropout_frame(inputs: Types, outputs: Types, attrs: Attrs) -> IterationDomain | None:
     """A mask belongs to the row-major index of an element, so x must be FULL."""
     return _frame_of(outputs[0].shape, (outputs[0].shape or (1,),), inputs[1:])
 

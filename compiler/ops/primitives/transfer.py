@@ -15,44 +15,44 @@ from collections.abc import Sequence
 import numpy as np
 
 from compiler.contract.attrs import Attrs
-from compiler.contract.sbp import PARTIAL, PARTIAL_MAX, PARTIAL_MIN, Sbp, Split, word_of
+from compiler.contract.sbp import PARTIAL, PARTIAL_MAX, PARTIAL_MIN, Sbp, Split, parse_sbp
 from compiler.contract.types import DType, TensorType, ValueId
 from compiler.graph.columns import (
     Grads,
     LocalCall,
     SbpSignature,
-    array_of,
     gradient_of,
     project,
+    reference_of,
     sbp_signatures,
-    streams,
+    streaming_cost,
 )
-from compiler.graph.graph import Graph, GraphBuilder, Node, fact
+from compiler.graph.graph import Graph, GraphBuilder, Node, cached_analysis
 from compiler.graph.registry import (
     Array,
     Cost,
     Op,
     OpTypeError,
     Types,
+    concat_slices,
     cost,
     define,
     expect_inputs,
     has_effect,
     infer_type,
-    inside,
+    input_output_aliases,
     is_comm,
     is_exact,
     is_source,
     recompute,
     typed,
     view,
-    writes,
 )
 from compiler.ops.primitives.sources import declared_type
 
 REDUCTIONS = ("sum", "max", "min")
 
-AWAITED, AHEAD, LATE = "awaited", "ahead", "late"
+BLOCKING, PREFETCH, DEFERRED = "awaited", "ahead", "late"
 """When a collective is wanted: at once, before it is read, or by nothing but the step's end."""
 
 ALL_REDUCE = define("all_reduce")
@@ -76,7 +76,7 @@ def _check_comm(inputs: Types, attrs: Attrs) -> None:
             f"needs 0 <= bucket <= order, got bucket {attrs.int_('bucket')}"
             f" and order {attrs.int_('order')}"
         )
-    if "when" in attrs and attrs.str_("when") not in (AWAITED, AHEAD, LATE):
+    if "when" in attrs and attrs.str_("when") not in (BLOCKING, PREFETCH, DEFERRED):
         raise OpTypeError(f"is wanted ahead, awaited or late, got {attrs.str_('when')!r}")
     attrs.str_("group")
 
@@ -109,7 +109,7 @@ for _op in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL):
     is_comm.register(_op, True)
 
 
-def met_values(op: Op, inputs: Sequence[ValueId], outputs: Sequence[ValueId]) -> list[ValueId]:
+def peer_operands(op: Op, inputs: Sequence[ValueId], outputs: Sequence[ValueId]) -> list[ValueId]:
     """Return the operands of a collective that other ranks of its group work on.
 
     A rank adds up what all others read, for its own part of a sum; it writes what it has to where
@@ -254,7 +254,7 @@ def _over_stages_type(inputs: Types, attrs: Attrs) -> Types:
     return inputs[:1]
 
 
-@array_of(OVER_STAGES)
+@reference_of(OVER_STAGES)
 def _over_stages(attrs: Attrs, *inputs: Array) -> Array:
     return np.asarray((np.sum if attrs.str_("by") == "sum" else np.max)(inputs, axis=0))
 
@@ -286,7 +286,7 @@ them is nobody's. No graph has it: lowering makes it of what it has given places
 `compiler.verify.verify` proves those.
 """
 
-writes.register(COPY_TO, ((0, 1),))
+input_output_aliases.register(COPY_TO, ((0, 1),))
 is_exact.register(COPY_TO, True)
 recompute.register(COPY_TO, False)
 typed(COPY_TO, "x, variable? = x -> x")
@@ -298,8 +298,8 @@ def is_copy(node: Node) -> bool:
     return node.op is COPY_TO
 
 
-@fact
-def places(graph: Graph) -> tuple[int, ...]:
+@cached_analysis
+def value_devices(graph: Graph) -> tuple[int, ...]:
     """Return, per value, the number of the device where it lies, or HOST_SIDE. O(nodes)."""
     column = [0] * len(graph.types)
     for node in graph.nodes:
@@ -316,9 +316,9 @@ def places(graph: Graph) -> tuple[int, ...]:
     return tuple(column)
 
 
-def place_number(graph: Graph, value: ValueId) -> int:
+def value_device(graph: Graph, value: ValueId) -> int:
     """Return the number of the device where a value lies, or HOST_SIDE."""
-    return places(graph)[value]
+    return value_devices(graph)[value]
 
 
 def next_bucket(graph: Graph) -> int:
@@ -326,7 +326,7 @@ def next_bucket(graph: Graph) -> int:
     return max([node.attrs.int_("bucket") for node in graph.nodes if is_copy(node)], default=-1) + 1
 
 
-@array_of(COPY_TO)
+@reference_of(COPY_TO)
 def _copy(attrs: Attrs, x: Array, *over: Array) -> Array:
     return np.array(x)
 
@@ -355,7 +355,7 @@ def _check_to_sbp(inputs: Types, attrs: Attrs) -> None:
         if not isinstance(pair, tuple) or [type(part) for part in pair] != [str, str]:
             raise OpTypeError(f"needs pairs of an axis of the mesh and a word, got {pair!r}")
         try:
-            word = word_of(str(pair[1]))
+            word = parse_sbp(str(pair[1]))
         except ValueError as error:
             raise OpTypeError(f"is told that {error}") from None
         if isinstance(word, Split) and word.axis >= inputs[0].rank:
@@ -364,11 +364,11 @@ def _check_to_sbp(inputs: Types, attrs: Attrs) -> None:
 
 typed(TO_SBP, "x -> x", _check_to_sbp)
 is_exact.register(TO_SBP, True)
-streams(TO_SBP)
-array_of(TO_SBP)(lambda attrs, x: x.copy())
+streaming_cost(TO_SBP)
+reference_of(TO_SBP)(lambda attrs, x: x.copy())
 gradient_of(TO_SBP)(lambda b, node, dy: (dy,))
 view.of(TO_SBP)(lambda input_type, layout, output_type, attrs: layout)
-inside.of(TO_SBP)(lambda output_type, layout, input_types, attrs: (layout,))
+concat_slices.of(TO_SBP)(lambda output_type, layout, input_types, attrs: (layout,))
 
 
 @sbp_signatures.of(TO_SBP)

@@ -197,13 +197,13 @@ def test_a_cache_that_is_off_keeps_nothing():
 
 OP = """
 import numpy as np
-from compiler.graph.columns import array_of, gradient_of
+from compiler.graph.columns import reference_of, gradient_of
 from compiler.ops.families.arithmetic import scaled
 from compiler.graph.registry import define, infer_type
 
 TWIN = define("twin")
 infer_type.register(TWIN, lambda inputs, attrs: inputs)
-array_of(TWIN)(lambda attrs, x: np.copy(x))
+reference_of(TWIN)(lambda attrs, x: np.copy(x))
 
 @gradient_of(TWIN)
 def _twin(b, node, dy):

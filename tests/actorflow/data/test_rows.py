@@ -10,8 +10,8 @@ from actorflow.data.source import filler_of
 from actorflow.run.ports import DataPort, FedSteps, ReadFields
 from actors.machine.errors import SourceExhausted
 from compiler.contract.placement import Mesh
-from compiler.contract.sbp import own_part
-from compiler.contract.types import PartOf
+from compiler.contract.sbp import shard_slices
+from compiler.contract.types import ShardingSpec
 
 ROWS = 7
 
@@ -54,7 +54,7 @@ class Rank:
         self.source, types = source, source.spec()
         self.parts = {}
         for name, own in dict(splits).items():
-            self.parts[name] = own_part(PartOf(types[name].shape, own), mesh, rank)
+            self.parts[name] = shard_slices(ShardingSpec(types[name].shape, own), mesh, rank)
         lines = dict.fromkeys(types, "train.py:1")
         steps = FedSteps(0, None)
         fields = ReadFields(types, lines, self.parts)

@@ -16,11 +16,11 @@ from actorflow.distributed.process_group import ONE_RANK, Among, agree_on_data, 
 from actorflow.environment.settings import Settings
 from actorflow.tensor.initial_values import initial_values
 from compiler.contract.errors import CompileError, DeviceError, InternalError
-from compiler.contract.types import DType, PartOf, TensorType
+from compiler.contract.types import DType, ShardingSpec, TensorType
 from compiler.pipeline.printer import summarise
 
-HALF = PartOf((8, 6), (("data", 0),))
-ROWS = PartOf((4, 6), (("data", 0),))
+HALF = ShardingSpec((8, 6), (("data", 0),))
+ROWS = ShardingSpec((4, 6), (("data", 0),))
 X = np.linspace(-1, 1, 40 * 6, dtype=np.float32).reshape(40, 6)
 
 
@@ -42,8 +42,8 @@ def of_two(plan, *, splits_state=True):
     parts = {"weight": HALF, "momentum/weight": HALF} if splits_state else {}
     names = {v.name for v in plan.variables}
     assert {*parts} <= names, names
-    variables = [replace(v, part=parts.get(v.name)) for v in plan.variables]
-    fields = [replace(f, part=ROWS) if f.name == "x" else f for f in plan.fields]
+    variables = [replace(v, sharding=parts.get(v.name)) for v in plan.variables]
+    fields = [replace(f, sharding=ROWS) if f.name == "x" else f for f in plan.fields]
     return replace(
         plan,
         variables=tuple(variables),
@@ -112,7 +112,7 @@ def test_the_plan_of_a_rank_tells_what_it_has_of_the_whole(plan):
 
 def test_an_entry_that_an_evaluation_has_as_well_is_told_once(plan):
     one = of_two(plan)
-    again = [replace(field, name="x") for field in one.fields if field.part is not None]
+    again = [replace(field, name="x") for field in one.fields if field.sharding is not None]
     assert summarise(replace(one, fields=(*one.fields, *again)))[1].endswith("its part of 'x'")
 
 

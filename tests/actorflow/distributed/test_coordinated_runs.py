@@ -25,7 +25,7 @@ def on_ranks():
 
     def run(one):
         with ranks_in_process.joined(2) as (_, members):
-            amongs = [Among(m.rank, m.gather, m) for m in members]
+            amongs = [Among(m.rank, m.all_gather_object, m) for m in members]
             return ranks_in_process.at_once(*[lambda a=among: one(a) for among in amongs])
 
     return run

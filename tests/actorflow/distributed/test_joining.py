@@ -12,7 +12,7 @@ from actorflow.distributed.process_group import Among
 from actorflow.distributed.unshard import Joining, OfRank, Told, check_cover, cut
 from compiler.contract.errors import InternalError, PeerFailed
 from compiler.contract.placement import Mesh
-from compiler.contract.types import PartOf
+from compiler.contract.types import ShardingSpec
 
 SHAPES = {
     "rows": (5, 3), "columns": (4, 6), "blocks": (3, 4, 5), "empty": (0, 2), "step": (),
@@ -30,8 +30,8 @@ MESH = Mesh(("data", "model"), (2, 2))
 
 def plan_of(mesh=MESH, splits=SPLITS, names=NAMES):
     """Return what is asked of a plan here."""
-    parts = {name: PartOf(SHAPES[name], splits[name]) for name in names if name in splits}
-    state = [SimpleNamespace(name=name, part=parts.get(name)) for name in names]
+    parts = {name: ShardingSpec(SHAPES[name], splits[name]) for name in names if name in splits}
+    state = [SimpleNamespace(name=name, sharding=parts.get(name)) for name in names]
     return SimpleNamespace(state=tuple(state), mesh=mesh)
 
 
@@ -39,7 +39,7 @@ def plan_of(mesh=MESH, splits=SPLITS, names=NAMES):
 def held(monkeypatch):
     def saved(plan):
         return [
-            OfRank(v.name, "float32", SHAPES[v.name], v.part.splits if v.part else ())
+            OfRank(v.name, "float32", SHAPES[v.name], v.sharding.splits if v.sharding else ())
             for v in sorted(plan.state, key=lambda v: v.name)
         ]
 
@@ -75,8 +75,8 @@ def on_ranks(do, count=4, plans=None, wait_s=60.0):
 def shared(own, plan, rank, step=1):
     arrays = cut(plan, wholes(step), rank)
     if rank:
-        return own.tell(step, arrays)
-    joined = own.join(step, {v.name: arrays[v.name] for v in plan.state})
+        return own.send_shards(step, arrays)
+    joined = own.gather_shards(step, {v.name: arrays[v.name] for v in plan.state})
     return {name: array.copy() for name, array in joined.items()}
 
 
@@ -107,7 +107,7 @@ def test_variables_of_other_stages_come_too():
     def one(own, plan, rank):
         assert own.size_bytes == 4 * (15 + 24)
         arrays = {v.name: wholes(1)[v.name] for v in plan.state}
-        return own.tell(1, arrays) if rank else own.join(1, arrays)
+        return own.send_shards(1, arrays) if rank else own.gather_shards(1, arrays)
 
     found = on_ranks(one, 2, plans)[0]
     assert found.keys() == {"rows", "columns", "step"}
@@ -124,7 +124,7 @@ def test_a_variable_of_any_shape_comes_from_a_later_stage_alone(name, later):
         told = []
         for step in (1, 2):
             arrays = {v.name: wholes(step)[v.name] for v in plan.state}
-            whole = own.tell(step, arrays) if rank else own.join(step, arrays)
+            whole = own.send_shards(step, arrays) if rank else own.gather_shards(step, arrays)
             told.append(None if rank else whole[name].copy())
         return told
 
@@ -144,9 +144,9 @@ def test_a_part_that_comes_to_a_copy_is_a_bug(monkeypatch):
     def one(own, plan, rank):
         if rank == 0:
             with pytest.raises(InternalError, match="'scale' ranks told 0 of 4 bytes"):
-                own.join(1, {})
+                own.gather_shards(1, {})
         else:
-            own.tell(1, {"scale": wholes(1)["scale"]})
+            own.send_shards(1, {"scale": wholes(1)["scale"]})
 
     mesh = Mesh(("stage",), (2,))
     on_ranks(one, 2, [plan_of(mesh, {}, ()), plan_of(mesh, {}, ("scale",))])
@@ -225,7 +225,7 @@ def test_another_step_than_the_first_ranks_is_a_bug():
 def test_an_array_of_another_size_than_the_plan_says_is_a_bug():
     def one(own, plan, rank):
         arrays = {name: np.zeros((1, 1), np.float32) for name in SHAPES}
-        return own.tell(1, arrays) if rank else own.join(1, arrays)
+        return own.send_shards(1, arrays) if rank else own.gather_shards(1, arrays)
 
     with pytest.raises(InternalError, match="where this rank's part is"):
         on_ranks(one)
@@ -238,8 +238,8 @@ def test_what_all_have_whole_takes_no_memory_and_no_pipe():
         arrays = wholes(1)
         assert own.size_bytes == 0
         if rank:
-            return own.tell(1, arrays)
-        assert own.join(1, {"rows": arrays["rows"]})["rows"] is arrays["rows"]
+            return own.send_shards(1, arrays)
+        assert own.gather_shards(1, {"rows": arrays["rows"]})["rows"] is arrays["rows"]
         return None
 
     on_ranks(one, 2, plans)

@@ -47,7 +47,7 @@ def act(at):
         FAULTS[fault]()
 
 act("start")
-member.gather("plan", member.rank)
+member.all_gather_object("plan", member.rank)
 act("met")
 told = queue.SimpleQueue()
 run = member.begin_run(RunCallbacks(
@@ -87,7 +87,7 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "ACTORFLOW_THREADS")
 from actorflow.distributed.member import this_member
 member = this_member()
 own = (*[os.environ[n] for n in names], *sys.argv[1:], len(os.sched_getaffinity(0)))
-rows = member.gather("rows", (own, int(os.environ["MASTER_PORT"])))
+rows = member.all_gather_object("rows", (own, int(os.environ["MASTER_PORT"])))
 print(sorted({row[1] for row in rows}) == [rows[0][1]], "port" if rows[0][1] > 0 else "")
 for row in rows:
     print(*row[0])
@@ -200,7 +200,7 @@ member = this_member()
 if member.rank == 0:
     lock = WriterLock(Fs(), pathlib.Path(sys.argv[1]))
     again = WriterLock(Fs(), pathlib.Path(sys.argv[1]))
-member.gather("opened", None)
+member.all_gather_object("opened", None)
 """
     (tmp_path / "run").mkdir()
     code, out, err = ended(script, str(tmp_path / "run"), grace=20)
@@ -228,7 +228,7 @@ with StopSignals(lambda n: run.ask_stop(signal.Signals(n).name)) as signals:
         step = steps
         run.reached(step)
     run.end(step)
-lasts = member.gather("lasts", step)
+lasts = member.all_gather_object("lasts", step)
 print(len(set(lasts)), "last step", signal.Signals(signals.received[0]).name)
 sys.exit(128 + signals.received[0])
 """
@@ -315,7 +315,8 @@ def test_a_second_signal_ends_ranks_that_do_not_listen_with_all_that_they_starte
 def test_a_rank_that_fails_takes_along_who_does_not_listen(ended, tells, tmp_path):
     ending = "threading.Event().wait()\n"
     script = (
-        WAITING.removesuffix(ending) + "member.gather('up', 0)\nmember.rank or hang()\nboom()\n"
+        WAITING.removesuffix(ending)
+        + "member.all_gather_object('up', 0)\nmember.rank or hang()\nboom()\n"
     )
     code, _, err = ended(script)
     assert code == 1

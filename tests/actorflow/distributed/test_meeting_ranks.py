@@ -18,7 +18,7 @@ from actorflow.environment.settings import Settings
 from compiler.contract.errors import ActorflowError, PeerFailed, PlanFormatError
 from compiler.contract.placement import HOST
 from compiler.contract.plan_tables import ActorKind
-from compiler.contract.types import PartOf
+from compiler.contract.types import ShardingSpec
 from compiler.graph.graph import GraphBuilder, Output
 from compiler.graph.target import CompileOptions
 from compiler.ops.families.arithmetic import MUL
@@ -26,7 +26,7 @@ from compiler.ops.primitives.sources import INPUT, VARIABLE
 from compiler.ops.primitives.transfer import ALL_GATHER, ALL_REDUCE
 from compiler.pipeline.pipeline import compile_graph, local_graphs
 
-ROWS = PartOf((4, 6), (("data", 0),))
+ROWS = ShardingSpec((4, 6), (("data", 0),))
 X = np.linspace(-1, 1, 40 * 6, dtype=np.float32).reshape(40, 6)
 
 
@@ -38,12 +38,12 @@ def meets(order):
 def plan():
     """Return the plan of each of two ranks, whose outputs are what they have made together."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(2, 6))
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(2, 6))
     init = (("kind", "uniform"), ("bound", 1.0))
-    w = b.one(VARIABLE, name="w", dtype="float32", shape=(6,), role="parameter", init=init)
-    y = b.one(ALL_REDUCE, b.one(MUL, x, w), **meets(0), by="sum")
-    row = b.one(ALL_REDUCE, b.one(MUL, w, w), **meets(1), by="max")
-    whole = b.one(ALL_GATHER, b.one(MUL, x, x), **meets(2), axis=0, rows=4)
+    w = b.emit_one(VARIABLE, name="w", dtype="float32", shape=(6,), role="parameter", init=init)
+    y = b.emit_one(ALL_REDUCE, b.emit_one(MUL, x, w), **meets(0), by="sum")
+    row = b.emit_one(ALL_REDUCE, b.emit_one(MUL, w, w), **meets(1), by="max")
+    whole = b.emit_one(ALL_GATHER, b.emit_one(MUL, x, x), **meets(2), axis=0, rows=4)
     b.outputs = [Output("y", y), Output("row", row), Output("whole", whole)]
     settings = Settings.from_env(os.environ)
     with choosing(settings, (HOST,), deterministic=False):
@@ -51,7 +51,7 @@ def plan():
         graph, options = b.freeze(), CompileOptions("meet", is_training=False)
         own = local_graphs(graph, hardware, options)
         found = compile_graph(graph, among(hardware, data=2), options, local=own)
-    fields = [replace(f, part=ROWS) if f.name == "x" else f for f in found.fields]
+    fields = [replace(f, sharding=ROWS) if f.name == "x" else f for f in found.fields]
     with_mesh = (*[o for o in found.options if o[0] != "mesh"], ("mesh", (("data", 2),)))
     return replace(found, fields=tuple(fields), options=with_mesh)
 

@@ -21,20 +21,26 @@ from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 def test_all_ranks_get_the_values_of_all_again_and_again(members, at_once):
     _, ranks = members(3)
     for name in ("plan", "data", "plan"):
-        values = at_once(*[partial(r.gather, name, (r.rank, name)) for r in ranks])
+        values = at_once(*[partial(r.all_gather_object, name, (r.rank, name)) for r in ranks])
         assert values == [[(0, name), (1, name), (2, name)]] * 3
 
 
 def test_megabytes_go_this_way(members, at_once):
     _, ranks = members(2)
     plan = os.urandom(8 << 20)
-    sent = at_once(lambda: ranks[0].gather("plan", plan), lambda: ranks[1].gather("plan", None))
+    sent = at_once(
+        lambda: ranks[0].all_gather_object("plan", plan),
+        lambda: ranks[1].all_gather_object("plan", None),
+    )
     assert sent == [[plan, None]] * 2
 
 
 def test_ranks_that_come_to_different_names_are_told_so(members, at_once):
     _, ranks = members(2)
-    errors = at_once(lambda: ranks[0].gather("plan", 0), lambda: ranks[1].gather("compare data", 1))
+    errors = at_once(
+        lambda: ranks[0].all_gather_object("plan", 0),
+        lambda: ranks[1].all_gather_object("compare data", 1),
+    )
     for error in errors:
         assert isinstance(error, PeerFailed)
         assert error.rank == 1
@@ -51,7 +57,7 @@ def test_a_rank_that_has_left_asks_the_others_nothing_more(members, at_once):
 
     def wait():
         is_there.set()
-        one.gather("plan", 0)
+        one.all_gather_object("plan", 0)
 
     def leave():
         assert is_there.wait(60)
@@ -59,31 +65,34 @@ def test_a_rank_that_has_left_asks_the_others_nothing_more(members, at_once):
 
     waited, _ = at_once(wait, leave)
     with pytest.raises(PeerFailed) as caught:
-        one.gather("plan", 0)
+        one.all_gather_object("plan", 0)
     for error in (waited, caught.value):
         assert "rank 0 has ended its script, which the others were told" in str(error)
 
 
 def test_a_rank_that_left_failed_or_died_is_named_to_who_waits(members, at_once):
     _, (one, other) = members(2)
-    error, _ = at_once(lambda: one.gather("plan", 0), other.leave)
+    error, _ = at_once(lambda: one.all_gather_object("plan", 0), other.leave)
     text = r"rank 1 has ended its script, where rank 0 waits for it to plan \(\S+_member.py:\d+\)"
     assert re.fullmatch(text, str(error))
     _, (one, other) = members(2)
     fault = ValueError("no such file")
     error, is_known = at_once(
-        lambda: one.gather("plan", 0), lambda: other.fail(fault, op="linear", line="train.py:4")
+        lambda: one.all_gather_object("plan", 0),
+        lambda: other.fail(fault, op="linear", line="train.py:4"),
     )
     assert str(error) == "rank 1 failed in linear (train.py:4): ValueError: no such file"
     assert is_known
     assert one.fail(error)  # the launcher knows
     job, (one, other) = members(2)
-    error, _ = at_once(lambda: one.gather("plan", 0), lambda: job.lost(1, "was ended by SIGKILL"))
+    error, _ = at_once(
+        lambda: one.all_gather_object("plan", 0), lambda: job.lost(1, "was ended by SIGKILL")
+    )
     assert (error.rank, str(error)) == (1, "rank 1 was ended by SIGKILL")
     with pytest.raises(PeerFailed, match="SIGKILL"):
         one.begin_run(RunCallbacks(grant=print, abort=print))
     with pytest.raises(PeerFailed, match="SIGKILL"):
-        one.gather("data", 0)
+        one.all_gather_object("data", 0)
 
 
 def test_a_rank_that_does_not_come_in_time_is_named(members):
@@ -91,7 +100,7 @@ def test_a_rank_that_does_not_come_in_time_is_named(members):
     with pytest.raises(
         PeerFailed, match=r"within \d+ s to where rank 0 waits for rank 1 to plan \("
     ):
-        one.gather("plan", 0)
+        one.all_gather_object("plan", 0)
     _, (one, _) = members(2, wait_s=0.01)
     with pytest.raises(PeerFailed, match="waits for rank 1 to begin run 1 of its script"):
         one.begin_run(listening()[1])
@@ -101,7 +110,7 @@ def test_an_error_that_is_anothers_fault_is_told_with_its_name(members, at_once)
     _, (one, other) = members(2)
     failed = RuntimeError("launch failed")
     failed.__cause__ = PeerFailed("rank 1 did not come to all_reduce", rank=1)
-    error, _ = at_once(lambda: other.gather("x", 0), lambda: one.fail(failed))
+    error, _ = at_once(lambda: other.all_gather_object("x", 0), lambda: one.fail(failed))
     assert error.rank == 1
     assert str(error) == "rank 1 failed, says rank 0: rank 1 did not come to all_reduce"
 
@@ -109,8 +118,8 @@ def test_an_error_that_is_anothers_fault_is_told_with_its_name(members, at_once)
 def test_a_value_that_cannot_travel_is_refused_before_anybody_waits(members, at_once):
     _, ranks = members(2)
     with pytest.raises(ValueError, match="made of numbers"):
-        ranks[0].gather("plan", object())
-    assert at_once(*[lambda r=r: r.gather("plan", 1) for r in ranks]) == [[1, 1]] * 2
+        ranks[0].all_gather_object("plan", object())
+    assert at_once(*[lambda r=r: r.all_gather_object("plan", 1) for r in ranks]) == [[1, 1]] * 2
 
 
 def listening():
@@ -242,12 +251,12 @@ def test_a_callback_that_raises_is_no_silence(members, at_once):
     at_once(partial(ranks[0].begin_run, raising), partial(ranks[1].begin_run, listening()[1]))
     assert aborted.wait(60)
     with pytest.raises(InternalError, match="in the callback"):
-        ranks[0].gather("x", 0)
+        ranks[0].all_gather_object("x", 0)
 
 
 def test_a_forked_child_is_no_rank(members, child_says):
     _, ranks = members(2)
-    said = child_says(lambda: ranks[0].gather("x", 0))
+    said = child_says(lambda: ranks[0].all_gather_object("x", 0))
     assert said.startswith(f"ActorflowError: rank 0 is process {os.getpid()}, from which this one")
     assert child_says(lambda: ranks[0].fail(ValueError("x"))) == "False"
     assert child_says(lambda: ranks[0].leave()) == "None"
@@ -293,7 +302,9 @@ def test_a_coordinator_that_cannot_be_reached_is_an_error_with_its_address(
     try:
         text = f"rank 0 to its coordinator at {endpoint} did not come about within 0.05 s"
         with pytest.raises(PeerFailed, match=text) as caught:
-            member.gather("up", 0) if call == "gather" else member.begin_run(listening()[1])
+            member.all_gather_object("up", 0) if call == "gather" else member.begin_run(
+                listening()[1]
+            )
         assert not member.fail(caught.value), "who runs the script prints it"
     finally:
         member._link.close()
@@ -303,10 +314,10 @@ def test_a_coordinator_that_cannot_be_reached_is_an_error_with_its_address(
 def test_a_link_that_is_lost_ends_who_waits(monkeypatch):
     job = Served(1)
     member = RankMember(job.coordinator.keys(0))
-    assert member.gather("up", 7) == [7]
+    assert member.all_gather_object("up", 7) == [7]
     job.close()
     try:
         with pytest.raises(PeerFailed, match=r"its coordinator at tcp://.* was lost"):
-            member.gather("up", 8)
+            member.all_gather_object("up", 8)
     finally:
         member._link.close()

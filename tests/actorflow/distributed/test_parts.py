@@ -13,12 +13,12 @@ from actorflow.tensor.initial_values import INITIALISERS, initial_value, initial
 from compiler.contract.errors import CompileError, InternalError, PlanFormatError
 from compiler.contract.placement import Mesh
 from compiler.contract.plan import Plan
-from compiler.contract.sbp import own_part
-from compiler.contract.types import DType, PartOf, TensorType
+from compiler.contract.sbp import shard_slices
+from compiler.contract.types import DType, ShardingSpec, TensorType
 from compiler.verify.verify import verify_plan
 
 MESH = Mesh(("data", "model"), (2, 3))
-BY_MODEL = PartOf((12, 6), (("model", 0),))
+BY_MODEL = ShardingSpec((12, 6), (("model", 0),))
 
 
 @af.job(optimizer=af.optim.SGD(0.1))
@@ -32,7 +32,7 @@ def compiled(**options):
 
 def with_part(plan, part, mesh=MESH):
     """Return the plan of ranks that have four rows of a weight with more."""
-    variables = [replace(v, part=part) if v.name == "weight" else v for v in plan.variables]
+    variables = [replace(v, sharding=part) if v.name == "weight" else v for v in plan.variables]
     option = ("mesh", tuple(zip(mesh.names, mesh.shape, strict=True)))
     return replace(plan, variables=tuple(variables), options=(*plan.options, option))
 
@@ -48,7 +48,7 @@ def test_ranks_begin_with_the_parts_of_one_tensor_however_many_they_are(plan):
     whole = initial_value("weight", TensorType(DType.FLOAT32, (12, 6)), variable.init, 7)
     for rank in range(MESH.num_ranks):
         part = initial_values(rank_plan, {}, 7, rank)["weight"]
-        np.testing.assert_array_equal(part, whole[own_part(BY_MODEL, MESH, rank)])
+        np.testing.assert_array_equal(part, whole[shard_slices(BY_MODEL, MESH, rank)])
     assert not np.array_equal(whole[:4], whole[4:8])
 
 
@@ -67,7 +67,7 @@ def test_a_part_of_a_first_value_has_the_bits_of_the_whole(kind, shape):
     mesh = Mesh(("a", "b", "c"), (2, 3, 2))
     for splits in ((("a", 0),), (("b", 1),), (("a", 0), ("c", 0)), (("a", 2), ("b", 0), ("c", 1))):
         for rank in (0, 5, 11):
-            own = own_part(PartOf(shape, splits), mesh, rank)
+            own = shard_slices(ShardingSpec(shape, splits), mesh, rank)
             part = initial_value("w", type_, spec, 3, own)
             assert part.flags.c_contiguous
             np.testing.assert_array_equal(part, whole[own])
@@ -106,12 +106,12 @@ def test_a_plan_of_parts_outlives_a_file_and_says_no_rank(plan, tmp_path):
 @pytest.mark.parametrize(
     "part",
     [
-        PartOf((12, 6), (("data", 0),)),
-        PartOf((12, 6), (("stage", 0),)),
-        PartOf((12, 6), (("model", 0), ("model", 0))),
-        PartOf((12, 6), (("model", 2),)),
-        PartOf((12, 6, 1), (("model", 0),)),
-        PartOf((4, 6), ()),
+        ShardingSpec((12, 6), (("data", 0),)),
+        ShardingSpec((12, 6), (("stage", 0),)),
+        ShardingSpec((12, 6), (("model", 0), ("model", 0))),
+        ShardingSpec((12, 6), (("model", 2),)),
+        ShardingSpec((12, 6, 1), (("model", 0),)),
+        ShardingSpec((4, 6), ()),
     ],
     ids=str,
 )
@@ -124,8 +124,8 @@ def test_a_part_that_no_rank_has_is_a_bug_and_a_damaged_file(plan, part):
 
 
 def test_a_field_of_a_part_is_checked_alike(plan):
-    whole = PartOf((4, 6), (("data", 0),))
-    fields = [replace(f, part=whole) if f.name == "x" else f for f in plan.fields]
+    whole = ShardingSpec((4, 6), (("data", 0),))
+    fields = [replace(f, sharding=whole) if f.name == "x" else f for f in plan.fields]
     right = with_part(replace(plan, fields=tuple(fields)), None)
     verify_plan(right)
     wrong = with_part(replace(right, options=plan.options), None, Mesh(("data",), (4,)))

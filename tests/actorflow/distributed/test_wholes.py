@@ -14,8 +14,8 @@ from actorflow.distributed.process_group import ONE_RANK, Among
 from actorflow.distributed.unshard import cut, gather_whole
 from compiler.contract.errors import InternalError
 from compiler.contract.placement import Mesh
-from compiler.contract.sbp import own_part
-from compiler.contract.types import PartOf
+from compiler.contract.sbp import shard_slices
+from compiler.contract.types import ShardingSpec
 
 
 class Meeting(RankThreads):
@@ -43,7 +43,7 @@ def on_ranks(count, do):
 
 def plan_of(mesh, parts):
     """Return what is asked of a plan here: its mesh, and its variables with their parts."""
-    state = [SimpleNamespace(name=name, part=part) for name, part in parts.items()]
+    state = [SimpleNamespace(name=name, sharding=part) for name, part in parts.items()]
     return SimpleNamespace(state=tuple(state), mesh=mesh)
 
 
@@ -66,7 +66,7 @@ def held(draw):
         shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
         axes = draw(st.lists(st.sampled_from(mesh.names), unique=True))
         splits = [(name, draw(st.integers(0, len(shape) - 1))) for name in axes if shape]
-        parts[f"v{number}"] = PartOf(shape, tuple(splits))
+        parts[f"v{number}"] = ShardingSpec(shape, tuple(splits))
     return mesh, parts
 
 
@@ -80,9 +80,9 @@ def test_all_ranks_have_the_wholes_whose_parts_they_had(case, message_bytes):
     def one(among):
         own = cut(plan, whole, among.rank)
         for name, part in parts.items():
-            want = whole[name][own_part(part, mesh, among.rank)]
+            want = whole[name][shard_slices(part, mesh, among.rank)]
             np.testing.assert_array_equal(own[name], want)
-        return gather_whole(plan, own, among.gather, among.rank)
+        return gather_whole(plan, own, among.all_gather_object, among.rank)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unshard, "MESSAGE_BYTES", message_bytes)
@@ -99,13 +99,16 @@ def test_all_ranks_have_the_wholes_whose_parts_they_had(case, message_bytes):
 def test_what_only_some_ranks_have_comes_to_all():
     mesh = Mesh(("stage", "model"), (2, 2))
     up, down = np.arange(12.0).reshape(4, 3), np.arange(5)
-    of_stage = [{"up": PartOf((4, 3), (("model", 0),)), "step": None}, {"down": None, "step": None}]
+    of_stage = [
+        {"up": ShardingSpec((4, 3), (("model", 0),)), "step": None},
+        {"down": None, "step": None},
+    ]
     values = {"up": up, "down": down, "step": np.asarray(7)}
 
     def one(among):
         plan = plan_of(mesh, of_stage[among.rank // 2])
         own = {name: values[name] for name in of_stage[among.rank // 2]}
-        return gather_whole(plan, cut(plan, own, among.rank), among.gather, among.rank)
+        return gather_whole(plan, cut(plan, own, among.rank), among.all_gather_object, among.rank)
 
     found, meeting = on_ranks(4, one)
     for own in found:
@@ -117,18 +120,20 @@ def test_what_only_some_ranks_have_comes_to_all():
 
 def test_what_all_have_whole_is_handed_back_and_not_told():
     plan, value = plan_of(Mesh(("data",), (3,)), {"w": None}), np.arange(6.0)
-    found, meeting = on_ranks(3, lambda a: gather_whole(plan, {"w": value}, a.gather, a.rank))
+    found, meeting = on_ranks(
+        3, lambda a: gather_whole(plan, {"w": value}, a.all_gather_object, a.rank)
+    )
     assert all(own["w"] is value for own in found)
     assert meeting.told == [0, 0, 0]
 
 
 def test_small_variables_share_their_messages():
     mesh = Mesh(("data",), (2,))
-    parts = {f"v{i}": PartOf((4,), (("data", 0),)) for i in range(40)}
+    parts = {f"v{i}": ShardingSpec((4,), (("data", 0),)) for i in range(40)}
     plan, whole = plan_of(mesh, parts), values_of(dict.fromkeys(parts, (4,)))
 
     def one(among):
-        return gather_whole(plan, cut(plan, whole, among.rank), among.gather, among.rank)
+        return gather_whole(plan, cut(plan, whole, among.rank), among.all_gather_object, among.rank)
 
     _, meeting = on_ranks(2, one)
     assert len(meeting.said) == 2  # the table, and one message
@@ -137,7 +142,7 @@ def test_small_variables_share_their_messages():
 def test_one_rank_alone_has_its_own():
     plan, value = plan_of(Mesh((), ()), {"w": None}), np.arange(3)
     among = ONE_RANK
-    assert gather_whole(plan, {"w": value}, among.gather, among.rank)["w"] is value
+    assert gather_whole(plan, {"w": value}, among.all_gather_object, among.rank)["w"] is value
     assert cut(plan, {"w": value}, 0)["w"] is value
 
 
@@ -146,28 +151,30 @@ def test_ranks_that_have_other_variables_of_one_name_are_told_which():
     values = [np.zeros(3, np.float32), np.zeros(4, np.float32)]
     text = r"'w' is float32\[3\] on rank 0 and float32\[4\] on rank 1"
     with pytest.raises(InternalError, match=text):
-        on_ranks(2, lambda a: gather_whole(plan, {"w": values[a.rank]}, a.gather, a.rank))
+        on_ranks(
+            2, lambda a: gather_whole(plan, {"w": values[a.rank]}, a.all_gather_object, a.rank)
+        )
 
 
 def test_a_part_of_another_size_than_the_plan_says_is_a_bug():
-    plan = plan_of(Mesh(("data",), (2,)), {"w": PartOf((4,), (("data", 0),))})
+    plan = plan_of(Mesh(("data",), (2,)), {"w": ShardingSpec((4,), (("data", 0),))})
     with pytest.raises(InternalError, match=r"'w' is \[4\] here, where this rank's part is \[2\]"):
-        on_ranks(2, lambda a: gather_whole(plan, {"w": np.zeros(4)}, a.gather, a.rank))
+        on_ranks(2, lambda a: gather_whole(plan, {"w": np.zeros(4)}, a.all_gather_object, a.rank))
 
 
 def test_parts_of_ranks_that_are_not_there_are_missed():
-    plan = plan_of(Mesh(("data",), (2,)), {"w": PartOf((4,), (("data", 0),))})
+    plan = plan_of(Mesh(("data",), (2,)), {"w": ShardingSpec((4,), (("data", 0),))})
     with pytest.raises(InternalError, match="1 ranks tell their parts, of a mesh of 2"):
         gather_whole(plan, {"w": np.zeros(2)}, ONE_RANK.gather, 0)
 
 
 def test_a_rank_that_fails_fails_all():
-    plan = plan_of(Mesh(("data",), (2,)), {"w": PartOf((4,), (("data", 0),))})
+    plan = plan_of(Mesh(("data",), (2,)), {"w": ShardingSpec((4,), (("data", 0),))})
 
     def one(among):
         if among.rank:
             raise OSError("gone")
-        return gather_whole(plan, {"w": np.zeros(2)}, among.gather, 0)
+        return gather_whole(plan, {"w": np.zeros(2)}, among.all_gather_object, 0)
 
     with pytest.raises(OSError, match="gone"):
         on_ranks(2, one)

@@ -7,7 +7,7 @@ import actorflow as af
 from actorflow import nn
 from compiler.contract.plan_tables import ActorKind
 from compiler.contract.sbp import BROADCAST, PARTIAL, Split
-from compiler.ops.primitives.transfer import LATE
+from compiler.ops.primitives.transfer import DEFERRED
 
 MODEL = {"model": af.split(0)}
 
@@ -135,7 +135,7 @@ def test_ranks_of_a_small_net_meet_for_gradients_and_the_loss_alone(ranks, rows,
     x = of("float32", rows, 64)
     plan = train.compile(nn.MLP(64), {"x": x, "y": x})
     met = [launch for a in plan.actors if a.kind is ActorKind.COMM for launch in a.launches]
-    assert {(launch.op, dict(launch.attrs)["when"]) for launch in met} == {("all_reduce", LATE)}
+    assert {(launch.op, dict(launch.attrs)["when"]) for launch in met} == {("all_reduce", DEFERRED)}
     parameters = [v.view for v in plan.variables if v.role == "parameter"]
     views = [*parameters, *[launch.inputs[0] for launch in met]]
     elements = [plan.views[view].type.num_elements for view in views]

@@ -110,7 +110,7 @@ def test_nothing_of_a_fetch_that_was_given_up_counts(late):
     thread = threading.Thread(target=fire)
     thread.start()
     assert inside.wait(60)
-    assert port.port.give_up()
+    assert port.port.abandon()
     assert port.ends == [1]
     may_go.set()
     thread.join(60)
@@ -123,7 +123,7 @@ def test_nothing_of_a_fetch_that_was_given_up_counts(late):
 def test_a_source_is_given_up_for_good():
     port = Port(ones)
     port.fetch()
-    assert not port.port.give_up()
+    assert not port.port.abandon()
     with pytest.raises(SourceExhausted):
         port.fetch()
     assert port.ends == [1]

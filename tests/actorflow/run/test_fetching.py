@@ -23,7 +23,7 @@ def test_a_fetch_that_has_its_answer_counts():
 def test_a_fetch_that_was_given_up_no_longer_counts():
     fetching = Fetching(Source())
     assert fetching.begin()
-    assert fetching.give_up()
+    assert fetching.abandon()
     assert not fetching.settle()
     assert not fetching.begin()
 
@@ -32,7 +32,7 @@ def test_between_two_fetches_there_is_nothing_to_give_up_but_the_next_one():
     fetching = Fetching(Source())
     assert fetching.begin()
     assert fetching.settle()
-    assert not fetching.give_up()
+    assert not fetching.abandon()
     assert not fetching.begin()
 
 
@@ -59,7 +59,7 @@ def test_of_answer_and_giving_up_exactly_one_counts_whatever_the_threads_do():
 
     def give_up():
         gate.wait(60)
-        given_up.extend([fetching.give_up() for fetching in fetches])
+        given_up.extend([fetching.abandon() for fetching in fetches])
 
     threads = [threading.Thread(target=answer), threading.Thread(target=give_up)]
     for thread in threads:

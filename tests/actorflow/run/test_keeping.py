@@ -66,7 +66,7 @@ def test_by_time_the_first_rank_asks_until_a_step_is_told(ranks):
     assert not one.is_due(8)
     assert not other.is_due(8)
     assert asked == [0]
-    one.tell(13)
+    one.schedule(13)
     assert not one.is_due(12)
     assert asked == [0], "the answer is there"
     assert one.is_due(16), "the first snapshot from step 13 on"
@@ -76,8 +76,8 @@ def test_by_time_the_first_rank_asks_until_a_step_is_told(ranks):
 
 def test_a_rank_that_is_late_saves_all_that_was_told(ranks):
     _, other, _, _ = ranks("5s")
-    other.tell(13)
-    other.tell(21)
+    other.schedule(13)
+    other.schedule(21)
     assert [step for step in range(4, 40, 4) if other.is_due(step)] == [16, 24]
 
 

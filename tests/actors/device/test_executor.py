@@ -224,17 +224,17 @@ def gate_on(firings, *, is_input):
 def test_a_token_that_was_never_enqueued_is_refused_and_a_slot_is_not():
     gate, _, _ = gate_on(2, is_input=True)
     with pytest.raises(InternalError, match=r"firing 2 of 'maker' .* but only 2 were"):
-        gate.let_pass(3)
+        gate.wait_for_inputs(3)
     gate, ring, waited = gate_on(2, is_input=False)
-    gate.let_pass(3)
+    gate.wait_for_inputs(3)
     assert waited == [ring.events[1]]
 
 
 def test_what_was_waited_for_at_the_end_is_not_waited_for_again():
     gate, ring, waited = gate_on(2, is_input=False)
-    gate.let_pass_late(2, gate.every)
-    gate.let_pass_late(2, gate.every)
-    gate.let_pass(1)
+    gate.wait_at_end(2, gate.every)
+    gate.wait_at_end(2, gate.every)
+    gate.wait_for_inputs(1)
     assert waited == [ring.events[1]]
     assert gate.known == [1]
 

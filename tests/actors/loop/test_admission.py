@@ -170,7 +170,7 @@ def test_as_many_batches_are_in_flight_as_the_plan_has_credits(
         for _ in range(num_in_flight):
             begun.get(timeout=PATIENCE)
         taken = threading.Event()
-        loop._dispatcher.command(taken.set)
+        loop._dispatcher.call_soon_threadsafe(taken.set)
         assert taken.wait(PATIENCE)
         assert begun.empty()
         gate.permits.put("closed")

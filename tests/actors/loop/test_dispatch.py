@@ -225,7 +225,7 @@ def test_a_run_that_waits_is_stuck_only_at_its_end_with_nothing_under_way(pipeli
     dispatcher._running.add(0)
     dispatcher._check_progress()
     dispatcher._running.clear()
-    dispatcher.command(lambda: None)
+    dispatcher.call_soon_threadsafe(lambda: None)
     dispatcher._check_progress()
     dispatcher._take(dispatcher._inbox.get())
     with pytest.raises(InternalError, match="the plan cannot finish: 'step' waits for"):
@@ -263,7 +263,9 @@ def test_a_flushed_firing_that_has_not_begun_is_dropped_when_another_fails(
         "bad": fake_port(bodies.fail_at(0, OSError("full"))),
     }
     with Loop(load(make.plan(), ports, (HostDevice({}),))) as loop:
-        loop._dispatcher.command(lambda: (loop._dispatcher.admission.ask(1), loop.end()))
+        loop._dispatcher.call_soon_threadsafe(
+            lambda: (loop._dispatcher.admission.ask(1), loop.end())
+        )
         with pytest.raises(ActorFailed, match="actor 'bad' failed in firing 0"):
             loop.wait(PATIENCE)
         assert loop._dispatcher.machine.state(1) is State.FLUSHING
@@ -300,7 +302,7 @@ def test_a_launch_that_close_breaks_is_no_failure(pipeline, bodies):
 def test_a_command_is_there_before_the_dispatcher_is_told_of_it(pipeline):
     dispatcher, seen = by_hand(pipeline()[0]), []
     dispatcher._inbox = SimpleNamespace(put=lambda code: seen.append(len(dispatcher._commands)))
-    dispatcher.command(lambda: None)
+    dispatcher.call_soon_threadsafe(lambda: None)
     assert seen == [1]
 
 

@@ -32,7 +32,7 @@ def blocking(port, gate):
         is_given_up.set()
         return is_inside.is_set()
 
-    port.body, port.give_up, port.close = fire, give_up, lambda: None
+    port.body, port.abandon, port.close = fire, give_up, lambda: None
     return port
 
 
@@ -76,7 +76,7 @@ def test_what_a_source_that_was_given_up_still_brings_is_ignored(pipeline, bodie
         held.wait_entered()
         loop.give_up_sources()
         is_done = threading.Event()
-        loop._dispatcher.command(is_done.set)
+        loop._dispatcher.call_soon_threadsafe(is_done.set)
         assert is_done.wait(PATIENCE)
         gate.open()  # its thread raises now, and the run goes on
         held.open()
@@ -127,7 +127,7 @@ def test_a_sink_that_is_given_up_is_handed_nothing_more_and_the_run_ends(
 
 def skipping(port):
     """Return the body of a port whose firings do nothing once it was given up."""
-    fire, is_given_up, give_up = port.body, [], port.give_up
+    fire, is_given_up, give_up = port.body, [], port.abandon
 
     def skip(tokens):
         if not is_given_up:
@@ -137,7 +137,7 @@ def skipping(port):
         is_given_up.append(True)
         return give_up()
 
-    port.give_up = note
+    port.abandon = note
     return skip
 
 

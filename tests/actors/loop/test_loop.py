@@ -91,7 +91,7 @@ def test_a_blocked_sink_holds_the_source_back_at_full_slots(pipeline, num_slots,
             produced.get(timeout=PATIENCE)
         # Slots of loss are full, one of them in the sink's hands; slots of batch are full.
         barrier = threading.Event()
-        loop._dispatcher.command(barrier.set)
+        loop._dispatcher.call_soon_threadsafe(barrier.set)
         assert barrier.wait(PATIENCE)
         assert source.firing == 2 * num_slots
         gate.open()
@@ -420,7 +420,7 @@ def test_a_clean_end_waits_for_the_batch_that_is_being_fetched(pipeline, bodies)
         gate.wait_entered()
         loop.end()
         taken = threading.Event()
-        loop._dispatcher.command(taken.set)
+        loop._dispatcher.call_soon_threadsafe(taken.set)
         assert taken.wait(PATIENCE)
         assert loop.wait(0) is False
         gate.open()
@@ -449,7 +449,7 @@ def test_a_kept_failure_and_a_kept_loop_do_not_keep_the_arena(pipeline, arenas, 
 
 def test_a_kept_error_of_our_own_does_not_keep_the_arena(pipeline, arenas, bodies):
     explode = bodies.fail_at(0, InternalError("a bug"))
-    bound, ports = pipeline(sink=lambda tokens: loop._dispatcher.command(explode))
+    bound, ports = pipeline(sink=lambda tokens: loop._dispatcher.call_soon_threadsafe(explode))
     arena = arenas.of(ports)
     with Loop(bound) as loop:
         loop.admit(1)

@@ -43,7 +43,7 @@ def situation(machine, running=(), *, kinds=None, undelivered=(), dispatcher=Non
         table=machine.table,
         states=tuple(machine.state(a) for a in every),
         firings=tuple(machine.firing_index(a) + 1 for a in every),
-        lacks=tuple(machine.lacks(a) for a in every),
+        lacks=tuple(machine.missing_messages(a) for a in every),
         in_flight={a: InFlight(a, 0, MINUTE, ()) for a in running},
         is_delivered=tuple(a not in undelivered for a in every),
         dispatcher=dispatcher,

@@ -21,7 +21,7 @@ ANYTIME = Rest(frozenset())
 
 def visit(loop, rest, look=lambda: None):
     made = Visit(rest, look)
-    loop.visit(made)
+    loop.run_when_quiescent(made)
     return made
 
 
@@ -248,7 +248,7 @@ def test_a_visit_after_so_many_rounds_waits_for_them_and_for_rest(pipeline, bodi
         gate.wait_entered()
         rest = Rest(frozenset({1, 2}), (((1, 1),),), least=2, is_idle=True)
         asked = Visit(rest, lambda: made.append(loop.statistics().actors[1].firings))
-        loop.visit(asked)
+        loop.run_when_quiescent(asked)
         gate.open(1)
         gate.wait_entered()
         assert made == []

@@ -168,7 +168,7 @@ def test_a_listener_that_raises_is_reported_and_nothing_else_happens(blocked, bo
 def settle(loop):
     """Wait until the dispatcher has taken every message sent so far."""
     taken = threading.Event()
-    loop._dispatcher.command(taken.set)
+    loop._dispatcher.call_soon_threadsafe(taken.set)
     assert taken.wait(PATIENCE)
 
 

@@ -203,7 +203,7 @@ def test_what_the_preparation_of_a_stream_raises_fails_the_run_before_its_launch
 def settle(loop):
     """Wait until the dispatcher has taken every message sent so far."""
     taken = threading.Event()
-    loop._dispatcher.command(taken.set)
+    loop._dispatcher.call_soon_threadsafe(taken.set)
     assert taken.wait(PATIENCE)
 
 

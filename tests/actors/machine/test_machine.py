@@ -350,7 +350,7 @@ def test_an_actor_that_drains_lacks_the_slots_that_are_not_home_and_no_others():
     machine.end_admission(0)
     for actor in (0, 1):
         done(machine, actor)
-    assert machine.lacks(0) == (message(Message.FREE, 1),)
+    assert machine.missing_messages(0) == (message(Message.FREE, 1),)
 
 
 @pytest.mark.parametrize(
@@ -441,18 +441,18 @@ def test_a_draining_actor_lacks_the_slots_that_are_not_home(pair):
     pair.end_admission(0)
     done(pair, 0)
     assert pair.state(0) is State.DRAINING
-    assert pair.lacks(0) == (message(Message.FREE, 0),)
+    assert pair.missing_messages(0) == (message(Message.FREE, 0),)
     done(pair, 1)
-    assert pair.lacks(0) == ()
+    assert pair.missing_messages(0) == ()
 
 
 def test_a_waiting_actor_lacks_tokens_and_slots(pair):
     pair.admit(0, 2)
     done(pair, 0)
     done(pair, 0)
-    assert pair.lacks(0) == (message(Message.READY, 1), message(Message.FREE, 0))
+    assert pair.missing_messages(0) == (message(Message.READY, 1), message(Message.FREE, 0))
     done(pair, 1)
-    assert pair.lacks(0) == (message(Message.READY, 1),)
+    assert pair.missing_messages(0) == (message(Message.READY, 1),)
 
 
 @pytest.mark.parametrize("actor", [-1, 1, 2])

@@ -52,7 +52,7 @@ def test_a_slow_sink_shows_as_back_pressure_all_the_way_up(pipeline, bodies):
             # Only when everything above the sink has come to a stop does it go on.
             taken = threading.Event()
             while loop._dispatcher._running != {2}:
-                loop._dispatcher.command(taken.set)
+                loop._dispatcher.call_soon_threadsafe(taken.set)
                 assert taken.wait(PATIENCE)
                 taken.clear()
             gate.open()

@@ -175,9 +175,9 @@ def test_ranks_that_are_alike_do_what_each_of_them_would(found, per_host):
     network = Network(Wire(0.01, 100.0), per_host=per_host, inside=Wire(0.02, 50.0))
     options = FleetOptions(network, slowdowns)
     few = Fleet(ranks, local_ns(ranks), options)
-    kind_of = ranks.alike(few.marks)
+    kind_of = ranks.equivalence_classes(few.marks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RankPlans, "alike", lambda self, marks: tuple(range(6)))
+        patch.setattr(RankPlans, "equivalence_classes", lambda self, marks: tuple(range(6)))
         every = Fleet(ranks, local_ns(ranks), options)
     assert len(every.runs) == 6
     one_of_each = list(few.run(5))

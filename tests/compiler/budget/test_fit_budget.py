@@ -37,13 +37,13 @@ def joined_levels(rng):
     b = GraphBuilder()
     rows = rng.choice((16, 24, 40))
     widths = [rng.choice((4, 8, 24, 36, 48, 96)) for _ in range(rng.randrange(2, 5))]
-    h = b.one(INPUT, name="x", dtype="float64", shape=(rows, widths[0]))
+    h = b.emit_one(INPUT, name="x", dtype="float64", shape=(rows, widths[0]))
     weights, skips = [], []
 
     def layer(h, num_in, num_out):
         weights.append(variable(b, f"w{len(weights)}", (num_in, num_out), "float64"))
-        h = b.one(MATMUL, h, weights[-1])
-        return b.one(MUL, h, b.one(EXP, b.one(NEG, b.one(RELU, h))))
+        h = b.emit_one(MATMUL, h, weights[-1])
+        return b.emit_one(MUL, h, b.emit_one(EXP, b.emit_one(NEG, b.emit_one(RELU, h))))
 
     for num_in, num_out in pairwise(widths):
         h = layer(h, num_in, num_out)
@@ -51,9 +51,9 @@ def joined_levels(rng):
     width = widths[-1]
     for skip, num_skip in reversed(skips):
         num_out = rng.choice((8, 17, 48, 96))
-        h = layer(b.one(CONCAT, h, skip, axis=1), width + num_skip, num_out)
+        h = layer(b.emit_one(CONCAT, h, skip, axis=1), width + num_skip, num_out)
         width = num_out
-    descend(b, b.one(SUM, b.one(MUL, h, h), axes=(0, 1), keepdims=False), weights)
+    descend(b, b.emit_one(SUM, b.emit_one(MUL, h, h), axes=(0, 1), keepdims=False), weights)
     graph = b.freeze()
     for run in (autodiff.differentiate, simplify.simplify_graph, batches.copy_outputs, order.run):
         graph = run(graph)

@@ -35,8 +35,8 @@ def graph(sketch):
     h = sketch.input("x", (N, N), "float32")
     weights = [sketch.variable(f"w{i}", (N, N), "float32") for i in range(8)]
     for weight in weights:
-        h = b.one(EXP, b.one(MATMUL, h, weight))
-    loss = b.one(SUM, h, axes=(0, 1), keepdims=False)
+        h = b.emit_one(EXP, b.emit_one(MATMUL, h, weight))
+    loss = b.emit_one(SUM, h, axes=(0, 1), keepdims=False)
     b.outputs = [Output("loss", loss)]
     rate = sketch.variable("rate", (), "float32", role="counter")
     attrs = Attrs({"momentum": 0.9, "nesterov": False, "weight_decay": 0.0})

@@ -28,7 +28,7 @@ from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import MEAN
 from compiler.ops.primitives.shape import TRANSPOSE
 from compiler.ops.primitives.sources import INPUT, VARIABLE
-from compiler.ops.primitives.transfer import COPY_TO, is_copy, places
+from compiler.ops.primitives.transfer import COPY_TO, is_copy, value_devices
 from compiler.pipeline import pipeline
 from compiler.pipeline.pipeline import with_choice
 from compiler.pipeline.rewrites import check
@@ -56,13 +56,15 @@ def linked(link=None, matmul_ns=1e6):
 def adam_job(depth=4, every=1, rng=None, ranks=1):
     """A training graph of square layers with AdamW, through all passes; `rng` mixes the layers."""
     b = GraphBuilder()
-    value = b.one(INPUT, name="x", dtype="float32", shape=(WIDTH, WIDTH))
+    value = b.emit_one(INPUT, name="x", dtype="float32", shape=(WIDTH, WIDTH))
     weights = [variable(b, f"w{i}", (WIDTH, WIDTH)) for i in range(depth)]
     for weight in weights:
-        value = b.one(TANH, b.one(MATMUL, value, weight))
+        value = b.emit_one(TANH, b.emit_one(MATMUL, value, weight))
         if rng is not None and rng.random() < 0.5:
-            value = b.one(MUL, value, b.one(TRANSPOSE, b.one(EXP, value), perm=(1, 0)))
-    loss = b.one(MEAN, value, axes=(0, 1), keepdims=False)
+            value = b.emit_one(
+                MUL, value, b.emit_one(TRANSPOSE, b.emit_one(EXP, value), perm=(1, 0))
+            )
+    loss = b.emit_one(MEAN, value, axes=(0, 1), keepdims=False)
     adam(b, loss, weights, every)
     graph, job = b.freeze(), CompileOptions("job")
     for step_ in [p for p in pipeline.PASSES if p.is_wanted(job)]:
@@ -151,7 +153,7 @@ def test_any_state_and_any_activations_on_the_host_leave_all_results_the_same_bi
 def test_only_copies_touch_what_lives_on_the_host():
     graph, target = adam_job(), linked(FAST)
     moved = offload.offload_variables(graph, offload.state_names(graph), target)
-    on_host = {v for v, place in enumerate(places(moved)) if place == HOST_SIDE}
+    on_host = {v for v, place in enumerate(value_devices(moved)) if place == HOST_SIDE}
     touching = [
         n for n in moved.nodes if on_host & {*n.inputs, *n.outputs} and n.op is not VARIABLE
     ]
@@ -178,7 +180,7 @@ def test_state_that_something_else_reads_stays_on_the_device():
     graph = adam_job(1)
     m = next(n.outputs[0] for n in graph.nodes if n.attrs.get("name") == "m0")
     watching = GraphBuilder.continuing(graph)
-    watching.outputs.append(Output("m", watching.one(EXP, m)))
+    watching.outputs.append(Output("m", watching.emit_one(EXP, m)))
     graph = watching.freeze()
     assert offload.state_names(graph) == ("v0",)
     with pytest.raises(CompileError, match="'m0' cannot live in host memory"):
@@ -205,14 +207,14 @@ def test_a_launch_that_reads_host_memory_is_a_bug_that_lowering_finds():
 
 def test_copies_have_the_type_of_what_they_copy():
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(3,))
-    host = b.one(COPY_TO, x, to=HOST_SIDE, bucket=0)
-    assert b.type_of(b.one(COPY_TO, host, to=0, bucket=0)) == b.type_of(x)
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(3,))
+    host = b.emit_one(COPY_TO, x, to=HOST_SIDE, bucket=0)
+    assert b.type_of(b.emit_one(COPY_TO, host, to=0, bucket=0)) == b.type_of(x)
     other = variable(b, "m", (4,), role="optimizer")
     with pytest.raises(
         CompileError, match=r"needs variable of type float32\[3\], got float32\[4\]"
     ):
-        b.one(COPY_TO, x, other, to=HOST_SIDE, bucket=0)
+        b.emit_one(COPY_TO, x, other, to=HOST_SIDE, bucket=0)
 
 
 def test_a_link_takes_its_latency_and_the_time_of_the_bytes():

@@ -51,7 +51,7 @@ def training_graph(rng, num_ops=8, shared=True):
     """A random training graph with dropout, views, skips and, perhaps, a weight used twice."""
     b = GraphBuilder()
     seed, step = (variable(b, n, (), "int64", "counter") for n in ("seed", "step"))
-    values = [b.one(INPUT, name="x", dtype="float64", shape=(N, N))]
+    values = [b.emit_one(INPUT, name="x", dtype="float64", shape=(N, N))]
     weights = [variable(b, "w0", (N, N), "float64")]
     for i in range(num_ops):
         x = rng.choice(values[-3:])
@@ -59,26 +59,26 @@ def training_graph(rng, num_ops=8, shared=True):
         if kind == "matmul":
             if not (shared and rng.random() < 0.3):
                 weights.append(variable(b, f"w{i + 1}", (N, N), "float64"))
-            x = b.one(MATMUL, x, rng.choice(weights[-2:]))
+            x = b.emit_one(MATMUL, x, rng.choice(weights[-2:]))
         elif kind == "relu":
-            x = b.one(RELU, x)
+            x = b.emit_one(RELU, x)
         elif kind == "exp":
-            x = b.one(EXP, b.one(NEG, b.one(RELU, x)))
+            x = b.emit_one(EXP, b.emit_one(NEG, b.emit_one(RELU, x)))
         elif kind == "dropout":
             x = b.emit(DROPOUT, (x, seed, step), Attrs({"p": 0.25, "key": i}))[0]
         elif kind == "turned":
-            x = b.one(MUL, x, b.one(TRANSPOSE, rng.choice(values), perm=(1, 0)))
+            x = b.emit_one(MUL, x, b.emit_one(TRANSPOSE, rng.choice(values), perm=(1, 0)))
         else:
-            x = b.one(ADD, x, rng.choice(values))
+            x = b.emit_one(ADD, x, rng.choice(values))
         values.append(x)
     for value, weight in zip(values[-1:] * len(weights), weights, strict=True):
-        values.append(b.one(ADD, values[-1], b.one(MATMUL, value, weight)))
-    loss = b.one(SUM, b.one(MUL, values[-1], values[-1]), axes=(0, 1), keepdims=False)
-    side = b.one(SUM, values[1], axes=(0, 1), keepdims=False)
+        values.append(b.emit_one(ADD, values[-1], b.emit_one(MATMUL, value, weight)))
+    loss = b.emit_one(SUM, b.emit_one(MUL, values[-1], values[-1]), axes=(0, 1), keepdims=False)
+    side = b.emit_one(SUM, values[1], axes=(0, 1), keepdims=False)
     rate = variable(b, "rate", (), "float64", "counter")
     descend(b, loss, weights, rate, decay=0.1)
     b.outputs.append(Output("side", side))
-    b.writes.append(Write(step, b.one(INCREMENT, step)))
+    b.writes.append(Write(step, b.emit_one(INCREMENT, step)))
     graph = b.freeze()
     for run in (autodiff.differentiate, simplify.simplify_graph, batches.copy_outputs, order.run):
         graph = run(graph)
@@ -203,11 +203,11 @@ def test_what_runs_again_waits_for_the_node_before_it_that_does_not(sequence_wit
 
 def test_what_first_runs_among_backward_nodes_waits_there_too():
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float64", shape=(N, N))
+    x = b.emit_one(INPUT, name="x", dtype="float64", shape=(N, N))
     w = variable(b, "w", (N, N), "float64")
-    h = b.one(MATMUL, x, w)
-    loss = b.one(SUM, b.one(EXP, h), axes=(0, 1), keepdims=False)
-    aside = b.one(SUM, b.one(NEG, x), axes=(0, 1), keepdims=False)
+    h = b.emit_one(MATMUL, x, w)
+    loss = b.emit_one(SUM, b.emit_one(EXP, h), axes=(0, 1), keepdims=False)
+    aside = b.emit_one(SUM, b.emit_one(NEG, x), axes=(0, 1), keepdims=False)
     rate = variable(b, "rate", (), "float64", "counter")
     descend(b, loss, [w], rate)
     b.outputs.append(Output("aside", aside))
@@ -236,11 +236,11 @@ def test_a_collective_runs_once_in_the_midst_of_what_may_run_again_and_what_writ
     b = sketch.b
     x = sketch.input("x", (N, N))
     step = sketch.variable("step", (), "int64", "counter")
-    a = b.one(EXP, x)
-    summed = b.one(ALL_REDUCE, a, num_ranks=2, group="data", bucket=0, order=0, by="sum")
-    c = b.one(EXP, summed)
+    a = b.emit_one(EXP, x)
+    summed = b.emit_one(ALL_REDUCE, a, num_ranks=2, group="data", bucket=0, order=0, by="sum")
+    c = b.emit_one(EXP, summed)
     b.outputs = [Output("c", c)]
-    b.writes.append(Write(step, b.one(INCREMENT, step)))
+    b.writes.append(Write(step, b.emit_one(INCREMENT, step)))
     graph = b.freeze()
     found = described(graph)
     ops = [graph.nodes[n].op.name for n in found.nodes]
@@ -251,7 +251,7 @@ def test_a_collective_runs_once_in_the_midst_of_what_may_run_again_and_what_writ
 
 def test_outputs_take_no_bytes_of_the_planner(sketch):
     b = sketch.b
-    y = b.one(EXP, sketch.input("x", (N, N)))
+    y = b.emit_one(EXP, sketch.input("x", (N, N)))
     b.outputs = [Output("y", y)]
     problem = described(b.freeze()).problem
     assert problem.size_bytes == (0,)

@@ -7,7 +7,7 @@ from graphs import descend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.contract.accounting import Share, account, chain_launches, shares
+from compiler.contract.accounting import MemoryCategory, account, chain_launches, memory_categories
 from compiler.contract.placement import HOST, Memory, StreamRole
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import (
@@ -98,8 +98,8 @@ def actor(number, kind, *, launches=(), inputs=(), outputs=()):
 
 def painted(plan):
     """Paint every byte of the arena with the first share that ever uses it; count the colours."""
-    order = list(Share)
-    of = shares(plan)
+    order = list(MemoryCategory)
+    of = memory_categories(plan)
     canvas = np.full(plan.arenas[0].size_bytes, len(order))
     for register in plan.registers:
         size = -(-register.size_bytes // ALIGNMENT) * ALIGNMENT
@@ -115,7 +115,7 @@ def painted(plan):
 def test_the_parts_of_an_arena_are_its_bytes_painted_one_by_one(plan):
     proven = account(plan, 0, 0, "")
     expected, unused = painted(plan)
-    temporary = expected.pop(Share.TEMPORARY) + expected.pop(Share.WORKSPACE)
+    temporary = expected.pop(MemoryCategory.TEMPORARY) + expected.pop(MemoryCategory.WORKSPACE)
     found = dict(proven.parts)
     assert found == {share.value: size for share, size in expected.items()} | {
         "temporaries": temporary,
@@ -128,7 +128,7 @@ def test_the_parts_of_an_arena_are_its_bytes_painted_one_by_one(plan):
 @given(plans())
 @settings(max_examples=tiers.examples(200), deadline=None)
 def test_the_peak_is_the_first_launch_with_the_most_live_bytes(plan):
-    of = shares(plan)
+    of = memory_categories(plan)
 
     def live(time, is_counted=lambda share: True):
         return sum(
@@ -141,7 +141,7 @@ def test_the_peak_is_the_first_launch_with_the_most_live_bytes(plan):
     proven = account(plan, 0, 0, "")
     assert proven.peak_live_bytes == max(bytes_at)
     assert proven.peak_launch == bytes_at.index(max(bytes_at))
-    at_peak = live(proven.peak_launch, lambda share: share is Share.WORKSPACE)
+    at_peak = live(proven.peak_launch, lambda share: share is MemoryCategory.WORKSPACE)
     assert proven.peak_workspace_bytes == at_peak
 
 
@@ -150,9 +150,9 @@ def attending_job(s, every=1):
     x = s.input("x", (8, 16), "float32")
     w = s.variable("w", (16, 16), "float32")
     with s.b.at("body", SourceLocation("job.py", 12)):
-        h = s.b.one(EXP, s.b.one(MATMUL, x, w))
-        h = s.b.one(SOFTMAX, s.b.one(MATMUL, h, w), scale=1.0, causal=False)
-        loss = s.b.one(SUM, h, axes=(0, 1), keepdims=False)
+        h = s.b.emit_one(EXP, s.b.emit_one(MATMUL, x, w))
+        h = s.b.emit_one(SOFTMAX, s.b.emit_one(MATMUL, h, w), scale=1.0, causal=False)
+        loss = s.b.emit_one(SUM, h, axes=(0, 1), keepdims=False)
     descend(s.b, loss, [w], every=every)
     return s.b.freeze()
 

@@ -120,7 +120,7 @@ def test_constants_hold_two_bytes_an_element_and_read_as_float32():
 
 
 def values(b, shape, dtype):
-    return b.one(INPUT, name=f"x{len(b.nodes)}", dtype=dtype, shape=shape)
+    return b.emit_one(INPUT, name=f"x{len(b.nodes)}", dtype=dtype, shape=shape)
 
 
 def simplified(b, value):
@@ -131,7 +131,7 @@ def simplified(b, value):
 def test_folding_rounds_what_becomes_bfloat16():
     b = GraphBuilder()
     x, y = scalar(b, 1 / 3, LOW), scalar(b, 3.0, LOW)
-    graph = simplified(b, b.one(ADD, b.one(MUL, x, y), scalar(b, 2.0**-9, LOW)))
+    graph = simplified(b, b.emit_one(ADD, b.emit_one(MUL, x, y), scalar(b, 2.0**-9, LOW)))
     (node,) = graph.nodes
     product = rounded(rounded(np.array(1 / 3)) * np.float32(3))
     assert constant_array(node) == rounded(product + np.float32(2.0**-9))
@@ -156,7 +156,7 @@ def test_folding_rounds_what_becomes_bfloat16():
 def test_a_pair_of_casts_becomes_one_only_where_the_middle_loses_nothing(dtypes, left):
     b = GraphBuilder()
     x = values(b, (4,), dtypes[0])
-    x = b.one(CAST, b.one(CAST, x, dtype=dtypes[1]), dtype=dtypes[2])
+    x = b.emit_one(CAST, b.emit_one(CAST, x, dtype=dtypes[1]), dtype=dtypes[2])
     graph = simplified(b, x)
     assert len([n for n in graph.nodes if n.op is CAST]) == left
 
@@ -171,10 +171,10 @@ def test_a_cast_reference_gives_the_rounded_number_as_float32():
 def test_a_product_of_bfloat16_may_keep_its_float32_sums():
     b = GraphBuilder()
     x, w = values(b, (3, 4), "bfloat16"), values(b, (4, 5), "bfloat16")
-    assert b.type_of(b.one(MATMUL, x, w)) == TensorType(LOW, (3, 5))
-    kept = b.one(MATMUL, x, w, out_dtype="float32")
+    assert b.type_of(b.emit_one(MATMUL, x, w)) == TensorType(LOW, (3, 5))
+    kept = b.emit_one(MATMUL, x, w, out_dtype="float32")
     assert b.type_of(kept) == TensorType(DType.FLOAT32, (3, 5))
-    assert b.type_of(b.one(MATMUL, x, w, out_dtype="bfloat16")).dtype is LOW
+    assert b.type_of(b.emit_one(MATMUL, x, w, out_dtype="bfloat16")).dtype is LOW
 
 
 @pytest.mark.parametrize(("dtype", "wanted"), [("float32", "bfloat16"), ("bfloat16", "float64")])
@@ -182,7 +182,7 @@ def test_a_product_makes_no_other_type_of_its_operands(dtype, wanted):
     b = GraphBuilder()
     x = values(b, (4, 4), dtype)
     with pytest.raises(CompileError, match=f"of {dtype} operands, got out_dtype '{wanted}'"):
-        b.one(MATMUL, x, x, out_dtype=wanted)
+        b.emit_one(MATMUL, x, x, out_dtype=wanted)
 
 
 def test_attention_keeps_its_statistics_in_float32():
@@ -193,6 +193,6 @@ def test_attention_keeps_its_statistics_in_float32():
     assert (b.type_of(y).dtype, b.type_of(lse).dtype) == (LOW, DType.FLOAT32)
     grads = b.emit(ATTENTION_GRAD, (y, q, q, q, y, lse), attrs)
     assert {b.type_of(g).dtype for g in grads} == {LOW}
-    low = b.one(BROADCAST_TO, scalar(b, 0.0, LOW), shape=(2, 3))
+    low = b.emit_one(BROADCAST_TO, scalar(b, 0.0, LOW), shape=(2, 3))
     with pytest.raises(CompileError, match=r"needs lse of type float32\[2, 3\], got bfloat16"):
         b.emit(ATTENTION_GRAD, (y, q, q, q, y, low), attrs)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from compiler.contract.codec import from_row, packed, to_row
+from compiler.contract.codec import from_row, to_msgpack, to_row
 from compiler.contract.errors import PlanFormatError
 from compiler.contract.plan_tables import Launch
 from compiler.contract.program import (
@@ -49,7 +49,7 @@ def test_a_program_that_keeps_the_rules_is_taken():
 
 
 def as_in_a_file(program):
-    return msgpack.unpackb(packed(to_row(program)), use_list=False)
+    return msgpack.unpackb(to_msgpack(to_row(program)), use_list=False)
 
 
 def test_a_program_comes_back_equal_from_a_file_and_nan_is_itself():

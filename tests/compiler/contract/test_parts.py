@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.contract.placement import Mesh, MeshLink, joined
-from compiler.contract.sbp import BROADCAST, Split, is_part, local_slices, own_part, splits_of
-from compiler.contract.types import PartOf
+from compiler.contract.sbp import BROADCAST, Split, is_part, local_slices, shard_slices, splits_of
+from compiler.contract.types import ShardingSpec
 from compiler.graph.graph import GraphBuilder, Output
 from compiler.graph.target import CompileOptions
 from compiler.ops.families.arithmetic import EXP
@@ -33,18 +33,18 @@ def laid_out(draw):
 @given(laid_out())
 def test_parts_lie_where_the_words_of_the_layout_say(case):
     mesh, shape, words = case
-    part = PartOf(shape, splits_of(words, mesh))
+    part = ShardingSpec(shape, splits_of(words, mesh))
     for rank in range(mesh.num_ranks):
         want = local_slices(shape, words, mesh.shape, mesh.coordinates(rank))
-        assert own_part(part, mesh, rank) == want
+        assert shard_slices(part, mesh, rank) == want
 
 
 @given(laid_out())
 def test_parts_cover_the_whole_once_for_each_set_of_replicas(case):
     mesh, shape, words = case
-    part, seen = PartOf(shape, splits_of(words, mesh)), np.zeros(shape, int)
+    part, seen = ShardingSpec(shape, splits_of(words, mesh)), np.zeros(shape, int)
     for rank in range(mesh.num_ranks):
-        seen[own_part(part, mesh, rank)] += 1
+        seen[shard_slices(part, mesh, rank)] += 1
     named = {name for name, _ in part.splits}
     replicas = [n for name, n in zip(mesh.names, mesh.shape, strict=True) if name not in named]
     assert (seen == np.prod(replicas, dtype=int)).all()
@@ -53,18 +53,18 @@ def test_parts_cover_the_whole_once_for_each_set_of_replicas(case):
 @given(laid_out())
 def test_shapes_of_parts_are_those_that_some_rank_has(case):
     mesh, shape, words = case
-    part = PartOf(shape, splits_of(words, mesh))
+    part = ShardingSpec(shape, splits_of(words, mesh))
     found = set()
     for rank in range(mesh.num_ranks):
-        found.add(tuple([rows.stop - rows.start for rows in own_part(part, mesh, rank)]))
+        found.add(tuple([rows.stop - rows.start for rows in shard_slices(part, mesh, rank)]))
     for tried in product(*[range(extent + 1) for extent in shape]):
         assert is_part(part, mesh, tried) == (bool(part.splits) and tried in found)
 
 
 def test_nested_splits_of_one_axis_are_outermost_first():
     mesh = Mesh(("a", "b"), (2, 3))
-    part = PartOf((8,), (("b", 0), ("a", 0)))
-    found = [own_part(part, mesh, rank)[0] for rank in range(6)]
+    part = ShardingSpec((8,), (("b", 0), ("a", 0)))
+    found = [shard_slices(part, mesh, rank)[0] for rank in range(6)]
     assert [(own.start, own.stop) for own in found] == [
         (0, 2), (3, 5), (6, 7), (2, 3), (5, 6), (7, 8),
     ]  # fmt: skip
@@ -73,11 +73,11 @@ def test_nested_splits_of_one_axis_are_outermost_first():
 def graph_of(rows):
     """Return y = exp(x) * w of whole tensors."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(rows, 4))
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(rows, 4))
     init = (("kind", "ones"),)
-    w = b.one(VARIABLE, name="w", dtype="float32", shape=(6, 4), role="parameter", init=init,
+    w = b.emit_one(VARIABLE, name="w", dtype="float32", shape=(6, 4), role="parameter", init=init,
               sbp=(("model", "S(1)"),))  # fmt: skip
-    b.outputs = [Output("y", b.one(EXP, x)), Output("w", b.one(EXP, w))]
+    b.outputs = [Output("y", b.emit_one(EXP, x)), Output("w", b.emit_one(EXP, w))]
     return b.freeze()
 
 
@@ -123,18 +123,18 @@ def test_ranks_of_uneven_parts_say_the_same_of_wholes_of_other_shapes():
 
 def test_a_plan_says_what_its_graph_says_of_parts():
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(8, 4))
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(8, 4))
     init = (("kind", "ones"),)
     said = (("data", "S(0)"),)
-    w = b.one(VARIABLE, name="w", dtype="float32", shape=(8, 4), role="parameter", init=init,
+    w = b.emit_one(VARIABLE, name="w", dtype="float32", shape=(8, 4), role="parameter", init=init,
               sbp=said)  # fmt: skip
-    v = b.one(VARIABLE, name="v", dtype="float32", shape=(4, 4), role="parameter", init=init)
+    v = b.emit_one(VARIABLE, name="v", dtype="float32", shape=(4, 4), role="parameter", init=init)
     b.outputs = [
-        Output(name, b.one(EXP, value)) for name, value in zip("xwv", (x, w, v), strict=True)
+        Output(name, b.emit_one(EXP, value)) for name, value in zip("xwv", (x, w, v), strict=True)
     ]
     hardware = replace(made_up("a target"), ranks=joined(Mesh(("data",), (2,)), MeshLink()))
     plan = compile_graph(b.freeze(), hardware, CompileOptions("job", is_training=False))
-    want = PartOf((8, 4), (("data", 0),))
-    assert {v.name: v.part for v in plan.variables} == {"w": want, "v": None}
-    assert {(f.name, f.part) for f in plan.fields if f.part is not None} == {("x", want)}
+    want = ShardingSpec((8, 4), (("data", 0),))
+    assert {v.name: v.sharding for v in plan.variables} == {"w": want, "v": None}
+    assert {(f.name, f.sharding) for f in plan.fields if f.sharding is not None} == {("x", want)}
     assert plan.mesh == Mesh(("data",), (2,))

@@ -25,9 +25,9 @@ def plan(sketch, fake_target):
     x = sketch.input("x", (8, 16), "float32")
     w = sketch.variable("w", (16, 16), "float32")
     c = sketch.constant(np.float32(2))
-    h = sketch.b.one(ADD, sketch.b.one(MATMUL, x, w), c)
-    both = sketch.b.one(ADD, h, sketch.b.one(MATMUL, sketch.b.one(EXP, h), w))
-    sketch.b.outputs = [Output("y", sketch.b.one(SUM, both, axes=(0, 1), keepdims=False))]
+    h = sketch.b.emit_one(ADD, sketch.b.emit_one(MATMUL, x, w), c)
+    both = sketch.b.emit_one(ADD, h, sketch.b.emit_one(MATMUL, sketch.b.emit_one(EXP, h), w))
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(SUM, both, axes=(0, 1), keepdims=False))]
     options = CompileOptions("job", is_training=False, snapshot_every=2)
     return compile_graph(sketch.b.freeze(), fake_target, options)
 
@@ -64,8 +64,8 @@ def plan_bytes():
     from compiler.ops.primitives.sources import INPUT
 
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(4,))
-    b.outputs = [Output("y", b.one(EXP, x))]
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(4,))
+    b.outputs = [Output("y", b.emit_one(EXP, x))]
     return compile_graph(
         b.freeze(), made_up("fake"), CompileOptions("j", is_training=False)
     ).to_bytes()

@@ -55,7 +55,7 @@ def test_an_output_of_another_size_is_refused():
 
 def test_a_wrong_operand_is_told_with_the_users_line():
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(6, 4))
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(6, 4))
     wrong = pytest.raises(CompileError, match=r"train\.py:7: fused")
     with b.at("mlp", SourceLocation("train.py", 7)), wrong:
         b.emit(FUSED, (x, x), biased())
@@ -74,7 +74,7 @@ def test_groups_may_run_again():
 
 def test_a_group_is_shown_by_what_it_is_made_of():
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(6, 4))
-    bias = b.one(INPUT, name="bias", dtype="float32", shape=(4,))
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(6, 4))
+    bias = b.emit_one(INPUT, name="bias", dtype="float32", shape=(4,))
     b.outputs = [Output("y", b.emit(FUSED, (x, bias), biased())[0])]
     assert "= add + exp(%0, %1) {'rows': 6, 'columns': 4}" in print_graph(b.freeze())[2]

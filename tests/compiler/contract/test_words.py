@@ -10,16 +10,16 @@ from compiler.contract.sbp import (
     PARTIAL,
     PARTIAL_MAX,
     Split,
+    format_sbp,
     local_shape,
     local_slices,
-    part_of,
-    words_text,
+    shard_range,
 )
 
 
 @given(extent=st.integers(0, 100), parts=st.integers(1, 9))
 def test_parts_are_neighbours_of_which_the_first_have_a_row_more(extent, parts):
-    cut = [part_of(extent, parts, index) for index in range(parts)]
+    cut = [shard_range(extent, parts, index) for index in range(parts)]
     assert [row for part in cut for row in part] == list(range(extent))
     sizes = [len(part) for part in cut]
     assert sizes == sorted(sizes, reverse=True)
@@ -38,4 +38,4 @@ def test_parts_of_parts_cover_a_tensor_as_often_as_ranks_have_them(words):
 
 
 def test_layouts_are_told_by_their_words():
-    assert words_text((Split(1), BROADCAST, PARTIAL, PARTIAL_MAX)) == "S(1), B, P, P(max)"
+    assert format_sbp((Split(1), BROADCAST, PARTIAL, PARTIAL_MAX)) == "S(1), B, P, P(max)"

@@ -5,7 +5,7 @@ import pytest
 from graphs import Net, WideFrom
 
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
-from compiler.contract.region import StepKind
+from compiler.contract.region import TileStepKind
 from compiler.fusion import fuse, regions
 from compiler.graph.graph import Output, gradient
 from compiler.graph.target import WIDE_IN_CACHE
@@ -25,29 +25,29 @@ def loss(net, results, *, bias=False, turned=False, factor=None):
     b = net.b
     x, w = net.input(3, ROWS // 3, WIDTH), net.input(COLUMNS, WIDTH)
     labels = net.labels(ROWS, below=COLUMNS)
-    wide = b.one(MATMUL, x, swap_last_axes(b, w))
-    wide = b.one(ADD, wide, net.input(COLUMNS)) if bias else wide
+    wide = b.emit_one(MATMUL, x, swap_last_axes(b, w))
+    wide = b.emit_one(ADD, wide, net.input(COLUMNS)) if bias else wide
     logits = reshape_to(b, wide, (ROWS, COLUMNS))
     losses, *_ = b.emit(CROSS_ENTROPY_ROWS, (logits, labels))
-    results["loss"] = b.one(MEAN, losses, axes=(0,), keepdims=False)
+    results["loss"] = b.emit_one(MEAN, losses, axes=(0,), keepdims=False)
     seed = net.input(ROWS)
-    seed = b.one(MUL, seed, results["loss"]) if factor == "loss" else seed
+    seed = b.emit_one(MUL, seed, results["loss"]) if factor == "loss" else seed
     d, _ = gradient.get(CROSS_ENTROPY_ROWS)(b, b.producer_of(losses), (seed, None, None))
     flat = reshape_to(b, x, (ROWS, WIDTH))
-    results["dx"] = b.one(MATMUL, d, w)
+    results["dx"] = b.emit_one(MATMUL, d, w)
     if turned:
-        results["dw"] = b.one(MATMUL, swap_last_axes(b, flat), d)
+        results["dw"] = b.emit_one(MATMUL, swap_last_axes(b, flat), d)
     else:
-        results["dw"] = b.one(MATMUL, swap_last_axes(b, d), flat)
+        results["dw"] = b.emit_one(MATMUL, swap_last_axes(b, d), flat)
     if bias:
-        results["db"] = b.one(SUM, d, axes=(0,), keepdims=False)
+        results["db"] = b.emit_one(SUM, d, axes=(0,), keepdims=False)
     return logits
 
 
 def hidden(net, results):
     """A wide hidden layer between two products."""
-    wide = net.b.one(MATMUL, net.input(ROWS, WIDTH), net.input(WIDTH, COLUMNS))
-    results["y"] = net.b.one(MATMUL, net.b.one(GELU, wide), net.input(COLUMNS, WIDTH))
+    wide = net.b.emit_one(MATMUL, net.input(ROWS, WIDTH), net.input(WIDTH, COLUMNS))
+    results["y"] = net.b.emit_one(MATMUL, net.b.emit_one(GELU, wide), net.input(COLUMNS, WIDTH))
     return wide
 
 
@@ -70,15 +70,15 @@ def test_a_loss_and_its_gradients_are_one_region(options, evaluate):
     (region,) = chunked(net, results, evaluate)
     assert (region.rows, region.columns, region.chunk_rows) == (ROWS, COLUMNS, 5)
     kinds = [step.kind for step in region.steps]
-    assert kinds.count(StepKind.PROGRAM) == 1
-    assert (StepKind.COLUMN_SUM in kinds) == bool(options.get("bias"))
+    assert kinds.count(TileStepKind.PROGRAM) == 1
+    assert (TileStepKind.COLUMN_SUM in kinds) == bool(options.get("bias"))
 
 
 def test_a_gradient_that_needs_the_loss_is_a_second_region(evaluate):
     net, results = Net(), {}
     loss(net, results, factor="loss")
     first, second = chunked(net, results, evaluate)
-    assert [step.kind for step in first.steps] == [StepKind.PRODUCT, StepKind.PROGRAM]
+    assert [step.kind for step in first.steps] == [TileStepKind.PRODUCT, TileStepKind.PROGRAM]
     assert len(second.steps) == 4
 
 
@@ -95,7 +95,7 @@ def test_a_value_that_something_else_needs_has_to_exist(make, evaluate):
         net, results = Net(), {}
         wide = make(net, results)
         if reader == "other rows":
-            results["read"] = net.b.one(MATMUL, net.input(2, ROWS), net.b.one(
+            results["read"] = net.b.emit_one(MATMUL, net.input(2, ROWS), net.b.emit_one(
                 ADD, wide, net.input(ROWS, COLUMNS)))  # fmt: skip
         else:
             results["read"] = wide

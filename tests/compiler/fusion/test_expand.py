@@ -30,7 +30,8 @@ def loss_operands(rows, classes, dtype=np.int64):
 def graph_of(name, arrays, attrs):
     b = GraphBuilder()
     values = [
-        b.one(INPUT, name=str(i), dtype=str(a.dtype), shape=a.shape) for i, a in enumerate(arrays)
+        b.emit_one(INPUT, name=str(i), dtype=str(a.dtype), shape=a.shape)
+        for i, a in enumerate(arrays)
     ]
     made = b.emit(find_op(name), values, attrs)
     b.outputs = [Output(str(i), value) for i, value in enumerate(made)]

@@ -28,9 +28,9 @@ class Layers(Net):
 
     def trained(self, between):
         w, bias, v = self.variable(K, N), self.variable(N), self.variable(N, K)
-        self.h = self.b.one(ADD, self.b.one(MATMUL, self.input(M, K), w), bias)
-        out = self.b.one(MATMUL, between(self.h), v)
-        loss = self.b.one(MEAN, out, axes=(0, 1), keepdims=False)
+        self.h = self.b.emit_one(ADD, self.b.emit_one(MATMUL, self.input(M, K), w), bias)
+        out = self.b.emit_one(MATMUL, between(self.h), v)
+        loss = self.b.emit_one(MEAN, out, axes=(0, 1), keepdims=False)
         descend(self.b, loss, [w, bias, v], every=1)
         self.feeds["batches"] = np.array(0)
         return batches.copy_outputs(
@@ -53,7 +53,7 @@ def launches_of(graph):
 
 
 def test_a_product_goes_on_to_what_a_device_says_and_runs_as_one_launch(net, evaluate):
-    graph = net.trained(lambda h: net.b.one(GELU, h))
+    graph = net.trained(lambda h: net.b.emit_one(GELU, h))
     ends = fuse.fuse_launches(prepared(graph), ends_at_saved=True)
     assert launches_of(ends)[:2] == [("add",), ("gelu",)]
     after = check(fuse.fuse_launches(prepared(graph), ends_at_saved=True, finishes=goes_on), "fuse")
@@ -65,17 +65,21 @@ def test_a_product_goes_on_to_what_a_device_says_and_runs_as_one_launch(net, eva
 
 
 def test_devices_that_end_at_what_is_kept_say_so_and_the_graph_is_that_of_before(net):
-    graph = prepared(net.trained(lambda h: net.b.one(GELU, h)))
+    graph = prepared(net.trained(lambda h: net.b.emit_one(GELU, h)))
     assert finished_values(Members(graph), lambda device: ()) == frozenset()
     assert finished_values(Members(graph), lambda device: ("silu",)) == frozenset()
     assert len(finished_values(Members(graph), goes_on)) == 1
 
 
 OTHERWISE = {
-    "another op": lambda net, h: net.b.one(SILU, h),
-    "a gate beside it": lambda net, h: net.b.one(MUL, net.b.one(GELU, h), net.input(M, N)),
-    "another reader of what is kept": lambda net, h: net.b.one(ADD, net.b.one(GELU, h), h),
-    "no sum with a product": lambda net, h: net.b.one(GELU, net.b.one(MUL, h, h)),
+    "another op": lambda net, h: net.b.emit_one(SILU, h),
+    "a gate beside it": lambda net, h: net.b.emit_one(
+        MUL, net.b.emit_one(GELU, h), net.input(M, N)
+    ),
+    "another reader of what is kept": lambda net, h: net.b.emit_one(
+        ADD, net.b.emit_one(GELU, h), h
+    ),
+    "no sum with a product": lambda net, h: net.b.emit_one(GELU, net.b.emit_one(MUL, h, h)),
 }
 
 

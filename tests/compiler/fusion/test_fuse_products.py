@@ -4,7 +4,7 @@ from graphs import Net, launches
 
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from compiler.contract.program import Kind
-from compiler.contract.region import StepKind
+from compiler.contract.region import TileStepKind
 from compiler.fusion import fuse
 from compiler.fusion.regions import fuse_products
 from compiler.graph.graph import Output
@@ -21,7 +21,7 @@ M, K, N = 6, 5, 8
 
 
 def product(net):
-    return net.b.one(MATMUL, net.input(M, K), net.input(K, N))
+    return net.b.emit_one(MATMUL, net.input(M, K), net.input(K, N))
 
 
 @pytest.fixture
@@ -46,21 +46,21 @@ def names(graph):
 
 
 def test_bias_and_activation_go_along_with_the_product(net, evaluate):
-    h = net.b.one(GELU, net.b.one(ADD, product(net), net.input(N)))
+    h = net.b.emit_one(GELU, net.b.emit_one(ADD, product(net), net.input(N)))
     after = fused(net, evaluate, h=h)
     (node,) = launches(after)
     assert node.op.name == "region"
     assert node.attrs["members"] == ("matmul", "add", "gelu")
     region = node.attrs["region"]
-    assert [step.kind for step in region.steps] == [StepKind.PRODUCT, StepKind.PROGRAM]
+    assert [step.kind for step in region.steps] == [TileStepKind.PRODUCT, TileStepKind.PROGRAM]
     assert (region.rows, region.columns, region.chunk_rows) == (M, N, 0)
     assert [i.kind for i in region.steps[1].program.inputs] == [Kind.FULL, Kind.COLUMN]
 
 
 def test_the_product_goes_along_wherever_the_program_reads_it(net, evaluate):
-    first = net.b.one(GELU, net.input(M, N))
-    second = net.b.one(MATMUL, net.b.one(MATMUL, first, net.input(N, K)), net.input(K, N))
-    after = fused(net, evaluate, h=net.b.one(SUB, first, second))
+    first = net.b.emit_one(GELU, net.input(M, N))
+    second = net.b.emit_one(MATMUL, net.b.emit_one(MATMUL, first, net.input(N, K)), net.input(K, N))
+    after = fused(net, evaluate, h=net.b.emit_one(SUB, first, second))
     assert names(after) == ["fused", "matmul", "region"]
     node = launches(after)[-1]
     assert node.attrs["members"] == ("matmul", "sub")
@@ -69,43 +69,45 @@ def test_the_product_goes_along_wherever_the_program_reads_it(net, evaluate):
 
 
 def test_residual_norm_and_column_sums_go_along_too(net, evaluate):
-    x = net.b.one(ADD, net.b.one(RESHAPE, product(net), shape=(2, 3, N)), net.input(2, 3, N))
+    x = net.b.emit_one(
+        ADD, net.b.emit_one(RESHAPE, product(net), shape=(2, 3, N)), net.input(2, 3, N)
+    )
     y, *_, rstd = net.b.emit(LAYER_NORM, (x, net.input(N), net.input(N)), {"eps": 1e-5})
-    total = net.b.one(SUM, x, axes=(0, 1), keepdims=False)
+    total = net.b.emit_one(SUM, x, axes=(0, 1), keepdims=False)
     after = fused(net, evaluate, x=x, y=y, rstd=rstd, total=total)
     assert names(after) == ["region"]
 
 
 def test_a_flat_group_takes_the_rows_and_columns_of_its_product(net, evaluate):
-    after = fused(net, evaluate, h=net.b.one(RELU, product(net)))
+    after = fused(net, evaluate, h=net.b.emit_one(RELU, product(net)))
     (node,) = launches(after)
     assert (node.attrs["region"].rows, node.attrs["region"].columns) == (M, N)
 
 
 def test_of_two_products_one_stays(net, evaluate):
-    after = fused(net, evaluate, h=net.b.one(MUL, product(net), product(net)))
+    after = fused(net, evaluate, h=net.b.emit_one(MUL, product(net), product(net)))
     assert names(after) == ["matmul", "region"]
 
 
 def test_a_product_that_others_read_stays(net, evaluate):
     y = product(net)
-    h = net.b.one(GELU, y)
-    after = fused(net, evaluate, h=h, again=net.b.one(MATMUL, y, net.input(N, K)))
+    h = net.b.emit_one(GELU, y)
+    after = fused(net, evaluate, h=h, again=net.b.emit_one(MATMUL, y, net.input(N, K)))
     assert sorted(names(after)) == ["fused", "matmul", "matmul"]
 
 
 def test_a_product_that_the_job_returns_stays(net, evaluate):
     y = product(net)
-    assert names(fused(net, evaluate, y=y, h=net.b.one(GELU, y))) == ["matmul", "fused"]
+    assert names(fused(net, evaluate, y=y, h=net.b.emit_one(GELU, y))) == ["matmul", "fused"]
 
 
 def test_products_of_batches_and_repeated_ones_stay(net, evaluate):
-    batch = net.b.one(MATMUL, net.input(2, M, K), net.input(2, K, N))
-    tall = net.b.one(ADD, net.input(3, M, N), product(net))
-    after = fused(net, evaluate, h=net.b.one(GELU, batch), tall=tall)
+    batch = net.b.emit_one(MATMUL, net.input(2, M, K), net.input(2, K, N))
+    tall = net.b.emit_one(ADD, net.input(3, M, N), product(net))
+    after = fused(net, evaluate, h=net.b.emit_one(GELU, batch), tall=tall)
     assert sorted(names(after)) == ["fused", "fused", "matmul", "matmul"]
 
 
 def test_without_the_switch_products_stay(net):
-    net.b.outputs = [Output("h", net.b.one(GELU, product(net)))]
+    net.b.outputs = [Output("h", net.b.emit_one(GELU, product(net)))]
     assert names(fuse.run(net.b.freeze())) == ["matmul", "fused"]

@@ -23,7 +23,7 @@ class Joining(Target):
         super().__init__("joining")
         self.most = most
 
-    def joined_updates(self, num_full):
+    def max_merged_updates(self, num_full):
         return self.most
 
 
@@ -34,16 +34,16 @@ def trained(sketch):
     def make(sizes, decay=lambda stage: 0.0, head=0):
         rate = sketch.variable("lr", (), "float32")
         if head:  # what makes the peak, and is over before the first gradient
-            big = sketch.b.one(EXP, sketch.input("x", (head,), "float32"))
+            big = sketch.b.emit_one(EXP, sketch.input("x", (head,), "float32"))
             sketch.b.outputs.append(
-                Output("loss", sketch.b.one(SUM, big, axes=(0,), keepdims=False))
+                Output("loss", sketch.b.emit_one(SUM, big, axes=(0,), keepdims=False))
             )
         grads = []
         for stage, size in enumerate(sizes):
             w = sketch.variable(f"w{stage}", (size,), "float32")
-            grads.append((w, sketch.b.one(NEG, sketch.b.one(EXP, w)), decay(stage)))
+            grads.append((w, sketch.b.emit_one(NEG, sketch.b.emit_one(EXP, w)), decay(stage)))
         for w, grad, weight_decay in grads:
-            made = sketch.b.one(SGD_UPDATE, w, grad, rate, weight_decay=weight_decay)
+            made = sketch.b.emit_one(SGD_UPDATE, w, grad, rate, weight_decay=weight_decay)
             sketch.b.writes.append(Write(w, made))
         return sketch
 
@@ -118,16 +118,16 @@ def test_no_launch_has_more_live_bytes_than_the_fullest_had(sizes, head, trained
 
 def test_updates_stand_before_what_reads_them_and_before_who_writes_what_they_read(sketch):
     step = sketch.variable("step", (), "int64")
-    rate = sketch.b.one(EXP, sketch.input("lr", (), "float32"))
-    big = sketch.b.one(EXP, sketch.input("x", (10_000,), "float32"))
+    rate = sketch.b.emit_one(EXP, sketch.input("lr", (), "float32"))
+    big = sketch.b.emit_one(EXP, sketch.input("x", (10_000,), "float32"))
     news = []
     for name in ("a", "b", "c"):
         w = sketch.variable(name, (5,), "float32")
-        news.append(sketch.b.one(SGD_UPDATE, w, sketch.b.one(NEG, w), rate, **DECAY))
+        news.append(sketch.b.emit_one(SGD_UPDATE, w, sketch.b.emit_one(NEG, w), rate, **DECAY))
         sketch.b.writes.append(Write(w, news[-1]))
         if name == "b":
-            total = sketch.b.one(EXP, news[0])
-    sketch.b.writes.append(Write(step, sketch.b.one(INCREMENT, step)))
+            total = sketch.b.emit_one(EXP, news[0])
+    sketch.b.writes.append(Write(step, sketch.b.emit_one(INCREMENT, step)))
     for value in (total, big):
         sketch.b.outputs.append(Output(f"o{value}", value))
     graph = update_programs(sketch.b.freeze())

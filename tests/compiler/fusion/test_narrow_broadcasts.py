@@ -15,7 +15,7 @@ R, C = 4, 6
 
 
 def wide(net, value):
-    return net.b.one(BROADCAST_TO, value, shape=(R, C))
+    return net.b.emit_one(BROADCAST_TO, value, shape=(R, C))
 
 
 @pytest.fixture
@@ -38,33 +38,33 @@ def shapes_of(graph, op):
 
 def test_what_is_computed_of_broadcasts_alone_is_computed_before_them(net, evaluate):
     row, column = net.input(R, 1), net.input(R, 1)
-    h = net.b.one(MUL, wide(net, row), wide(net, column))
-    after = narrowed(net, evaluate, net.b.one(ADD, net.input(R, C), net.b.one(EXP, h)))
+    h = net.b.emit_one(MUL, wide(net, row), wide(net, column))
+    after = narrowed(net, evaluate, net.b.emit_one(ADD, net.input(R, C), net.b.emit_one(EXP, h)))
     assert shapes_of(after, MUL) == [(R, 1)]
     assert shapes_of(after, EXP) == [(R, 1)]
     assert shapes_of(after, ADD) == [(R, C)]
 
 
 def test_numbers_of_constants_become_constants(net, evaluate):
-    share = net.b.one(RESHAPE, net.number(0.25), shape=(1, 1))
-    h = net.b.one(MUL, wide(net, share), net.number(2.0))
-    after = narrowed(net, evaluate, net.b.one(MUL, net.input(R, C), h))
+    share = net.b.emit_one(RESHAPE, net.number(0.25), shape=(1, 1))
+    h = net.b.emit_one(MUL, wide(net, share), net.number(2.0))
+    after = narrowed(net, evaluate, net.b.emit_one(MUL, net.input(R, C), h))
     assert shapes_of(after, MUL) == [(R, C)]
     assert shapes_of(after, CONSTANT)[-1] == (1, 1)
 
 
 def test_what_only_an_approximation_computes_is_left_to_the_kernel(net, evaluate):
-    h = net.b.one(EXP, wide(net, net.number(2.0)))
-    after = narrowed(net, evaluate, net.b.one(MUL, net.input(R, C), h))
+    h = net.b.emit_one(EXP, wide(net, net.number(2.0)))
+    after = narrowed(net, evaluate, net.b.emit_one(MUL, net.input(R, C), h))
     assert shapes_of(after, EXP) == [()]
 
 
 def test_what_other_kernels_read_stays_wide(net, evaluate):
-    h = net.b.one(EXP, wide(net, net.input(R, 1)))
-    after = narrowed(net, evaluate, net.b.one(MATMUL, h, net.input(C, R)))
+    h = net.b.emit_one(EXP, wide(net, net.input(R, 1)))
+    after = narrowed(net, evaluate, net.b.emit_one(MATMUL, h, net.input(C, R)))
     assert shapes_of(after, EXP) == [(R, C)]
 
 
 def test_an_output_of_the_job_stays_wide(net, evaluate):
-    after = narrowed(net, evaluate, net.b.one(EXP, wide(net, net.input(R, 1))))
+    after = narrowed(net, evaluate, net.b.emit_one(EXP, wide(net, net.input(R, 1))))
     assert shapes_of(after, EXP) == [(R, C)]

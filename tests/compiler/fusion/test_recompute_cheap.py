@@ -31,7 +31,7 @@ class Job:
         self.b = GraphBuilder()
         rng = np.random.default_rng(5)
         self.feeds = {"x": rng.normal(size=(ROWS, WIDTH)), "batches": np.array(0)}
-        self.x = self.b.one(INPUT, name="x", dtype="float64", shape=(ROWS, WIDTH))
+        self.x = self.b.emit_one(INPUT, name="x", dtype="float64", shape=(ROWS, WIDTH))
         self.trained = []
 
     def weight(self, *shape):
@@ -41,13 +41,13 @@ class Job:
         return self.trained[-1]
 
     def linear(self, x):
-        return self.b.one(MATMUL, x, self.weight(WIDTH, WIDTH))
+        return self.b.emit_one(MATMUL, x, self.weight(WIDTH, WIDTH))
 
     def apply(self, op, *inputs):
-        return self.b.one(op, *inputs)
+        return self.b.emit_one(op, *inputs)
 
     def mean(self, x, axes, keepdims):
-        return self.b.one(MEAN, x, axes=axes, keepdims=keepdims)
+        return self.b.emit_one(MEAN, x, axes=axes, keepdims=keepdims)
 
     def norm(self, x):
         """A norm of rows written from primitives; only its gain is trained."""
@@ -109,9 +109,9 @@ def before_a_product(op):
 
 
 def shown(job):
-    h = job.b.one(RESHAPE, job.apply(GELU, job.linear(job.x)), shape=(3, 4, WIDTH))
-    h = job.b.one(TRANSPOSE, h, perm=(1, 0, 2))
-    return job.linear(job.b.one(RESHAPE, h, shape=(ROWS, WIDTH)))
+    h = job.b.emit_one(RESHAPE, job.apply(GELU, job.linear(job.x)), shape=(3, 4, WIDTH))
+    h = job.b.emit_one(TRANSPOSE, h, perm=(1, 0, 2))
+    return job.linear(job.b.emit_one(RESHAPE, h, shape=(ROWS, WIDTH)))
 
 
 def deep(job):
@@ -187,7 +187,7 @@ def test_an_output_of_the_job_lives_anyway_and_is_not_made_again(job, evaluate):
 def test_a_kernel_that_needs_the_readers_cannot_make_it_for_them(job, evaluate):
     # The product reads h and a gradient of h: it stands on every way to the gradient of gelu.
     h = job.apply(GELU, job.linear(job.x))
-    graph = job.graph(job.apply(MATMUL, job.b.one(TRANSPOSE, h, perm=(1, 0)), h))
+    graph = job.graph(job.apply(MATMUL, job.b.emit_one(TRANSPOSE, h, perm=(1, 0)), h))
     after = again(graph, job.feeds, evaluate)
     assert "gelu" in kept(after)
 
@@ -213,8 +213,8 @@ def traced(job, program):
         if what in ("linear", "norm"):
             made = getattr(job, what)(a)
         elif what == "shown":
-            turned = job.b.one(RESHAPE, a, shape=(WIDTH, ROWS))
-            made = job.b.one(TRANSPOSE, turned, perm=(1, 0))
+            turned = job.b.emit_one(RESHAPE, a, shape=(WIDTH, ROWS))
+            made = job.b.emit_one(TRANSPOSE, turned, perm=(1, 0))
         else:
             op = {"gelu": GELU, "tanh": TANH, "add": ADD, "mul": MUL}[what]
             made = job.apply(op, *([a, b] if what in ("add", "mul") else [a]))

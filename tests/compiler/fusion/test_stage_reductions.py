@@ -16,7 +16,7 @@ def b():
 
 
 def input_of(b, name, shape, dtype="float64"):
-    return b.one(INPUT, name=name, dtype=dtype, shape=shape)
+    return b.emit_one(INPUT, name=name, dtype=dtype, shape=shape)
 
 
 def staged(b, evaluate, feeds, **results):
@@ -36,7 +36,7 @@ def test_an_argmax_over_another_axis_is_the_last_node_for_it_may_be_an_output(
     b, evaluate, axis, keepdims
 ):
     x = input_of(b, "x", (3, 4, 5))
-    places = b.one(ARGMAX, x, axis=axis, keepdims=keepdims)
+    places = b.emit_one(ARGMAX, x, axis=axis, keepdims=keepdims)
     feeds = {"x": np.random.default_rng(0).normal(size=(3, 4, 5))}
     assert staged(b, evaluate, feeds, y=places)[-1] == "argmax"
 
@@ -54,7 +54,7 @@ CASES = [
 @pytest.mark.parametrize(("shape", "axes", "count"), CASES)
 def test_what_no_kernel_walks_at_once_goes_in_stages(b, op, keepdims, shape, axes, count, evaluate):
     x = np.random.default_rng(0).normal(size=shape)
-    y = b.one(op, input_of(b, "x", shape), axes=axes, keepdims=keepdims)
+    y = b.emit_one(op, input_of(b, "x", shape), axes=axes, keepdims=keepdims)
     assert staged(b, evaluate, {"x": x}, y=y) == [op.name] * count
 
 
@@ -62,7 +62,7 @@ def test_what_no_kernel_walks_at_once_goes_in_stages(b, op, keepdims, shape, axe
 def test_short_floats_are_rounded_once_behind_all_stages(b, axes, evaluate):
     x = np.full((3, 4, 5), 3e4, np.float16)
     x[1:] = [[[-3e4]], [[0.0]]]  # sums over the last axis are 150,000
-    y = b.one(SUM, input_of(b, "x", x.shape, "float16"), axes=axes, keepdims=False)
+    y = b.emit_one(SUM, input_of(b, "x", x.shape, "float16"), axes=axes, keepdims=False)
     assert staged(b, evaluate, {"x": x}, y=y) == ["cast", "sum", "sum", "cast"]
 
 
@@ -72,8 +72,8 @@ def test_short_floats_are_rounded_once_behind_all_stages(b, axes, evaluate):
 )
 def test_a_reduction_reads_what_lies_before_a_transpose(b, perm, axes, is_seen_through, evaluate):
     x = np.random.default_rng(2).normal(size=(3, 4, 5))
-    turned = b.one(TRANSPOSE, input_of(b, "x", x.shape), perm=perm)
-    y = b.one(MEAN, turned, axes=axes, keepdims=False)
+    turned = b.emit_one(TRANSPOSE, input_of(b, "x", x.shape), perm=perm)
+    y = b.emit_one(MEAN, turned, axes=axes, keepdims=False)
     staged(b, evaluate, {"x": x}, y=y)
     (made,) = [n for n in stage_reductions(b.freeze()).nodes if n.op is MEAN]
     assert (made.inputs[0] != turned) == is_seen_through

@@ -34,11 +34,11 @@ def halves(net):
     """The training of gelu(x @ w0) on device 0 and of gelu(h @ w1) + w0 of it on device 1."""
     b = net.b
     x, w0 = net.input(4, 6), net.variable(6, 5)
-    h = b.one(GELU, b.one(MATMUL, x, w0))
+    h = b.emit_one(GELU, b.emit_one(MATMUL, x, w0))
     with b.at("upper", UNKNOWN_SOURCE, device=1):
         w1 = net.variable(5, 3)
-        y = b.one(GELU, b.one(MATMUL, h, w1))
-        loss = b.one(SUM, y, axes=(0, 1), keepdims=False)
+        y = b.emit_one(GELU, b.emit_one(MATMUL, h, w1))
+        loss = b.emit_one(SUM, y, axes=(0, 1), keepdims=False)
     descend(b, loss, (w0, w1))
     return b.freeze()
 
@@ -60,8 +60,8 @@ def test_gradients_of_one_value_are_added_where_it_was_made(net):
     b = net.b
     x, w = net.input(4), net.variable(4)
     with b.at("far", UNKNOWN_SOURCE, device=1):
-        far = b.one(MUL, w, x)
-    loss = b.one(SUM, b.one(ADD, b.one(EXP, w), far), axes=(0,), keepdims=False)
+        far = b.emit_one(MUL, w, x)
+    loss = b.emit_one(SUM, b.emit_one(ADD, b.emit_one(EXP, w), far), axes=(0,), keepdims=False)
     descend(b, loss, (w,))
     after = autodiff.differentiate(b.freeze())
     (total,) = [n for n in after.nodes if n.op is ADD and n.phase is Phase.BACKWARD]
@@ -71,9 +71,9 @@ def test_gradients_of_one_value_are_added_where_it_was_made(net):
 def test_equal_nodes_on_two_devices_stay_two(net):
     b = net.b
     x = net.input(4)
-    one, same = b.one(EXP, x), b.one(EXP, x)
+    one, same = b.emit_one(EXP, x), b.emit_one(EXP, x)
     with b.at("", UNKNOWN_SOURCE, device=1):
-        other = b.one(EXP, x)
+        other = b.emit_one(EXP, x)
     b.outputs = [Output(str(i), v) for i, v in enumerate((one, same, other))]
     after = simplify.simplify_graph(b.freeze())
     assert [n.device for n in after.nodes if n.op is EXP] == [0, 1]
@@ -82,10 +82,10 @@ def test_equal_nodes_on_two_devices_stay_two(net):
 def test_a_fused_kernel_is_of_one_device(net, evaluate):
     b = net.b
     x = net.input(4, 8)
-    h = b.one(EXP, b.one(GELU, x))
+    h = b.emit_one(EXP, b.emit_one(GELU, x))
     with b.at("", UNKNOWN_SOURCE, device=1):
-        y = b.one(EXP, b.one(GELU, h))
-        beside = b.one(MUL, x, x)
+        y = b.emit_one(EXP, b.emit_one(GELU, h))
+        beside = b.emit_one(MUL, x, x)
     b.outputs = [Output("y", y), Output("beside", beside)]
     graph = b.freeze()
     after = fuse.run(graph)
@@ -104,7 +104,7 @@ def test_attention_over_two_devices_stays_what_it_was(net, far):
     for index, (op, *others) in enumerate(((MATMUL, k), (SOFTMAX,), (MATMUL, v))):
         attrs = {"scale": 1.0, "causal": False} if op is SOFTMAX else {}
         with b.at("", UNKNOWN_SOURCE, device=int(index in far)):
-            value = b.one(op, value, *others, **attrs)
+            value = b.emit_one(op, value, *others, **attrs)
     b.outputs = [Output("y", value)]
     after = prune(simplify.fuse_attention(b.freeze()))
     attention = [n.device for n in after.nodes if n.op.name == "attention"]
@@ -123,7 +123,7 @@ def test_a_value_is_rounded_where_it_lies(net):
     b = net.b
     x, w = net.input(4, 6, dtype="float32"), net.variable(6, 5, dtype="float32")
     with b.at("", UNKNOWN_SOURCE, device=1):
-        y = b.one(MATMUL, x, w)
+        y = b.emit_one(MATMUL, x, w)
     b.outputs = [Output("y", y)]
     after = precision.narrow_products(b.freeze())
     assert [n.device for n in after.nodes if n.op.name == "cast"] == [0, 0]
@@ -147,10 +147,10 @@ def test_a_builder_gives_back_the_device_that_it_had():
     b = GraphBuilder()
     with b.at("", UNKNOWN_SOURCE, device=1):
         with b.on(2):
-            b.one(VARIABLE, name="a", dtype="float32", shape=(), role="parameter", init=())
-        with b.beside(b.nodes[0], Phase.BACKWARD):
-            b.one(VARIABLE, name="b", dtype="float32", shape=(), role="parameter", init=())
-        b.one(VARIABLE, name="c", dtype="float32", shape=(), role="parameter", init=())
-    b.one(VARIABLE, name="d", dtype="float32", shape=(), role="parameter", init=())
+            b.emit_one(VARIABLE, name="a", dtype="float32", shape=(), role="parameter", init=())
+        with b.like_node(b.nodes[0], Phase.BACKWARD):
+            b.emit_one(VARIABLE, name="b", dtype="float32", shape=(), role="parameter", init=())
+        b.emit_one(VARIABLE, name="c", dtype="float32", shape=(), role="parameter", init=())
+    b.emit_one(VARIABLE, name="d", dtype="float32", shape=(), role="parameter", init=())
     assert [n.device for n in b.nodes] == [2, 2, 1, 0]
     assert b.nodes[1].phase is Phase.BACKWARD

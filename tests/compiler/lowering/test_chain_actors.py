@@ -42,13 +42,13 @@ def towers(rng, every=1):
     b = GraphBuilder()
     ends, weights = [], []
     for name in ("a", "b"):
-        value = b.one(INPUT, name=name, dtype="float32", shape=(64, 8))
+        value = b.emit_one(INPUT, name=name, dtype="float32", shape=(64, 8))
         for i in range(rng.randint(1, 4)):
             weights.append(variable(b, f"{name}{i}", (8, 8)))
-            value = b.one(rng.choice((NEG, EXP)), b.one(MATMUL, value, weights[-1]))
+            value = b.emit_one(rng.choice((NEG, EXP)), b.emit_one(MATMUL, value, weights[-1]))
         ends.append(value)
-    loss = b.one(SUM, b.one(MUL, *ends), axes=(0, 1), keepdims=False)
-    side = b.one(SUM, b.one(ADD, ends[0], ends[0]), axes=(0, 1), keepdims=False)
+    loss = b.emit_one(SUM, b.emit_one(MUL, *ends), axes=(0, 1), keepdims=False)
+    side = b.emit_one(SUM, b.emit_one(ADD, ends[0], ends[0]), axes=(0, 1), keepdims=False)
     descend(b, loss, weights, every=every)
     b.outputs.append(Output("side", side))
     counter(b)
@@ -58,9 +58,14 @@ def towers(rng, every=1):
 def judge():
     """A graph that evaluates: a product with a parameter of the training graph, summed up."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="v", dtype="float32", shape=(8, 8))
-    left, right = b.one(EXP, b.one(MATMUL, x, variable(b, "a0", (8, 8)))), b.one(NEG, x)
-    b.outputs = [Output("score", b.one(SUM, b.one(MUL, left, right), axes=(0, 1), keepdims=False))]
+    x = b.emit_one(INPUT, name="v", dtype="float32", shape=(8, 8))
+    left, right = (
+        b.emit_one(EXP, b.emit_one(MATMUL, x, variable(b, "a0", (8, 8)))),
+        b.emit_one(NEG, x),
+    )
+    b.outputs = [
+        Output("score", b.emit_one(SUM, b.emit_one(MUL, left, right), axes=(0, 1), keepdims=False))
+    ]
     return b.freeze()
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rank_graphs import run_ranks
 
 from actors.race.race import RaceError, check_races
-from compiler.contract.placement import ALONE, Mesh, MeshLink, joined
+from compiler.contract.placement import SINGLE_RANK, Mesh, MeshLink, joined
 from compiler.contract.plan_tables import ActorKind
-from compiler.contract.sbp import part_of
+from compiler.contract.sbp import shard_range
 from compiler.graph.graph import GraphBuilder
 from compiler.graph.target import CompileOptions
 from compiler.lowering import buckets
@@ -52,13 +52,15 @@ def layers(shapes, rng=None):
     weights, terms = [], []
     for i, shape in enumerate(shapes):
         weights.append(variable(b, f"w{i}", shape))
-        x = b.one(INPUT, name=f"x{i}", dtype="float32", shape=(ROWS, *shape))
-        made = b.one(MUL, x, weights[-1])
+        x = b.emit_one(INPUT, name=f"x{i}", dtype="float32", shape=(ROWS, *shape))
+        made = b.emit_one(MUL, x, weights[-1])
         op = NEG if rng is None else rng.choice((NEG, EXP))
-        terms.append(b.one(SUM, b.one(op, made), axes=tuple(range(1 + len(shape))), keepdims=False))
+        terms.append(
+            b.emit_one(SUM, b.emit_one(op, made), axes=tuple(range(1 + len(shape))), keepdims=False)
+        )
     loss = terms[0]
     for term in terms[1:]:
-        loss = b.one(ADD, loss, term)
+        loss = b.emit_one(ADD, loss, term)
     descend(b, loss, weights)
     return b.freeze()
 
@@ -85,7 +87,7 @@ SHAPES = [(16, 16), (3,), (64, 16), (5, 5), (16,), (32, 32)]
 
 def test_one_rank_alone_meets_no_one():
     graph = simplify.simplify_graph(autodiff.differentiate(layers(SHAPES)))
-    assert distribute.run(graph, ALONE) is graph
+    assert distribute.run(graph, SINGLE_RANK) is graph
 
 
 def test_all_gradients_meet_once_and_updates_read_their_means():
@@ -145,7 +147,7 @@ def test_ranks_train_as_one_does(shapes, seed):
     }
     one = written(graph, run_ranks([graph], [fed(graph, whole)], Mesh(("data",), (1,)))[0])
     graphs = [met(layers(shapes), replace(among(2), rank=rank)) for rank in range(2)]
-    feeds = [fed(own, whole, part_of(ROWS, 2, rank)) for rank, own in enumerate(graphs)]
+    feeds = [fed(own, whole, shard_range(ROWS, 2, rank)) for rank, own in enumerate(graphs)]
     runs = run_ranks(graphs, feeds, Mesh(("data",), (2,)))
     first, second = [written(g, v) for g, v in zip(graphs, runs, strict=True)]
     for name, array in one.items():
@@ -176,12 +178,12 @@ def squares(rng, depth=5):
     b = GraphBuilder()
     ends, weights = [], []
     for name in ("a", "b"):
-        value = b.one(INPUT, name=name, dtype="float32", shape=(ROWS, 8))
+        value = b.emit_one(INPUT, name=name, dtype="float32", shape=(ROWS, 8))
         for i in range(depth):
             weights.append(variable(b, f"{name}{i}", (8, 8)))
-            value = b.one(rng.choice((NEG, EXP)), b.one(MATMUL, value, weights[-1]))
+            value = b.emit_one(rng.choice((NEG, EXP)), b.emit_one(MATMUL, value, weights[-1]))
         ends.append(value)
-    descend(b, b.one(SUM, b.one(MUL, *ends), axes=(0, 1), keepdims=False), weights)
+    descend(b, b.emit_one(SUM, b.emit_one(MUL, *ends), axes=(0, 1), keepdims=False), weights)
     return b.freeze()
 
 

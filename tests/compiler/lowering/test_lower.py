@@ -31,10 +31,10 @@ def small_job(s, depth=3):
     h = x
     with s.b.at("body", SourceLocation("job.py", 12)):
         for _ in range(depth):
-            h = s.b.one(EXP, s.b.one(NEG, s.b.one(MATMUL, h, w)))
-        loss = s.b.one(SUM, h, axes=(0, 1), keepdims=False)
+            h = s.b.emit_one(EXP, s.b.emit_one(NEG, s.b.emit_one(MATMUL, h, w)))
+        loss = s.b.emit_one(SUM, h, axes=(0, 1), keepdims=False)
     descend(s.b, loss, [w])
-    s.b.writes = [Write(step, s.b.one(INCREMENT, step))]
+    s.b.writes = [Write(step, s.b.emit_one(INCREMENT, step))]
     return s.b.freeze()
 
 
@@ -87,10 +87,10 @@ def test_the_chain_reads_every_variable_before_it_is_overwritten(sketch, fake_ta
 
 def test_elementwise_results_take_over_the_bytes_of_a_dying_input(sketch, fake_target):
     x = sketch.input("x", (64,), "float32")
-    a = sketch.b.one(EXP, x)
-    b = sketch.b.one(NEG, a)
-    c = sketch.b.one(EXP, b)
-    sketch.b.outputs = [Output("y", sketch.b.one(SUM, c, axes=(0,), keepdims=False))]
+    a = sketch.b.emit_one(EXP, x)
+    b = sketch.b.emit_one(NEG, a)
+    c = sketch.b.emit_one(EXP, b)
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(SUM, c, axes=(0,), keepdims=False))]
     plan = compiled(sketch.b.freeze(), fake_target, is_training=False)
     temporaries = [r for r in plan.registers if r.kind is RegisterKind.TEMPORARY]
     assert len(temporaries) == 1
@@ -98,10 +98,10 @@ def test_elementwise_results_take_over_the_bytes_of_a_dying_input(sketch, fake_t
 
 def test_an_input_that_is_read_later_is_never_overwritten(sketch, fake_target):
     x = sketch.input("x", (64,), "float32")
-    a = sketch.b.one(EXP, x)
-    b = sketch.b.one(NEG, a)
-    both = sketch.b.one(MUL, a, b)
-    sketch.b.outputs = [Output("y", sketch.b.one(SUM, both, axes=(0,), keepdims=False))]
+    a = sketch.b.emit_one(EXP, x)
+    b = sketch.b.emit_one(NEG, a)
+    both = sketch.b.emit_one(MUL, a, b)
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(SUM, both, axes=(0,), keepdims=False))]
     plan = compiled(sketch.b.freeze(), fake_target, is_training=False)
     chain = plan.actors[1].launches
     neg = next(launch for launch in chain if launch.op == "neg")
@@ -111,9 +111,9 @@ def test_an_input_that_is_read_later_is_never_overwritten(sketch, fake_target):
 
 def test_a_transposed_read_of_a_dying_input_forbids_taking_over_its_bytes(sketch, fake_target):
     x = sketch.input("x", (8, 8), "float32")
-    a = sketch.b.one(EXP, x)
-    both = sketch.b.one(ADD, a, sketch.b.one(TRANSPOSE, a, perm=(1, 0)))
-    sketch.b.outputs = [Output("y", sketch.b.one(SUM, both, axes=(0, 1), keepdims=False))]
+    a = sketch.b.emit_one(EXP, x)
+    both = sketch.b.emit_one(ADD, a, sketch.b.emit_one(TRANSPOSE, a, perm=(1, 0)))
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(SUM, both, axes=(0, 1), keepdims=False))]
     plan = compiled(sketch.b.freeze(), fake_target, is_training=False)
     add = next(launch for launch in plan.actors[1].launches if launch.op == "add")
     assert plan.views[add.inputs[0]].register != plan.views[add.outputs[0]].register
@@ -123,7 +123,7 @@ def test_an_output_that_is_an_input_or_named_twice_gets_a_copy_in_the_metrics_re
     sketch, fake_target
 ):
     x = sketch.input("x", (4,), "float32")
-    y = sketch.b.one(EXP, x)
+    y = sketch.b.emit_one(EXP, x)
     sketch.b.outputs = [Output("a", y), Output("b", y), Output("c", x)]
     plan = compiled(sketch.b.freeze(), fake_target, is_training=False)
     assert [launch.op for launch in plan.actors[1].launches].count("copy") == 2
@@ -136,7 +136,7 @@ def test_an_output_that_is_an_input_or_named_twice_gets_a_copy_in_the_metrics_re
 def test_a_missing_kernel_is_an_error_with_the_users_line(sketch, fake_target):
     x = sketch.input("x", (4,), "float32")
     with sketch.b.at("", SourceLocation("job.py", 5)):
-        sketch.b.outputs = [Output("y", sketch.b.one(SIN, x))]
+        sketch.b.outputs = [Output("y", sketch.b.emit_one(SIN, x))]
     with pytest.raises(CompileError, match=r"job\.py:5: no kernel for op sin"):
         compiled(sketch.b.freeze(), fake_target, is_training=False)
 
@@ -211,8 +211,8 @@ def test_sums_are_scratch_that_no_snapshot_holds(sketch, fake_target):
 
 def judging_job(s):
     x = s.input("v", (2, 4), "float32")
-    h = s.b.one(MATMUL, x, s.variable("w", (4, 4), "float32"))
-    s.b.outputs = [Output("score", s.b.one(SUM, h, axes=(0, 1), keepdims=False))]
+    h = s.b.emit_one(MATMUL, x, s.variable("w", (4, 4), "float32"))
+    s.b.outputs = [Output("score", s.b.emit_one(SUM, h, axes=(0, 1), keepdims=False))]
     return s.b.freeze()
 
 

@@ -35,25 +35,29 @@ MIXED = Hardware((HOST, OTHER), (Target("host"), target("two", alignment=512)))
 def there_and_back():
     """exp on the first device, twice neg and a product on the second, exp on the first."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(64, 64), place=HOST_SIDE)
-    near = b.one(EXP, b.one(COPY_TO, x, to=0, bucket=0))
-    moved = b.one(COPY_TO, near, to=1, bucket=1)
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(64, 64), place=HOST_SIDE)
+    near = b.emit_one(EXP, b.emit_one(COPY_TO, x, to=0, bucket=0))
+    moved = b.emit_one(COPY_TO, near, to=1, bucket=1)
     with b.on(1):
-        far = b.one(MUL, b.one(NEG, moved), moved)
-    again = b.one(EXP, b.one(COPY_TO, far, to=0, bucket=2))
-    b.outputs = [Output("y", b.one(COPY_TO, again, to=HOST_SIDE, bucket=3))]
+        far = b.emit_one(MUL, b.emit_one(NEG, moved), moved)
+    again = b.emit_one(EXP, b.emit_one(COPY_TO, far, to=0, bucket=2))
+    b.outputs = [Output("y", b.emit_one(COPY_TO, again, to=HOST_SIDE, bucket=3))]
     return b.freeze()
 
 
 def there_and_back_from_host():
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(64, 64))
-    near = b.one(EXP, b.one(EXP, x))
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(64, 64))
+    near = b.emit_one(EXP, b.emit_one(EXP, x))
     with b.on(1):
-        far = b.one(
-            MUL, *[b.one(NEG, b.one(COPY_TO, v, to=1, bucket=i)) for i, v in enumerate((x, near))]
+        far = b.emit_one(
+            MUL,
+            *[
+                b.emit_one(NEG, b.emit_one(COPY_TO, v, to=1, bucket=i))
+                for i, v in enumerate((x, near))
+            ],
         )
-    b.outputs = [Output("y", b.one(EXP, b.one(COPY_TO, far, to=0, bucket=2)))]
+    b.outputs = [Output("y", b.emit_one(EXP, b.emit_one(COPY_TO, far, to=0, bucket=2)))]
     return b.freeze()
 
 
@@ -129,11 +133,11 @@ def test_what_the_host_works_on_and_a_device_copies_lies_pinned():
 
 def test_variables_lie_where_their_node_says(op_by_op):
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(8, 8), place=HOST_SIDE)
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(8, 8), place=HOST_SIDE)
     with b.on(1):
         w = variable(b, "w", (8, 8))
-        product = b.one(MUL, w, b.one(COPY_TO, x, to=1, bucket=0))
-        loss = b.one(SUM, product, axes=(0, 1), keepdims=False)
+        product = b.emit_one(MUL, w, b.emit_one(COPY_TO, x, to=1, bucket=0))
+        loss = b.emit_one(SUM, product, axes=(0, 1), keepdims=False)
         descend(b, loss, [w])
     plan = compile_graph(b.freeze(), PAIR, CompileOptions("job"))
     (register,) = [r for r in plan.registers if r.kind is RegisterKind.VARIABLE]

@@ -29,12 +29,14 @@ PARTS = {
 def meeting(op):
     """A graph that computes, meets, and computes on; return it and what it met with and for."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(8, 8))
-    made = b.one(EXP, x)
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(8, 8))
+    made = b.emit_one(EXP, x)
     attrs = {"num_ranks": 2, "group": "data", "bucket": 0, "order": 0, **PARTS[op]}
-    left = b.one(op, made, **attrs)
+    left = b.emit_one(op, made, **attrs)
     weight = variable(b, "w", b.type_of(left).shape)
-    descend(b, b.one(SUM, b.one(MUL, left, weight), axes=(0, 1), keepdims=False), [weight])
+    descend(
+        b, b.emit_one(SUM, b.emit_one(MUL, left, weight), axes=(0, 1), keepdims=False), [weight]
+    )
     return b, made, left
 
 

@@ -71,16 +71,16 @@ def test_a_copy_of_many_waits_once_for_the_link():
 def of_two_devices(width):
     """Three variables on the first device, and two on the second; the product goes out."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(width,), place=HOST_SIDE)
-    made = b.one(COPY_TO, x, to=0, bucket=0)
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(width,), place=HOST_SIDE)
+    made = b.emit_one(COPY_TO, x, to=0, bucket=0)
     for index in range(3):
-        made = b.one(MUL, made, variable(b, f"near{index}", (width,)))
-    made = b.one(COPY_TO, made, to=1, bucket=1)
+        made = b.emit_one(MUL, made, variable(b, f"near{index}", (width,)))
+    made = b.emit_one(COPY_TO, made, to=1, bucket=1)
     with b.on(1):
         for index in range(2):
-            made = b.one(MUL, made, variable(b, f"far{index}", (width,)))
-        made = b.one(EXP, made)
-    b.outputs = [Output("y", b.one(COPY_TO, made, to=HOST_SIDE, bucket=2))]
+            made = b.emit_one(MUL, made, variable(b, f"far{index}", (width,)))
+        made = b.emit_one(EXP, made)
+    b.outputs = [Output("y", b.emit_one(COPY_TO, made, to=HOST_SIDE, bucket=2))]
     return b.freeze()
 
 

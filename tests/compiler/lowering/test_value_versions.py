@@ -20,12 +20,12 @@ def numbered(sketch):
 
 
 def rows(sketch, x, first, last):
-    return sketch.b.one(SLICE, x, starts=(first, 0), stops=(last, 6), steps=(1, 1))
+    return sketch.b.emit_one(SLICE, x, starts=(first, 0), stops=(last, 6), steps=(1, 1))
 
 
 def test_every_value_that_something_makes_has_a_number_of_its_own(sketch, numbered):
     x = sketch.input("x", (4, 6), "float32")
-    y, z = sketch.b.one(EXP, x), sketch.b.one(EXP, x)
+    y, z = sketch.b.emit_one(EXP, x), sketch.b.emit_one(EXP, x)
     _, versions = numbered()
     assert len({versions.of(v) for v in (x, y, z)}) == 3
     assert versions.read(y) == versions.of(y)
@@ -33,7 +33,7 @@ def test_every_value_that_something_makes_has_a_number_of_its_own(sketch, number
 
 def test_what_shows_all_of_a_value_row_by_row_is_that_value(sketch, numbered):
     x = sketch.input("x", (4, 6), "float32")
-    flat = sketch.b.one(RESHAPE, x, shape=(24,))
+    flat = sketch.b.emit_one(RESHAPE, x, shape=(24,))
     _, versions = numbered()
     assert versions.read(flat) == versions.of(x)
 
@@ -41,7 +41,7 @@ def test_what_shows_all_of_a_value_row_by_row_is_that_value(sketch, numbered):
 def test_what_shows_a_value_otherwise_is_a_part_and_the_same_window_the_same_part(sketch, numbered):
     x = sketch.input("x", (4, 6), "float32")
     top, middle, again = (rows(sketch, x, *w) for w in ((0, 2), (1, 3), (1, 3)))
-    turned = sketch.b.one(TRANSPOSE, x, perm=(1, 0))
+    turned = sketch.b.emit_one(TRANSPOSE, x, perm=(1, 0))
     plan, versions = numbered()
     numbers = [versions.read(v) for v in (top, middle, again, turned)]
     assert max(numbers) < 0
@@ -53,7 +53,9 @@ def test_what_shows_a_value_otherwise_is_a_part_and_the_same_window_the_same_par
 
 def test_a_part_of_a_part_is_one_of_the_value_itself(sketch, numbered):
     x = sketch.input("x", (4, 6), "float32")
-    inner = sketch.b.one(SLICE, rows(sketch, x, 1, 4), starts=(1, 2), stops=(3, 4), steps=(1, 1))
+    inner = sketch.b.emit_one(
+        SLICE, rows(sketch, x, 1, 4), starts=(1, 2), stops=(3, 4), steps=(1, 1)
+    )
     plan, versions = numbered()
     assert versions.read(inner) == plan.part(versions.of(x), 2 * 24 + 2 * 4, (24, 4))
 

@@ -10,7 +10,7 @@ from compiler.contract.attrs import Attrs
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType, TensorType
 from compiler.graph.graph import GraphBuilder, SourceLocation
-from compiler.graph.registry import Op, cost, find_op, is_source, reference, writes
+from compiler.graph.registry import Op, cost, find_op, input_output_aliases, is_source, reference
 from compiler.ops.language.program_ops import MOST_WRITTEN
 from compiler.ops.primitives.sources import INPUT, constant, constant_array, dropout_mask, scalar
 from compiler.pipeline import standard_ops
@@ -25,7 +25,7 @@ def typed(text):
 def emit(name, /, *inputs, **attrs):
     b = GraphBuilder()
     types = [typed(text) for text in inputs]
-    values = [b.one(INPUT, name="x", dtype=str(t.dtype), shape=t.shape) for t in types]
+    values = [b.emit_one(INPUT, name="x", dtype=str(t.dtype), shape=t.shape) for t in types]
     with b.at("blocks.0", SourceLocation("train.py", 41)):
         return b.emit(find_op(name), values, attrs)
 
@@ -189,7 +189,11 @@ def test_exactly_the_sources_have_no_launch():
 
 
 def test_exactly_the_updates_write_over_their_variables():
-    assert {op.name: writes.get(op) for op in shipped_ops() if writes.get(op)} == {
+    assert {
+        op.name: input_output_aliases.get(op)
+        for op in shipped_ops()
+        if input_output_aliases.get(op)
+    } == {
         "assign": ((0, 0),),
         "hold": ((0, 0),),
         "carry": ((0, 0),),

@@ -65,7 +65,7 @@ def assert_same_bits(got, expected):
 
 
 def op(name, **attrs):
-    return lambda b, *inputs: b.one(find_op(name), *inputs, **attrs)
+    return lambda b, *inputs: b.emit_one(find_op(name), *inputs, **attrs)
 
 
 def number(b, x, value):
@@ -84,7 +84,7 @@ def chain(*ops):
 def with_number(name, value, first=False):
     def build(b, x):
         pair = (number(b, x, value), x) if first else (x, number(b, x, value))
-        return b.one(find_op(name), *pair)
+        return b.emit_one(find_op(name), *pair)
 
     return build
 
@@ -92,8 +92,8 @@ def with_number(name, value, first=False):
 def with_negated(name, first=False):
     def build(b, x):
         y = constant(b, special(b.type_of(x).dtype.value)[::-1])
-        pair = (b.one(find_op("neg"), x), y) if first else (x, b.one(find_op("neg"), y))
-        return b.one(find_op(name), *pair)
+        pair = (b.emit_one(find_op("neg"), x), y) if first else (x, b.emit_one(find_op("neg"), y))
+        return b.emit_one(find_op(name), *pair)
 
     return build
 
@@ -108,7 +108,7 @@ def slice_(starts, stops, steps):
 
 def dropout(b, x):
     seed = scalar(b, 1, DType.INT64)
-    return b.one(find_op("dropout"), x, seed, seed, p=0.0, key=1)
+    return b.emit_one(find_op("dropout"), x, seed, seed, p=0.0, key=1)
 
 
 NEG = op("neg")
@@ -164,7 +164,7 @@ def test_a_rewrite_is_made_and_keeps_every_bit(case, dtype):
     if case == "cast there and back":
         expected_ops = [] if dtype == "float32" else ["cast"]
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype=dtype, shape=(3, 4))
+    x = b.emit_one(INPUT, name="x", dtype=dtype, shape=(3, 4))
     y = build(b, x)
     after, new_id = rewrite(b)
     assert ancestors(after, new_id[y]) == expected_ops
@@ -196,7 +196,7 @@ KEPT = {
 @pytest.mark.parametrize("case", KEPT)
 def test_an_inexact_rewrite_is_not_made(case):
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float64", shape=(3, 4))
+    x = b.emit_one(INPUT, name="x", dtype="float64", shape=(3, 4))
     y = KEPT[case](b, x)
     after, new_id = rewrite(b)
     assert ancestors(after, new_id[y]) == ancestors(b, y)
@@ -204,15 +204,15 @@ def test_an_inexact_rewrite_is_not_made(case):
 
 def test_a_neutral_constant_that_stretches_x_is_not_dropped():
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(3,))
-    y = b.one(find_op("mul"), x, constant(b, np.ones((1, 1), np.float32)))
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(3,))
+    y = b.emit_one(find_op("mul"), x, constant(b, np.ones((1, 1), np.float32)))
     after, new_id = rewrite(b)
     assert after.type_of(new_id[y]).shape == (1, 3)
 
 
 def test_integers_drop_a_zero_and_widening_casts():
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="int32", shape=(3,))
+    x = b.emit_one(INPUT, name="x", dtype="int32", shape=(3,))
     y = op("cast", dtype="int16")(b, op("cast", dtype="int64")(b, with_number("add", 0)(b, x)))
     after, new_id = rewrite(b)
     assert ancestors(after, new_id[y]) == ["cast"]
@@ -224,7 +224,7 @@ def test_integers_drop_a_zero_and_widening_casts():
 @given(st.data())
 def test_chains_of_shape_ops_keep_their_elements(data):
     b = GraphBuilder()
-    y = x = b.one(INPUT, name="x", dtype="int64", shape=(2, 3, 4))
+    y = x = b.emit_one(INPUT, name="x", dtype="int64", shape=(2, 3, 4))
     for _ in range(data.draw(st.integers(1, 5))):
         shape = b.type_of(y).shape
         kind = data.draw(st.sampled_from(("reshape", "transpose", "broadcast_to", "slice")))
@@ -252,4 +252,4 @@ def test_a_scalar_constant_is_recognised_by_its_bits():
     assert not is_scalar_constant(b, zero, -0.0)
     assert is_scalar_constant(b, constant(b, np.array([[2]])), 2.0)
     assert not is_scalar_constant(b, constant(b, np.array([2, 2])), 2.0)
-    assert not is_scalar_constant(b, b.one(INPUT, name="x", dtype="int64", shape=()), 0)
+    assert not is_scalar_constant(b, b.emit_one(INPUT, name="x", dtype="int64", shape=()), 0)

@@ -11,7 +11,7 @@ import tiers
 from element_rows import ROWS_OF_ELEMENTS
 from emulated_run import emulated_run
 from graph_oracles import pull, slopes, walked
-from kernel_calls import GUARD, garbage, kernel_op
+from kernel_calls import GUARD, garbage, launched_op
 
 from actors.kernels.common import strides
 from actors.kernels.common.kernel import Operand
@@ -107,7 +107,7 @@ class Traced:
         b = GraphBuilder()
         kinds = [dtype.value if f else str(a.dtype) for a, f in self.each(row.inputs)]
         inputs = [
-            b.one(INPUT, name=str(i), dtype=kind, shape=a.shape)
+            b.emit_one(INPUT, name=str(i), dtype=kind, shape=a.shape)
             for i, (a, kind) in enumerate(zip(row.inputs, kinds, strict=True))
         ]
         made = b.emit(find_op(row.op), inputs, row.attrs)
@@ -125,7 +125,7 @@ class Traced:
         type_ = b.type_of(output)
         if not gradient.has(find_op(self.row.op)) or not type_.dtype.is_float:
             return {}
-        seed = b.one(INPUT, name="dy", dtype=type_.dtype.value, shape=type_.shape)
+        seed = b.emit_one(INPUT, name="dy", dtype=type_.dtype.value, shape=type_.shape)
         grads = pull(b, list(b.nodes)[:-1], {output: seed})
         return {v: grads[v] for v in inputs if v in grads}
 
@@ -182,7 +182,7 @@ def by_launches(graph, feeds, op):
         types = [graph.types[v] for v in node.outputs]
         if node.op is INPUT:
             made = [feeds[node.attrs["name"]]]
-        elif not catalogue.find(kernel_op(node.op)) or (view.has(node.op) and node.op is not op):
+        elif not catalogue.find(launched_op(node.op)) or (view.has(node.op) and node.op is not op):
             made = by_own_reference(node, inputs, types)
         else:
             given = [graph.types[v] for v in node.inputs]
@@ -217,12 +217,12 @@ def launched(node, given, inputs, types):
     made, attrs = empty(types), dict(node.attrs)
     try:
         name, needs = catalogue.choose(
-            kernel_op(node.op), attrs, operands_of(given, inputs), operands_of(types, made)
+            launched_op(node.op), attrs, operands_of(given, inputs), operands_of(types, made)
         )
     except LookupError:  # as lowering does, copy what no kernel takes where it lies
         inputs = [np.array(a, order="C") for a in inputs]
         name, needs = catalogue.choose(
-            kernel_op(node.op), attrs, operands_of(given, inputs), operands_of(types, made)
+            launched_op(node.op), attrs, operands_of(given, inputs), operands_of(types, made)
         )
     kernel = catalogue.binders()[name]
     for output, index in node.writes:  # it may leave what does not change
@@ -376,7 +376,7 @@ def on_gpu(graph, feeds, toolchain):
 
 def chosen_on_gpu(node, attrs, inputs, outputs):
     """Return the name of a kernel, or None where the op has none. Raises LookupError."""
-    op = kernel_op(node.op)
+    op = launched_op(node.op)
     if op not in {kernel.op for kernel in cuda.kernels_of(GPU)}:
         return None
     return cuda.choose(GPU, op, attrs, inputs, outputs)[0]
@@ -445,7 +445,7 @@ def without_kernel_on_gpu(row, dtype):
                 [graph.types[v] for v in node.outputs],
             )
         ]
-        op = "copy" if is_copy(node) else kernel_op(node.op)
+        op = "copy" if is_copy(node) else launched_op(node.op)
         given = inputs[:1] if is_copy(node) else inputs
         try:
             cuda.choose(GPU, op, dict(node.attrs), given, outputs)

@@ -39,16 +39,16 @@ def numeric_gradient(graph, evaluate, feeds, name, eps=1e-6):
 
 def sum_all(s, value):
     axes = tuple(range(s.b.type_of(value).rank))
-    return s.b.one(SUM, value, axes=axes, keepdims=False)
+    return s.b.emit_one(SUM, value, axes=axes, keepdims=False)
 
 
 def test_gradients_of_a_shared_and_branching_graph_match_finite_differences(sketch, evaluate):
     x = sketch.input("x", (3, 4))
     w = sketch.variable("w", (4, 2))
     c = sketch.variable("c", (2,))
-    h = sketch.b.one(ADD, sketch.b.one(MATMUL, x, w), c)
-    both = sketch.b.one(MUL, h, sketch.b.one(EXP, h))
-    loss = sum_all(sketch, sketch.b.one(ADD, both, sketch.b.one(SQUARE, h)))
+    h = sketch.b.emit_one(ADD, sketch.b.emit_one(MATMUL, x, w), c)
+    both = sketch.b.emit_one(MUL, h, sketch.b.emit_one(EXP, h))
+    loss = sum_all(sketch, sketch.b.emit_one(ADD, both, sketch.b.emit_one(SQUARE, h)))
     graph = with_sgd(sketch, loss, [w, c])
     rng = np.random.default_rng(0)
     feeds = {"x": rng.normal(size=(3, 4)), "w": rng.normal(size=(4, 2)), "c": rng.normal(size=2)}
@@ -61,7 +61,7 @@ def test_gradients_of_a_shared_and_branching_graph_match_finite_differences(sket
 
 def test_a_value_used_twice_by_one_node_gets_both_contributions(sketch, evaluate):
     w = sketch.variable("w", (3,))
-    loss = sum_all(sketch, sketch.b.one(MUL, w, w))
+    loss = sum_all(sketch, sketch.b.emit_one(MUL, w, w))
     feeds = {"w": np.array([1.0, -2.0, 3.0])}
     got = gradients_of(with_sgd(sketch, loss, [w]), evaluate, feeds, ["w"])
     np.testing.assert_allclose(got["w"], 2 * feeds["w"])
@@ -79,7 +79,7 @@ def test_the_result_is_a_valid_graph_with_one_write_per_variable(sketch):
 def test_gradient_nodes_carry_scope_and_line_of_their_forward_node(sketch):
     w = sketch.variable("w", (3,))
     with sketch.b.at("blocks.0", SourceLocation("train.py", 41)):
-        y = sketch.b.one(SQUARE, w)
+        y = sketch.b.emit_one(SQUARE, w)
     graph = autodiff.differentiate(with_sgd(sketch, sum_all(sketch, y), [w]))
     new = [n for n in graph.nodes if n.scope == "blocks.0"]
     assert len(new) > 1
@@ -97,14 +97,14 @@ def test_a_parameter_without_a_path_to_the_loss_is_named(sketch):
 
 def test_a_detached_path_gives_no_gradient(sketch):
     w = sketch.variable("w", (3,))
-    loss = sum_all(sketch, sketch.b.one(STOP_GRADIENT, w))
+    loss = sum_all(sketch, sketch.b.emit_one(STOP_GRADIENT, w))
     with pytest.raises(CompileError, match="has no path to the loss"):
         autodiff.differentiate(with_sgd(sketch, loss, [w]))
 
 
 def test_integers_stop_the_flow_without_an_error(sketch, evaluate):
     w = sketch.variable("w", (3,))
-    sketch.b.one(ARGMAX, w, axis=0, keepdims=False)
+    sketch.b.emit_one(ARGMAX, w, axis=0, keepdims=False)
     feeds = {"w": np.array([1.0, 2.0, 3.0])}
     got = gradients_of(with_sgd(sketch, sum_all(sketch, w), [w]), evaluate, feeds, ["w"])
     np.testing.assert_allclose(got["w"], np.ones(3))
@@ -115,13 +115,13 @@ def test_an_op_without_a_gradient_is_named_with_its_line(sketch):
     infer_type.register(opaque, lambda inputs, attrs: inputs)
     w = sketch.variable("w", (3,))
     with sketch.b.at("", SourceLocation("user.py", 3)):
-        y = sketch.b.one(opaque, w)
+        y = sketch.b.emit_one(opaque, w)
     with pytest.raises(CompileError, match=r"user\.py:3: opaque_for_autodiff_test has no gradient"):
         autodiff.differentiate(with_sgd(sketch, sum_all(sketch, y), [w]))
 
 
 def test_a_graph_without_an_objective_is_returned_as_it_is(sketch):
     x = sketch.input("x", (2,))
-    sketch.b.outputs = [Output("y", sketch.b.one(EXP, x))]
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(EXP, x))]
     graph = sketch.b.freeze()
     assert autodiff.differentiate(graph) is graph

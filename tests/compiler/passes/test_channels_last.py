@@ -43,30 +43,30 @@ def target_that_likes(fake_target, *, channels_last):
 
 def residual_block(b):
     """Return the results of a block with its statistics, pool and gradients, and feeds."""
-    x = b.one(INPUT, name="x", dtype="float64", shape=(3, 4, 6, 6))
-    weight = b.one(INPUT, name="w", dtype="float64", shape=(4, 4, 3, 3))
-    bias = b.one(INPUT, name="b", dtype="float64", shape=(4, 1, 1))
-    shift = b.one(INPUT, name="s", dtype="float64", shape=(3, 4, 6, 6))
-    y = b.one(ADD, b.one(CONV, x, weight, **WAYS, groups=1), bias)
-    flat = b.one(RESHAPE, y, shape=(3, 4, 36))
-    mean = b.one(RESHAPE, b.one(MEAN, flat, axes=(0, 2), keepdims=False), shape=(1, 4, 1))
-    h = b.one(RESHAPE, b.one(SUB, flat, mean), shape=(3, 4, 6, 6))
-    h = b.one(ADD, b.one(MUL, h, h), shift)
-    z = b.one(ADD, b.one(CONV, h, weight, **WAYS, groups=1), y)
+    x = b.emit_one(INPUT, name="x", dtype="float64", shape=(3, 4, 6, 6))
+    weight = b.emit_one(INPUT, name="w", dtype="float64", shape=(4, 4, 3, 3))
+    bias = b.emit_one(INPUT, name="b", dtype="float64", shape=(4, 1, 1))
+    shift = b.emit_one(INPUT, name="s", dtype="float64", shape=(3, 4, 6, 6))
+    y = b.emit_one(ADD, b.emit_one(CONV, x, weight, **WAYS, groups=1), bias)
+    flat = b.emit_one(RESHAPE, y, shape=(3, 4, 36))
+    mean = b.emit_one(RESHAPE, b.emit_one(MEAN, flat, axes=(0, 2), keepdims=False), shape=(1, 4, 1))
+    h = b.emit_one(RESHAPE, b.emit_one(SUB, flat, mean), shape=(3, 4, 6, 6))
+    h = b.emit_one(ADD, b.emit_one(MUL, h, h), shift)
+    z = b.emit_one(ADD, b.emit_one(CONV, h, weight, **WAYS, groups=1), y)
     pooled, taps = b.emit(MAX_POOL, (z,), POOL)
-    each = b.one(MEAN, pooled, axes=(2, 3), keepdims=True)
-    spread = b.one(MUL, b.one(BROADCAST_TO, each, shape=(3, 4, 3, 3)), pooled)
-    slope = b.one(MAX_POOL_GRAD, spread, taps, **POOL, spatial=(6, 6))
-    to_weight = b.one(CONV_WEIGHT_GRAD, h, slope, **WAYS, groups=1, kernel=(3, 3))
-    to_input = b.one(CONV_INPUT_GRAD, slope, weight, **WAYS, groups=1, spatial=(6, 6))
+    each = b.emit_one(MEAN, pooled, axes=(2, 3), keepdims=True)
+    spread = b.emit_one(MUL, b.emit_one(BROADCAST_TO, each, shape=(3, 4, 3, 3)), pooled)
+    slope = b.emit_one(MAX_POOL_GRAD, spread, taps, **POOL, spatial=(6, 6))
+    to_weight = b.emit_one(CONV_WEIGHT_GRAD, h, slope, **WAYS, groups=1, kernel=(3, 3))
+    to_input = b.emit_one(CONV_INPUT_GRAD, slope, weight, **WAYS, groups=1, spatial=(6, 6))
     made = {
         "z": z,
-        "rows": b.one(RESHAPE, pooled, shape=(3, 36)),
-        "kept": b.one(SUM, z, axes=(3,), keepdims=False),
-        "sum": b.one(SUM, to_input, axes=(0, 1, 2, 3), keepdims=False),
+        "rows": b.emit_one(RESHAPE, pooled, shape=(3, 36)),
+        "kept": b.emit_one(SUM, z, axes=(3,), keepdims=False),
+        "sum": b.emit_one(SUM, to_input, axes=(0, 1, 2, 3), keepdims=False),
         "each": each,
         "weight": to_weight,
-        "input": b.one(MUL, to_input, y),
+        "input": b.emit_one(MUL, to_input, y),
     }
     b.outputs = [Output(name, value) for name, value in made.items()]
     rng = np.random.default_rng(0)

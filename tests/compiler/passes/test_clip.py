@@ -38,11 +38,11 @@ def job(sketch):
     b = sketch.b
     x, y = sketch.input("x", (3,)), sketch.input("y", (4, 2))
     a, m = sketch.variable("a", (3,)), sketch.variable("m", (2, 4))
-    turned = b.one(MUL, b.one(TRANSPOSE, m, perm=(1, 0)), y)
-    loss = b.one(
+    turned = b.emit_one(MUL, b.emit_one(TRANSPOSE, m, perm=(1, 0)), y)
+    loss = b.emit_one(
         ADD,
-        b.one(SUM, b.one(MUL, a, x), axes=(0,), keepdims=False),
-        b.one(SUM, turned, axes=(0, 1), keepdims=False),
+        b.emit_one(SUM, b.emit_one(MUL, a, x), axes=(0,), keepdims=False),
+        b.emit_one(SUM, turned, axes=(0, 1), keepdims=False),
     )
     descend(b, loss, [a, m], rate=1.0)
     return b.freeze()
@@ -113,8 +113,8 @@ def test_a_transposed_gradient_is_squared_as_it_lies(job):
 def test_an_empty_parameter_has_no_part_in_the_norm():
     b = GraphBuilder()
     w, e = variable(b, "w", (2,)), variable(b, "e", (0, 3))
-    summed = [b.one(SUM, v, axes=axes, keepdims=False) for v, axes in ((w, (0,)), (e, (0, 1)))]
-    adam(b, b.one(ADD, *summed), [w, e])
+    summed = [b.emit_one(SUM, v, axes=axes, keepdims=False) for v, axes in ((w, (0,)), (e, (0, 1)))]
+    adam(b, b.emit_one(ADD, *summed), [w, e])
     graph = clipped(b.freeze())
     assert len([n for n in graph.nodes if n.op is SQUARE_SUM]) == 1
 

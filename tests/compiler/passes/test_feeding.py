@@ -18,7 +18,7 @@ from compiler.ops.families.arithmetic import MUL
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import MEAN
 from compiler.ops.primitives.sources import INPUT
-from compiler.ops.primitives.transfer import COPY_TO, is_copy, places
+from compiler.ops.primitives.transfer import COPY_TO, is_copy, value_devices
 from compiler.passes import batches
 from compiler.pipeline import pipeline
 from compiler.pipeline.rewrites import check
@@ -31,21 +31,23 @@ WIDTH = 8
 def crossing(on=(0, 1)):
     """x and y on devices: tanh(x) on the first, times y on the second; both are outputs."""
     b = GraphBuilder()
-    x, y = (b.one(INPUT, name=n, dtype="float32", shape=(2, 3)) for n in "xy")
+    x, y = (b.emit_one(INPUT, name=n, dtype="float32", shape=(2, 3)) for n in "xy")
     first, second = on
     with b.at("", UNKNOWN_SOURCE, device=first):
-        made = b.one(TANH, x)
-    moved = made if first == second else b.one(COPY_TO, made, to=second, bucket=0)
+        made = b.emit_one(TANH, x)
+    moved = made if first == second else b.emit_one(COPY_TO, made, to=second, bucket=0)
     with b.at("", UNKNOWN_SOURCE, device=second):
-        product = b.one(MUL, moved, y)
-        again = b.one(MUL, product, x if first == second else b.one(COPY_TO, x, to=1, bucket=1))
+        product = b.emit_one(MUL, moved, y)
+        again = b.emit_one(
+            MUL, product, x if first == second else b.emit_one(COPY_TO, x, to=1, bucket=1)
+        )
     b.outputs = [Output("made", made), Output("again", again)]
     return b.freeze()
 
 
 def copies(graph):
     """Return each copy as (from, to), in order."""
-    place = places(graph)
+    place = value_devices(graph)
     return [(place[n.inputs[0]], n.attrs["to"]) for n in graph.nodes if is_copy(n)]
 
 
@@ -59,7 +61,7 @@ def test_a_device_reads_copies_of_batches_and_outputs_end_on_the_hosts_side(eval
     graph = crossing((0, 0))
     fed = check(batches.feed_devices(graph, (SIM,)), "feed")
     assert copies(fed) == [(HOST_SIDE, 0)] * 2 + [(0, HOST_SIDE)] * 2
-    place = places(fed)
+    place = value_devices(fed)
     assert [place[n.outputs[0]] for n in fed.nodes if n.op is INPUT] == [HOST_SIDE] * 2
     assert [place[o.value] for o in fed.outputs] == [HOST_SIDE] * 2
     assert [o.name for o in fed.outputs] == [o.name for o in graph.outputs]
@@ -80,15 +82,15 @@ def test_a_batch_goes_straight_to_each_device_that_reads_it():
     fed = batches.feed_devices(crossing(), (SIM, OTHER))
     assert copies(fed) == [(HOST_SIDE, 0), (HOST_SIDE, 1), (HOST_SIDE, 1), (0, 1), (0, -1), (1, -1)]
     beside = [n for n, one in zip(fed.nodes, runs_beside_steps(fed), strict=True) if one]
-    buckets = {(places(fed)[n.inputs[0]], n.attrs["to"], n.attrs["bucket"]) for n in beside}
+    buckets = {(value_devices(fed)[n.inputs[0]], n.attrs["to"], n.attrs["bucket"]) for n in beside}
     assert len({bucket for *_, bucket in buckets}) == len(buckets) == 4
 
 
 def test_what_only_the_host_reads_or_makes_stays_where_it_is():
     fed = batches.feed_devices(crossing((0, 1)), (HOST, SIM))
     x, y = [n for n in fed.nodes if n.op is INPUT]
-    assert places(fed)[x.outputs[0]] == places(fed)[y.outputs[0]] == HOST_SIDE
-    assert places(fed)[fed.outputs[0].value] == 0
+    assert value_devices(fed)[x.outputs[0]] == value_devices(fed)[y.outputs[0]] == HOST_SIDE
+    assert value_devices(fed)[fed.outputs[0].value] == 0
     only = batches.feed_devices(crossing((0, 0)), (HOST, SIM))
     assert copies(only) == []
 
@@ -96,8 +98,8 @@ def test_what_only_the_host_reads_or_makes_stays_where_it_is():
 def test_a_batch_that_nobody_reads_lies_where_its_device_would_have_it_brought_from():
     graph = crossing((0, 0))
     unread = replace(graph, nodes=graph.nodes[:2], outputs=())
-    assert places(batches.feed_devices(unread, (SIM,)))[:2] == (HOST_SIDE, HOST_SIDE)
-    assert places(batches.feed_devices(unread, (HOST, SIM)))[:2] == (0, 0)
+    assert value_devices(batches.feed_devices(unread, (SIM,)))[:2] == (HOST_SIDE, HOST_SIDE)
+    assert value_devices(batches.feed_devices(unread, (HOST, SIM)))[:2] == (0, 0)
 
 
 # -- plans ---------------------------------------------------------------------------------------
@@ -105,11 +107,11 @@ def test_a_batch_that_nobody_reads_lies_where_its_device_would_have_it_brought_f
 
 def job(every=1):
     b = GraphBuilder()
-    value = b.one(INPUT, name="x", dtype="float32", shape=(WIDTH, WIDTH))
+    value = b.emit_one(INPUT, name="x", dtype="float32", shape=(WIDTH, WIDTH))
     weights = [variable(b, f"w{i}", (WIDTH, WIDTH)) for i in range(2)]
     for weight in weights:
-        value = b.one(TANH, b.one(MATMUL, value, weight))
-    adam(b, b.one(MEAN, value, axes=(0, 1), keepdims=False), weights, every)
+        value = b.emit_one(TANH, b.emit_one(MATMUL, value, weight))
+    adam(b, b.emit_one(MEAN, value, axes=(0, 1), keepdims=False), weights, every)
     return b.freeze()
 
 

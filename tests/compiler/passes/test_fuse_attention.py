@@ -37,7 +37,7 @@ def feeds(seed=0):
 
 def swapped(s, value):
     rank = s.b.type_of(value).rank
-    return s.b.one(TRANSPOSE, value, perm=(*range(rank - 2), rank - 1, rank - 2))
+    return s.b.emit_one(TRANSPOSE, value, perm=(*range(rank - 2), rank - 1, rank - 2))
 
 
 def operands(s, make="input"):
@@ -46,10 +46,10 @@ def operands(s, make="input"):
 
 
 def attend(s, q, k, v, between=lambda scores: scores, after=lambda p: p, causal=False, scale=0.5):
-    scores = s.b.one(MATMUL, q, swapped(s, k))
+    scores = s.b.emit_one(MATMUL, q, swapped(s, k))
     with s.b.at("blocks.0.attn", HERE):
-        p = s.b.one(SOFTMAX, between(scores), scale=scale, causal=causal)
-    return s.b.one(MATMUL, after(p), v)
+        p = s.b.emit_one(SOFTMAX, between(scores), scale=scale, causal=causal)
+    return s.b.emit_one(MATMUL, after(p), v)
 
 
 def test_products_around_a_softmax_become_one_node_at_the_line_of_the_softmax(sketch):
@@ -65,8 +65,8 @@ def test_products_around_a_softmax_become_one_node_at_the_line_of_the_softmax(sk
 def test_keys_that_come_transposed_are_turned_by_a_view(sketch, evaluate):
     q, _, v = operands(sketch)
     turned = sketch.input("turned", (*BATCH, WIDTH, COLUMNS))
-    p = sketch.b.one(SOFTMAX, sketch.b.one(MATMUL, q, turned), scale=0.5, causal=False)
-    sketch.b.outputs = [Output("y", sketch.b.one(MATMUL, p, v))]
+    p = sketch.b.emit_one(SOFTMAX, sketch.b.emit_one(MATMUL, q, turned), scale=0.5, causal=False)
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(MATMUL, p, v))]
     graph = sketch.b.freeze()
     smaller = fused(graph)
     assert ops_of(smaller) == ["transpose", "attention"]
@@ -77,10 +77,12 @@ def test_keys_that_come_transposed_are_turned_by_a_view(sketch, evaluate):
 
 
 FACTORS = {
-    "times a constant": lambda s, x: s.b.one(MUL, x, s.constant(0.25)),
-    "a constant times": lambda s, x: s.b.one(MUL, s.constant(np.full((1, 1), 0.25)), x),
-    "over a constant": lambda s, x: s.b.one(DIV, x, s.constant(8.0)),
-    "twice": lambda s, x: s.b.one(DIV, s.b.one(MUL, x, s.constant(0.25)), s.constant(4.0)),
+    "times a constant": lambda s, x: s.b.emit_one(MUL, x, s.constant(0.25)),
+    "a constant times": lambda s, x: s.b.emit_one(MUL, s.constant(np.full((1, 1), 0.25)), x),
+    "over a constant": lambda s, x: s.b.emit_one(DIV, x, s.constant(8.0)),
+    "twice": lambda s, x: s.b.emit_one(
+        DIV, s.b.emit_one(MUL, x, s.constant(0.25)), s.constant(4.0)
+    ),
 }
 
 
@@ -96,16 +98,16 @@ def test_a_constant_factor_of_the_scores_becomes_part_of_the_scale(name, sketch,
 
 
 LEFT_ALONE = {
-    "a factor below zero": lambda s, x: s.b.one(MUL, x, s.constant(-1.0)),
-    "a factor of zero": lambda s, x: s.b.one(MUL, x, s.constant(0.0)),
-    "a factor that is no number": lambda s, x: s.b.one(MUL, x, s.constant(np.nan)),
-    "a divisor of zero": lambda s, x: s.b.one(DIV, x, s.constant(0.0)),
-    "a constant divided by the scores": lambda s, x: s.b.one(DIV, s.constant(2.0), x),
-    "a factor per column": lambda s, x: s.b.one(MUL, x, s.constant(np.ones(COLUMNS))),
-    "a factor of the batch": lambda s, x: s.b.one(MUL, x, s.input("temperature", ())),
-    "a factor that widens": lambda s, x: s.b.one(MUL, x, s.constant(np.ones((1, 1, 1, 1, 1)))),
-    "a bias": lambda s, x: s.b.one(ADD, x, s.input("bias", (ROWS, COLUMNS))),
-    "scores that are scored again": lambda s, x: s.b.one(MUL, x, x),
+    "a factor below zero": lambda s, x: s.b.emit_one(MUL, x, s.constant(-1.0)),
+    "a factor of zero": lambda s, x: s.b.emit_one(MUL, x, s.constant(0.0)),
+    "a factor that is no number": lambda s, x: s.b.emit_one(MUL, x, s.constant(np.nan)),
+    "a divisor of zero": lambda s, x: s.b.emit_one(DIV, x, s.constant(0.0)),
+    "a constant divided by the scores": lambda s, x: s.b.emit_one(DIV, s.constant(2.0), x),
+    "a factor per column": lambda s, x: s.b.emit_one(MUL, x, s.constant(np.ones(COLUMNS))),
+    "a factor of the batch": lambda s, x: s.b.emit_one(MUL, x, s.input("temperature", ())),
+    "a factor that widens": lambda s, x: s.b.emit_one(MUL, x, s.constant(np.ones((1, 1, 1, 1, 1)))),
+    "a bias": lambda s, x: s.b.emit_one(ADD, x, s.input("bias", (ROWS, COLUMNS))),
+    "scores that are scored again": lambda s, x: s.b.emit_one(MUL, x, x),
 }
 
 
@@ -124,7 +126,7 @@ def test_dropped_out_probabilities_are_left_alone(sketch):
     y = attend(
         sketch,
         *operands(sketch),
-        after=lambda p: sketch.b.one(DROPOUT, p, seed, step, p=0.1, key=1),
+        after=lambda p: sketch.b.emit_one(DROPOUT, p, seed, step, p=0.1, key=1),
     )
     sketch.b.outputs = [Output("y", y)]
     graph = sketch.b.freeze()
@@ -140,7 +142,7 @@ def test_scores_and_probabilities_that_are_wanted_elsewhere_stay(which, how, ske
         def watch(value):
             if name == which:
                 whole = {"axes": (0, 1, 2, 3), "keepdims": False}
-                kept.append(value if how == "returned" else sketch.b.one(SUM, value, **whole))
+                kept.append(value if how == "returned" else sketch.b.emit_one(SUM, value, **whole))
             return value
 
         return watch
@@ -153,17 +155,21 @@ def test_scores_and_probabilities_that_are_wanted_elsewhere_stay(which, how, ske
 
 def test_probabilities_on_the_right_of_a_product_are_left_alone(sketch):
     q, k, _ = operands(sketch)
-    p = sketch.b.one(SOFTMAX, sketch.b.one(MATMUL, q, swapped(sketch, k)), scale=1.0, causal=False)
+    p = sketch.b.emit_one(
+        SOFTMAX, sketch.b.emit_one(MATMUL, q, swapped(sketch, k)), scale=1.0, causal=False
+    )
     left = sketch.input("left", (*BATCH, 2, ROWS))
-    sketch.b.outputs = [Output("y", sketch.b.one(MATMUL, left, p))]
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(MATMUL, left, p))]
     graph = sketch.b.freeze()
     assert simplify.fuse_attention(graph) is graph
 
 
 def test_probabilities_times_themselves_are_left_alone(sketch):
     q = sketch.input("q", (4, 3))
-    p = sketch.b.one(SOFTMAX, sketch.b.one(MATMUL, q, swapped(sketch, q)), scale=1.0, causal=False)
-    sketch.b.outputs = [Output("y", sketch.b.one(MATMUL, p, p))]
+    p = sketch.b.emit_one(
+        SOFTMAX, sketch.b.emit_one(MATMUL, q, swapped(sketch, q)), scale=1.0, causal=False
+    )
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(MATMUL, p, p))]
     graph = sketch.b.freeze()
     assert simplify.fuse_attention(graph) is graph
 
@@ -219,12 +225,12 @@ def test_value_and_gradients_are_those_of_the_chain(
     values["weights"] = rng.standard_normal((*batch, rows, 2))
     b = GraphBuilder()
     q, k, v, weights = (
-        b.one(INPUT, name=n, dtype="float64", shape=x.shape) for n, x in values.items()
+        b.emit_one(INPUT, name=n, dtype="float64", shape=x.shape) for n, x in values.items()
     )
-    kt = b.one(TRANSPOSE, k, perm=(*range(len(batch)), len(batch) + 1, len(batch)))
-    p = b.one(SOFTMAX, b.one(MATMUL, q, kt), scale=scale, causal=causal)
-    weighted = b.one(MUL, b.one(MATMUL, p, v), weights)
-    loss = b.one(SUM, weighted, axes=tuple(range(len(batch) + 2)), keepdims=False)
+    kt = b.emit_one(TRANSPOSE, k, perm=(*range(len(batch)), len(batch) + 1, len(batch)))
+    p = b.emit_one(SOFTMAX, b.emit_one(MATMUL, q, kt), scale=scale, causal=causal)
+    weighted = b.emit_one(MUL, b.emit_one(MATMUL, p, v), weights)
+    loss = b.emit_one(SUM, weighted, axes=tuple(range(len(batch) + 2)), keepdims=False)
     results = []
     b.outputs = [Output("loss", loss)]
     for graph in (b.freeze(), simplify.fuse_attention(b.freeze())):

@@ -41,7 +41,7 @@ def test_any_split_of_a_training_has_one_copy_a_crossing_and_the_same_numbers(
     for kind, device, pick in [("product", 0, 0), *layers]:
         with net.b.at("", HERE, device=device):
             earlier.append(layer(net, kind, earlier, weights, pick))
-    loss = net.b.one(SUM, earlier[-1], axes=(0, 1), keepdims=False)
+    loss = net.b.emit_one(SUM, earlier[-1], axes=(0, 1), keepdims=False)
     adam(net.b, loss, weights, every)
     # State of the optimizer lies with its parameter, as the trace leaves it.
     homes = {n.outputs[0]: n.device for n in net.b.nodes}
@@ -73,9 +73,9 @@ def check_edges_per_rate(graph):
 def test_readers_on_one_device_share_a_copy(net, evaluate):
     b = net.b
     x = net.input(4)
-    h = b.one(EXP, x)
+    h = b.emit_one(EXP, x)
     with b.at("", HERE, device=1):
-        y, z = b.one(GELU, h), b.one(MUL, h, h)
+        y, z = b.emit_one(GELU, h), b.emit_one(MUL, h, h)
     b.outputs = [Output("y", y), Output("z", z)]
     graph = b.freeze()
     after = place.insert_copies(graph, sims(2))
@@ -86,17 +86,17 @@ def test_readers_on_one_device_share_a_copy(net, evaluate):
 
 def test_a_copy_to_where_a_value_lies_is_none(net):
     b = net.b
-    h = b.one(EXP, net.input(4))
-    b.outputs = [Output("y", b.one(EXP, b.one(COPY_TO, h, to=0, bucket=0)))]
+    h = b.emit_one(EXP, net.input(4))
+    b.outputs = [Output("y", b.emit_one(EXP, b.emit_one(COPY_TO, h, to=0, bucket=0)))]
     after = place.insert_copies(b.freeze(), sims(2))
     assert [n for n in after.nodes if n.op is COPY_TO] == []
 
 
 def test_a_users_copy_and_what_a_crossing_needs_are_one(net):
     b = net.b
-    h = b.one(EXP, net.input(4))
+    h = b.emit_one(EXP, net.input(4))
     with b.at("", HERE, device=1):
-        y = b.one(ADD, b.one(COPY_TO, h, to=1, bucket=0), h)
+        y = b.emit_one(ADD, b.emit_one(COPY_TO, h, to=1, bucket=0), h)
     b.outputs = [Output("y", y)]
     after = place.insert_copies(b.freeze(), sims(2))
     check_edges(after)
@@ -105,11 +105,11 @@ def test_a_users_copy_and_what_a_crossing_needs_are_one(net):
 
 def test_a_broadcast_is_repeated_and_a_constant_made_again_instead_of_copied(net):
     b = net.b
-    row = b.one(EXP, net.input(1, 4))
-    wide = b.one(BROADCAST_TO, row, shape=(64, 4))
-    half = b.one(BROADCAST_TO, net.number(0.5), shape=(64, 4))
+    row = b.emit_one(EXP, net.input(1, 4))
+    wide = b.emit_one(BROADCAST_TO, row, shape=(64, 4))
+    half = b.emit_one(BROADCAST_TO, net.number(0.5), shape=(64, 4))
     with b.at("", HERE, device=1):
-        y = b.one(MUL, wide, half)
+        y = b.emit_one(MUL, wide, half)
     b.outputs = [Output("y", y)]
     after = place.insert_copies(b.freeze(), sims(2))
     check_edges(after)
@@ -122,11 +122,13 @@ def used_twice(net, *, copied):
     b = net.b
     x, w = net.input(4), net.variable(4)
     with b.at("lower", HERE):
-        near = b.one(MUL, x, w)
+        near = b.emit_one(MUL, x, w)
     with b.at("upper", THERE, device=1):
-        shown = b.one(RESHAPE, b.one(COPY_TO, w, to=1, bucket=0) if copied else w, shape=(4,))
-        far = b.one(MUL, x, shown)
-        loss = b.one(SUM, b.one(ADD, near, far), axes=(0,), keepdims=False)
+        shown = b.emit_one(
+            RESHAPE, b.emit_one(COPY_TO, w, to=1, bucket=0) if copied else w, shape=(4,)
+        )
+        far = b.emit_one(MUL, x, shown)
+        loss = b.emit_one(SUM, b.emit_one(ADD, near, far), axes=(0,), keepdims=False)
     descend(b, loss, (w,))
     return simplify.simplify_graph(autodiff.differentiate(b.freeze()))
 
@@ -157,6 +159,6 @@ def test_a_copied_parameter_is_copied_each_step_and_its_gradient_comes_back(net,
 
 def test_a_graph_of_one_device_stays_the_object_that_it_is(net):
     b = net.b
-    b.outputs = [Output("y", b.one(EXP, net.input(4)))]
+    b.outputs = [Output("y", b.emit_one(EXP, net.input(4)))]
     graph = b.freeze()
     assert place.insert_copies(graph, sims(1)) is graph

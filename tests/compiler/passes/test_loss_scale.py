@@ -21,8 +21,8 @@ def scaled(sketch):
     x, w = sketch.input("x", (3,)), sketch.variable("w", (3,))
     scale = sketch.variable("loss_scale", (), "float32", "counter")
     good = sketch.variable("loss_scale/good_steps", (), "int64", "counter")
-    loss = b.one(SUM, b.one(MUL, w, x), axes=(0,), keepdims=False)
-    objective = b.one(MUL, loss, autodiff.cast_to(b, scale, b.type_of(loss).dtype))
+    loss = b.emit_one(SUM, b.emit_one(MUL, w, x), axes=(0,), keepdims=False)
+    objective = b.emit_one(MUL, loss, autodiff.cast_to(b, scale, b.type_of(loss).dtype))
     b.outputs = [Output("loss", loss), Output("loss_scale", scale)]
     news = b.emit(RESCALE, (scale, good, sketch.constant(np.int64(0))), Attrs(SETTINGS))
     b.writes += [Write(old, new) for old, new in zip((scale, good), news, strict=True)]
@@ -79,7 +79,7 @@ def test_a_graph_without_updates_stays_as_it_is(sketch):
 def test_an_update_without_a_count_of_steps_gets_none(sketch):
     w, x = sketch.variable("w", (3,)), sketch.input("x", (3,))
     scale = sketch.constant(np.float32(8.0))
-    loss = sketch.b.one(SUM, sketch.b.one(MUL, w, x), axes=(0,), keepdims=False)
+    loss = sketch.b.emit_one(SUM, sketch.b.emit_one(MUL, w, x), axes=(0,), keepdims=False)
     sketch.b.outputs = [Output("loss", loss), Output("loss_scale", scale)]
     rate = sketch.constant(np.float64(0.1))
     rule = UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0}), loss)

@@ -60,7 +60,7 @@ def seen(graph, storage, memory, value):
 def product_job(s, shape=()):
     """The loss a * b under SGD: the gradient of a is b itself, and that of b is a."""
     a, b = s.variable("a", shape), s.variable("b", shape)
-    descend(s.b, s.b.one(MUL, a, b), [a, b])
+    descend(s.b, s.b.emit_one(MUL, a, b), [a, b])
     return s.b.freeze()
 
 
@@ -81,19 +81,19 @@ def test_an_update_that_can_wait_for_its_readers_costs_no_copy(sketch):
     step = sketch.variable("step", (), "int64", "counter")
     a, b = sketch.variable("a", (2,)), sketch.variable("b", (2,))
     rate = sketch.constant(np.float64(0.1))
-    sketch.b.writes = [Write(step, sketch.b.one(INCREMENT, step))]
-    sketch.b.outputs = [Output("seen", sketch.b.one(ADD, step, step))]
-    for variable, grad in ((a, sketch.b.one(NEG, b)), (b, a)):
-        new = sketch.b.one(SGD_UPDATE, variable, grad, rate, weight_decay=0.0)
+    sketch.b.writes = [Write(step, sketch.b.emit_one(INCREMENT, step))]
+    sketch.b.outputs = [Output("seen", sketch.b.emit_one(ADD, step, step))]
+    for variable, grad in ((a, sketch.b.emit_one(NEG, b)), (b, a)):
+        new = sketch.b.emit_one(SGD_UPDATE, variable, grad, rate, weight_decay=0.0)
         sketch.b.writes.append(Write(variable, new))
     assert "copy" not in ops_of(batches.copy_outputs(sketch.b.freeze()))
 
 
 def test_an_update_never_reads_what_it_overwrites_through_another_input(sketch):
     w = sketch.variable("w", (2, 2))
-    turned = sketch.b.one(TRANSPOSE, w, perm=(1, 0))
+    turned = sketch.b.emit_one(TRANSPOSE, w, perm=(1, 0))
     rate = sketch.constant(np.float64(0.1))
-    new = sketch.b.one(SGD_UPDATE, w, turned, rate, weight_decay=0.0)
+    new = sketch.b.emit_one(SGD_UPDATE, w, turned, rate, weight_decay=0.0)
     sketch.b.writes = [Write(w, new)]
     graph = check(order.run(batches.copy_outputs(sketch.b.freeze())), "order")
     update = next(n for n in graph.nodes if n.op is SGD_UPDATE)
@@ -108,7 +108,7 @@ def updates(draw):
     init = (("kind", "zeros"),)
     names = "abcd"[: draw(st.integers(1, 4))]
     variables = [
-        b.one(VARIABLE, name=n, dtype="float64", shape=(2, 2), role="parameter", init=init)
+        b.emit_one(VARIABLE, name=n, dtype="float64", shape=(2, 2), role="parameter", init=init)
         for n in names
     ]
     rate = constant(b, np.array(0.5))
@@ -118,13 +118,13 @@ def updates(draw):
             picked = draw(st.sampled_from(values))
             kind = draw(st.integers(0, 2))
             if kind == 0:
-                values.append(b.one(TRANSPOSE, picked, perm=(1, 0)))
+                values.append(b.emit_one(TRANSPOSE, picked, perm=(1, 0)))
             elif kind == 1:
-                values.append(b.one(NEG, picked))
+                values.append(b.emit_one(NEG, picked))
             else:
-                values.append(b.one(ADD, picked, draw(st.sampled_from(values))))
+                values.append(b.emit_one(ADD, picked, draw(st.sampled_from(values))))
         grad = draw(st.sampled_from(values))
-        new = b.one(SGD_UPDATE, variable, grad, rate, weight_decay=0.0)
+        new = b.emit_one(SGD_UPDATE, variable, grad, rate, weight_decay=0.0)
         b.writes.append(Write(variable, new))
         values.append(new)
     b.outputs = [Output("o", draw(st.sampled_from(values)))]
@@ -193,9 +193,9 @@ def test_a_loss_that_is_a_product_of_parameters_trains_as_in_numpy(
 def test_a_gradient_that_is_the_transposed_variable_is_read_before_any_block_is_written(sketch):
     x = sketch.input("x", (), "float32")
     w = sketch.variable("w", (400, 400), "float32")
-    turned, rate = sketch.b.one(TRANSPOSE, w, perm=(1, 0)), sketch.constant(np.float32(0.1))
-    new = sketch.b.one(SGD_UPDATE, w, turned, rate, weight_decay=0.5)
-    sketch.b.writes, sketch.b.outputs = [Write(w, new)], [Output("loss", sketch.b.one(NEG, x))]
+    turned, rate = sketch.b.emit_one(TRANSPOSE, w, perm=(1, 0)), sketch.constant(np.float32(0.1))
+    new = sketch.b.emit_one(SGD_UPDATE, w, turned, rate, weight_decay=0.5)
+    sketch.b.writes, sketch.b.outputs = [Write(w, new)], [Output("loss", sketch.b.emit_one(NEG, x))]
     plan = compile_graph(
         sketch.b.freeze(), hardware_for((HOST,)), CompileOptions("job", verify=True)
     )

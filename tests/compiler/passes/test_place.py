@@ -58,11 +58,11 @@ def branches(net, count=2, length=6):
     for _ in range(count):
         h = x
         for _ in range(length):
-            h = b.one(EXP, h)
-        ends.append(b.one(MATMUL, h, h))
+            h = b.emit_one(EXP, h)
+        ends.append(b.emit_one(MATMUL, h, h))
     total = ends[0]
     for end in ends[1:]:
-        total = b.one(ADD, total, end)
+        total = b.emit_one(ADD, total, end)
     b.outputs = [Output("y", total)]
     return unplaced(b.freeze())
 
@@ -74,8 +74,8 @@ def training(net, layers=4, width=64):
     weights = []
     for _ in range(layers):
         weights.append(net.variable(width, width, dtype="float32"))
-        h = b.one(GELU, b.one(MATMUL, h, weights[-1]))
-    adam(b, b.one(SUM, h, axes=(0, 1), keepdims=False), weights)
+        h = b.emit_one(GELU, b.emit_one(MATMUL, h, weights[-1]))
+    adam(b, b.emit_one(SUM, h, axes=(0, 1), keepdims=False), weights)
     return unplaced(simplify.simplify_graph(autodiff.differentiate(b.freeze())))
 
 
@@ -182,8 +182,8 @@ def test_an_evaluation_finds_the_variables_where_the_training_has_them(net):
     other.b.outputs = []
     h = other.input(2, 64, dtype="float32")
     for node in [n for n in b.nodes if n.op is VARIABLE and n.attrs["role"] == "parameter"]:
-        w = other.b.one(VARIABLE, **node.attrs)
-        h = other.b.one(MATMUL, h, w)
+        w = other.b.emit_one(VARIABLE, **node.attrs)
+        h = other.b.emit_one(MATMUL, h, w)
     other.b.outputs = [Output("y", h)]
     graph = unplaced(other.b.freeze())
     after = place.place_nodes(place.with_homes_of(graph, trained, hardware), hardware)
@@ -218,7 +218,7 @@ def test_any_training_is_placed_without_a_copied_parameter_and_computes_the_same
     for kind, _, pick in [("product", 0, 0), *layers]:
         kind = "gelu" if kind == "reuse" else kind  # which names a device
         earlier.append(layer(net, kind, earlier, weights, pick))
-    adam(net.b, net.b.one(SUM, earlier[-1], axes=(0, 1), keepdims=False), weights)
+    adam(net.b, net.b.emit_one(SUM, earlier[-1], axes=(0, 1), keepdims=False), weights)
     graph = unplaced(simplify.simplify_graph(autodiff.differentiate(net.b.freeze())))
     targets = [timed(FAST, per_launch_ns=1e4 * rate) for rate in rates]
     hardware = replace(sims(3, targets), memory_bytes=memory)
@@ -236,6 +236,6 @@ def test_any_training_is_placed_without_a_copied_parameter_and_computes_the_same
 
 def test_a_graph_that_is_placed_stays_the_object_that_it_is(net):
     b = net.b
-    b.outputs = [Output("y", b.one(EXP, net.input(4)))]
+    b.outputs = [Output("y", b.emit_one(EXP, net.input(4)))]
     graph = b.freeze()
     assert place.place_nodes(graph, sims(2)) is graph

@@ -43,7 +43,7 @@ class Job:
 
     def feed(self, name, shape):
         self.feeds[name] = np.random.default_rng(len(self.feeds)).normal(size=shape)
-        return self.b.one(INPUT, name=name, dtype="float32", shape=shape)
+        return self.b.emit_one(INPUT, name=name, dtype="float32", shape=shape)
 
     def weight(self, shape=(N, N)):
         name = f"w{len(self.trained)}"
@@ -53,8 +53,8 @@ class Job:
 
     def linear(self, x, bias=False):
         """Return x @ weight.T, as a linear layer has it."""
-        y = self.b.one(MATMUL, x, self.b.one(TRANSPOSE, self.weight(), perm=(1, 0)))
-        return self.b.one(ADD, y, self.weight((N,))) if bias else y
+        y = self.b.emit_one(MATMUL, x, self.b.emit_one(TRANSPOSE, self.weight(), perm=(1, 0)))
+        return self.b.emit_one(ADD, y, self.weight((N,))) if bias else y
 
     def evaluating(self, *results):
         """Return the graph of a job that returns these values."""
@@ -64,7 +64,7 @@ class Job:
     def training(self, result):
         """Return the differentiated graph of the mean square of a value."""
         axes = tuple(range(self.b.type_of(result).rank))
-        loss = self.b.one(MEAN, self.b.one(SQUARE, result), axes=axes, keepdims=False)
+        loss = self.b.emit_one(MEAN, self.b.emit_one(SQUARE, result), axes=axes, keepdims=False)
         self.b.outputs = [Output("loss", loss)]
         used = {n.attrs["name"] for n in nodes_of(simplify.prune(self.b.freeze()), VARIABLE)}
         self.b.outputs = []
@@ -126,13 +126,13 @@ def evaluate(graph, feeds):
 
 def test_a_graph_without_products_stays_the_same_object():
     job = Job()
-    graph = job.training(job.b.one(MUL, job.x, job.weight()))
+    graph = job.training(job.b.emit_one(MUL, job.x, job.weight()))
     assert precision_pass.narrow_products(graph) is graph
 
 
 def test_a_weight_is_rounded_once_for_forward_and_backward():
     job = Job()
-    h = job.b.one(RELU, job.linear(job.x))
+    h = job.b.emit_one(RELU, job.linear(job.x))
     graph = lowered(job.training(job.linear(h)))
     producers = graph.producers()
     casts = [n for n in nodes_of(graph, CAST) if graph.types[n.outputs[0]].dtype is LOW]
@@ -146,7 +146,7 @@ def test_a_weight_is_rounded_once_for_forward_and_backward():
 
 def test_products_read_bfloat16_and_gradients_of_weights_leave_them_unrounded():
     job = Job()
-    graph = lowered(job.training(job.linear(job.b.one(GELU, job.linear(job.x)))))
+    graph = lowered(job.training(job.linear(job.b.emit_one(GELU, job.linear(job.x)))))
     for node in nodes_of(graph, MATMUL):
         assert [graph.types[v].dtype for v in node.inputs] == [LOW, LOW]
     for node in nodes_of(graph, SGD_UPDATE):
@@ -159,7 +159,7 @@ def test_products_read_bfloat16_and_gradients_of_weights_leave_them_unrounded():
 
 def test_what_stands_between_products_lives_in_bfloat16():
     job = Job()
-    h = job.b.one(GELU, job.linear(job.x, bias=True))
+    h = job.b.emit_one(GELU, job.linear(job.x, bias=True))
     graph = lowered(job.evaluating(job.linear(h)))
     assert out_types(graph, GELU) == ["bfloat16"]
     assert out_types(graph, ADD) == ["bfloat16"]
@@ -170,7 +170,7 @@ def test_what_stands_between_products_lives_in_bfloat16():
 
 def test_a_branch_of_a_residual_sum_is_not_rounded():
     job = Job()
-    h = job.b.one(ADD, job.x, job.linear(job.x, bias=True))
+    h = job.b.emit_one(ADD, job.x, job.linear(job.x, bias=True))
     graph = lowered(job.evaluating(h))
     assert out_types(graph, MATMUL) == ["float32"]
     assert out_types(graph, ADD) == ["float32", "float32"]
@@ -180,7 +180,7 @@ def test_a_branch_of_a_residual_sum_is_not_rounded():
 @pytest.mark.parametrize("op", [EXP, SQUARE])
 def test_what_only_statistics_read_is_not_rounded(op):
     job = Job()
-    y = job.b.one(SUM, job.b.one(op, job.linear(job.x)), axes=(1,), keepdims=False)
+    y = job.b.emit_one(SUM, job.b.emit_one(op, job.linear(job.x)), axes=(1,), keepdims=False)
     graph = lowered(job.evaluating(y))
     assert out_types(graph, MATMUL) == ["float32"]
     assert out_types(graph, op) == ["float32"]
@@ -188,11 +188,11 @@ def test_what_only_statistics_read_is_not_rounded(op):
 
 def test_softmax_norms_and_exponentials_compute_in_float32_between_products():
     job = Job()
-    s = job.b.one(SOFTMAX, job.linear(job.x), scale=1.0, causal=False)
+    s = job.b.emit_one(SOFTMAX, job.linear(job.x), scale=1.0, causal=False)
     n, *_ = job.b.emit(
         LAYER_NORM, (job.linear(s), job.weight((N,)), job.weight((N,))), {"eps": 0.1}
     )
-    graph = lowered(job.training(job.linear(job.b.one(EXP, job.linear(n)))))
+    graph = lowered(job.training(job.linear(job.b.emit_one(EXP, job.linear(n)))))
     for node in graph.nodes:
         if precision.get(node.op).width is Width.HIGH and node.op is not CAST:
             assert LOW not in types_of(graph, node), node.op
@@ -223,7 +223,7 @@ def test_a_full_constant_comes_along_only_as_it_is():
     for number, expected in ((2.0, "bfloat16"), (0.3, "float32")):
         job = Job()
         other = broadcast_value(job.b, scalar(job.b, number, WIDE), (N, N))
-        y = job.b.one(CONCAT, job.linear(job.x), other, axis=0)
+        y = job.b.emit_one(CONCAT, job.linear(job.x), other, axis=0)
         graph = lowered(job.evaluating(job.linear(y)))
         assert out_types(graph, CONCAT) == [expected]
 
@@ -232,7 +232,7 @@ def test_comparisons_read_what_is_there_and_choices_follow():
     job = Job()
     h = job.linear(job.x)
     zero = scalar(job.b, 0.0, WIDE)
-    y = job.b.one(WHERE, job.b.one(LESS, h, zero), zero, h)
+    y = job.b.emit_one(WHERE, job.b.emit_one(LESS, h, zero), zero, h)
     graph = lowered(job.evaluating(job.linear(y)))
     (less,), (where,) = nodes_of(graph, LESS), nodes_of(graph, WHERE)
     assert types_of(graph, less)[:2] == [WIDE, WIDE]
@@ -242,9 +242,9 @@ def test_comparisons_read_what_is_there_and_choices_follow():
 def test_the_parts_of_a_value_and_their_sum_stay_low():
     job = Job()
     x = job.linear(job.x)
-    low = job.b.one(SLICE, x, starts=(0, 0), stops=(N, N // 2), steps=(1, 1))
-    high = job.b.one(SLICE, x, starts=(0, N // 2), stops=(N, N), steps=(1, 1))
-    y = job.b.one(CONCAT, high, low, axis=1)
+    low = job.b.emit_one(SLICE, x, starts=(0, 0), stops=(N, N // 2), steps=(1, 1))
+    high = job.b.emit_one(SLICE, x, starts=(0, N // 2), stops=(N, N), steps=(1, 1))
+    y = job.b.emit_one(CONCAT, high, low, axis=1)
     graph = lowered(job.training(job.linear(y)))
     assert set(out_types(graph, SLICE)) == set(out_types(graph, CONCAT)) == {"bfloat16"}
 
@@ -252,8 +252,8 @@ def test_the_parts_of_a_value_and_their_sum_stay_low():
 def test_a_rounding_stands_before_a_view_but_never_grows_over_a_slice():
     job = Job()
     long = job.feed("long", (5 * N, N))
-    picked = job.b.one(SLICE, long, starts=(0, 0), stops=(N, N), steps=(1, 1))
-    flat = job.b.one(RESHAPE, picked, shape=(1, N, N))
+    picked = job.b.emit_one(SLICE, long, starts=(0, 0), stops=(N, N), steps=(1, 1))
+    flat = job.b.emit_one(RESHAPE, picked, shape=(1, N, N))
     graph = lowered(job.evaluating(job.linear(flat)))
     (down,) = [n for n in nodes_of(graph, CAST) if graph.types[n.inputs[0]].shape == (N, N)][:1]
     producers = graph.producers()
@@ -262,15 +262,15 @@ def test_a_rounding_stands_before_a_view_but_never_grows_over_a_slice():
 
 def test_values_of_other_float_types_are_left_alone():
     job = Job()
-    wide = job.b.one(CAST, job.linear(job.x), dtype="float64")
-    graph = lowered(job.evaluating(job.b.one(MATMUL, wide, wide)))
+    wide = job.b.emit_one(CAST, job.linear(job.x), dtype="float64")
+    graph = lowered(job.evaluating(job.b.emit_one(MATMUL, wide, wide)))
     (_, second) = nodes_of(graph, MATMUL)
     assert types_of(graph, second) == [DType.FLOAT64] * 3
 
 
 def test_an_output_of_the_job_keeps_its_type_even_where_products_read_it_rounded():
     job = Job()
-    h = job.b.one(TANH, job.linear(job.x))
+    h = job.b.emit_one(TANH, job.linear(job.x))
     graph = lowered(job.evaluating(h, job.linear(h)))
     assert [graph.types[o.value].dtype for o in graph.outputs] == [WIDE, WIDE]
     assert out_types(graph, TANH) == ["bfloat16"]
@@ -310,19 +310,19 @@ def jobs(draw):
         if kind <= 2:
             made = job.linear(x, bias=kind == 1)
         elif kind == 3:
-            made = job.b.one(draw(st.sampled_from(POINTWISE)), x)
+            made = job.b.emit_one(draw(st.sampled_from(POINTWISE)), x)
         elif kind == 4:
-            made = job.b.one(draw(st.sampled_from((ADD, SUB))), x, y)
+            made = job.b.emit_one(draw(st.sampled_from((ADD, SUB))), x, y)
         elif kind == 5:
             made = scaled(job.b, x, draw(st.sampled_from((0.5, 0.3))))
         elif kind == 6:
-            made = job.b.one(TRANSPOSE, x, perm=(1, 0))
+            made = job.b.emit_one(TRANSPOSE, x, perm=(1, 0))
         elif kind == 7:
             gamma = constant(job.b, np.linspace(0.5, 1.5, N).astype(np.float32))
             made, *_ = job.b.emit(LAYER_NORM, (x, gamma, gamma), {"eps": 1.0})
         else:
-            kept = job.b.one(draw(st.sampled_from((MEAN, MAX))), x, axes=(1,), keepdims=True)
-            made = job.b.one(SUB, x, kept)
+            kept = job.b.emit_one(draw(st.sampled_from((MEAN, MAX))), x, axes=(1,), keepdims=True)
+            made = job.b.emit_one(SUB, x, kept)
         values.append(made)
     values.append(job.linear(values[-1]))
     is_training = draw(st.booleans())

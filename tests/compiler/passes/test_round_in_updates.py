@@ -26,7 +26,7 @@ class Joining(Target):
         super().__init__("joining")
         self.most = most
 
-    def joined_updates(self, num_full):
+    def max_merged_updates(self, num_full):
         return self.most
 
 
@@ -34,11 +34,13 @@ def trained(*, is_output=False, casts=1, is_turned=False):
     """Return the graph of one weight that is cast, and updated."""
     b = GraphBuilder()
     w, m, lr = [variable(b, name, s) for name, s in (("w", (3, 4)), ("m", (3, 4)), ("lr", ()))]
-    low = [b.one(CAST, w, dtype="bfloat16") for _ in range(casts)]
-    grad = b.one(NEG, b.one(CAST, low[0], dtype="float32"))
+    low = [b.emit_one(CAST, w, dtype="bfloat16") for _ in range(casts)]
+    grad = b.emit_one(NEG, b.emit_one(CAST, low[0], dtype="float32"))
     if is_turned:
-        grad = b.one(TRANSPOSE, b.one(NEG, b.one(TRANSPOSE, grad, perm=(1, 0))), perm=(1, 0))
-    b.outputs.append(Output("low", low[0] if is_output else b.one(NEG, low[0])))
+        grad = b.emit_one(
+            TRANSPOSE, b.emit_one(NEG, b.emit_one(TRANSPOSE, grad, perm=(1, 0))), perm=(1, 0)
+        )
+    b.outputs.append(Output("low", low[0] if is_output else b.emit_one(NEG, low[0])))
     for old, new in zip((w, m), b.emit(MOMENTUM_UPDATE, (w, grad, m, lr), RULE), strict=True):
         b.writes.append(Write(old, new))
     return update_programs(b.freeze())

@@ -22,23 +22,23 @@ def ops_of(graph):
 
 def test_nodes_that_no_output_needs_are_dropped(sketch):
     x = sketch.input("x", (2,))
-    sketch.b.one(NEG, x)
-    sketch.b.outputs = [Output("y", sketch.b.one(SQUARE, x))]
+    sketch.b.emit_one(NEG, x)
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(SQUARE, x))]
     assert ops_of(simplify.simplify_graph(sketch.b.freeze())) == ["input", "square"]
 
 
 def test_equal_nodes_are_merged_and_different_attributes_are_not(sketch):
     x = sketch.input("x", (2, 3))
-    a, b = (sketch.b.one(RESHAPE, x, shape=(3, 2)) for _ in range(2))
-    c = sketch.b.one(RESHAPE, x, shape=(6,))
-    sketch.b.outputs = [Output("y", sketch.b.one(ADD, a, b)), Output("z", c)]
+    a, b = (sketch.b.emit_one(RESHAPE, x, shape=(3, 2)) for _ in range(2))
+    c = sketch.b.emit_one(RESHAPE, x, shape=(6,))
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(ADD, a, b)), Output("z", c)]
     assert ops_of(simplify.simplify_graph(sketch.b.freeze())).count("reshape") == 2
 
 
 def test_constant_expressions_are_folded_to_their_value(sketch, evaluate):
     a, b = sketch.constant(np.float64(3)), sketch.constant(np.float64(4))
     x = sketch.input("x", ())
-    y = sketch.b.one(MUL, x, sketch.b.one(ADD, a, b))
+    y = sketch.b.emit_one(MUL, x, sketch.b.emit_one(ADD, a, b))
     sketch.b.outputs = [Output("y", y)]
     graph = simplify.simplify_graph(sketch.b.freeze())
     assert ops_of(graph).count("add") == 0
@@ -47,7 +47,7 @@ def test_constant_expressions_are_folded_to_their_value(sketch, evaluate):
 
 def test_large_constants_are_computed_at_run_time_instead_of_stored(sketch):
     big = sketch.constant(np.ones(simplify.FOLD_LIMIT_BYTES // 8 + 1))
-    sketch.b.outputs = [Output("y", sketch.b.one(SQUARE, big))]
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(SQUARE, big))]
     assert "square" in ops_of(simplify.simplify_graph(sketch.b.freeze()))
 
 
@@ -67,7 +67,7 @@ def test_an_op_whose_bits_depend_on_the_kernel_is_computed_by_the_kernel(sketch,
     numbers = np.linspace(0.1, 2.0, 16).reshape(4, 4)
     count = 2 if op in ("pow", "matmul") else 1
     inputs = [sketch.constant(numbers.astype(np.float32)) for _ in range(count)]
-    sketch.b.outputs = [Output("y", sketch.b.one(find_op(op), *inputs, **attrs))]
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(find_op(op), *inputs, **attrs))]
     assert op in ops_of(simplify.simplify_graph(sketch.b.freeze()))
 
 
@@ -76,13 +76,13 @@ def exact_constants(call):
     rng = np.random.default_rng(len(call))
     a, b = (rng.normal(size=(3, 5)).astype(np.float32) for _ in range(2))
     g = GraphBuilder()
-    values = [g.one(CONSTANT, dtype="float32", shape=(3, 5), data=v.tobytes()) for v in (a, b)]
+    values = [g.emit_one(CONSTANT, dtype="float32", shape=(3, 5), data=v.tobytes()) for v in (a, b)]
     if call == "where":
-        inputs = [g.one(find_op("less"), *values), *values]
+        inputs = [g.emit_one(find_op("less"), *values), *values]
     else:
         inputs = values if call in BINARY_NAMES else values[:1]
     attrs = {"dtype": "float64"} if call == "cast" else {}
-    g.outputs = [Output("y", g.one(find_op(call), *inputs, **attrs))]
+    g.outputs = [Output("y", g.emit_one(find_op(call), *inputs, **attrs))]
     return g.freeze()
 
 
@@ -113,7 +113,7 @@ def test_a_folded_constant_has_the_bits_that_the_kernel_computes(op):
 def test_updates_are_never_merged(sketch):
     step = sketch.variable("step", (), "int64", "counter")
     other = sketch.variable("other", (), "int64", "counter")
-    writes = [Write(v, sketch.b.one(INCREMENT, v)) for v in (step, other)]
+    writes = [Write(v, sketch.b.emit_one(INCREMENT, v)) for v in (step, other)]
     sketch.b.writes = writes
     assert ops_of(simplify.simplify_graph(sketch.b.freeze())).count("increment") == 2
 
@@ -126,20 +126,20 @@ BINARY = (ADD, SUB, MUL)
 def graphs(draw):
     """A random graph of exact integer-valued arithmetic over two inputs and a few constants."""
     b = GraphBuilder()
-    values = [b.one(INPUT, name=n, dtype="float64", shape=(2, 3)) for n in ("p", "q")]
+    values = [b.emit_one(INPUT, name=n, dtype="float64", shape=(2, 3)) for n in ("p", "q")]
     for number in (0.0, 1.0, 2.0):
         data = np.full((2, 3), number)
-        values.append(b.one(CONSTANT, dtype="float64", shape=(2, 3), data=data.tobytes()))
+        values.append(b.emit_one(CONSTANT, dtype="float64", shape=(2, 3), data=data.tobytes()))
     for _ in range(draw(st.integers(1, 25))):
         kind = draw(st.integers(0, 2))
         pick = st.sampled_from(values)
         if kind == 0:
-            values.append(b.one(draw(st.sampled_from(UNARY)), draw(pick)))
+            values.append(b.emit_one(draw(st.sampled_from(UNARY)), draw(pick)))
         elif kind == 1:
-            values.append(b.one(draw(st.sampled_from(BINARY)), draw(pick), draw(pick)))
+            values.append(b.emit_one(draw(st.sampled_from(BINARY)), draw(pick), draw(pick)))
         else:
-            turned = b.one(TRANSPOSE, draw(pick), perm=(1, 0))
-            values.append(b.one(TRANSPOSE, turned, perm=(1, 0)))
+            turned = b.emit_one(TRANSPOSE, draw(pick), perm=(1, 0))
+            values.append(b.emit_one(TRANSPOSE, turned, perm=(1, 0)))
     b.outputs = [Output(f"o{i}", draw(st.sampled_from(values))) for i in range(3)]
     return b.freeze()
 

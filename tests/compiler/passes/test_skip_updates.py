@@ -29,8 +29,8 @@ class Job:
         self.s, b = sketch, sketch.b
         x = sketch.input("x", (3,))
         a, c = sketch.variable("a", (3,)), sketch.variable("b", (3,))
-        terms = b.one(ADD, b.one(SQRT, b.one(MUL, a, x)), b.one(MUL, c, x))
-        loss = b.one(SUM, terms, axes=(0,), keepdims=False)
+        terms = b.emit_one(ADD, b.emit_one(SQRT, b.emit_one(MUL, a, x)), b.emit_one(MUL, c, x))
+        loss = b.emit_one(SUM, terms, axes=(0,), keepdims=False)
         b.outputs = [Output("loss", loss)]
         attrs, states = OPTIMIZERS[op]
         rate = sketch.constant(np.float64(0.1))
@@ -107,7 +107,7 @@ def test_with_sums_over_batches_the_step_is_dropped_whole(sketch, evaluate):
 
 
 def test_a_graph_without_updates_stays_as_it_is(sketch):
-    sketch.b.outputs = [Output("y", sketch.b.one(SQRT, sketch.input("x", (3,))))]
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(SQRT, sketch.input("x", (3,))))]
     graph = sketch.b.freeze()
     assert autodiff.skip_updates(graph) is graph
 

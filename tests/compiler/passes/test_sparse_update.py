@@ -41,8 +41,8 @@ class Job:
 
     def picked(self, name="ids"):
         ids = self.s.input(name, self.feeds[name].shape, "int64")
-        rows = self.b.one(EMBEDDING, self.table, ids)
-        return self.b.one(SUM, self.b.one(SQUARE, rows), axes=(0, 1), keepdims=False)
+        rows = self.b.emit_one(EMBEDDING, self.table, ids)
+        return self.b.emit_one(SUM, self.b.emit_one(SQUARE, rows), axes=(0, 1), keepdims=False)
 
     def graph(self, objective, decay=0.0, op=SGD_UPDATE, states=(), every=1):
         self.b.outputs = [Output("loss", objective)]
@@ -104,7 +104,7 @@ def test_momentum_moves_every_row(job):
 
 
 def test_a_table_that_is_picked_from_twice_keeps_its_update(job):
-    both = job.b.one(ADD, job.picked(), job.picked("more"))
+    both = job.b.emit_one(ADD, job.picked(), job.picked("more"))
     assert kept(job.graph(both))
 
 

@@ -91,15 +91,15 @@ def two_vectors():
     def variable(name, dtype="float64"):
         shape = () if name == "step" else (3,)
         own = {"role": "parameter", "init": (("kind", "zeros"),)}
-        return b.one(VARIABLE, name=name, dtype=dtype, shape=shape, **own)
+        return b.emit_one(VARIABLE, name=name, dtype=dtype, shape=shape, **own)
 
     step, lr = variable("step", "int64"), scalar(b, 0.1, DType.FLOAT64)
     for name in "ab":
         old = [variable(name), variable(f"squares/{name}")]
-        grad = b.one(INPUT, name=f"d{name}", dtype="float64", shape=(3,))
+        grad = b.emit_one(INPUT, name=f"d{name}", dtype="float64", shape=(3,))
         news = b.emit(ADAFACTOR_VECTOR_UPDATE, (old[0], grad, old[1], lr, step), FACTORS)
         b.writes += [Write(o, n) for o, n in zip(old, news, strict=True)]
-    b.outputs = [Output("loss", b.one(INPUT, name="loss", dtype="float64", shape=()))]
+    b.outputs = [Output("loss", b.emit_one(INPUT, name="loss", dtype="float64", shape=()))]
     feeds = {"a": P[0], "b": P[1], "squares/a": V[0], "squares/b": V[1], "da": G[0], "db": G[1]}
     return b.freeze(), feeds | {"step": STEP, "loss": np.array(1.0), "skipped": np.array(0)}
 
@@ -126,14 +126,14 @@ def test_all_parts_of_an_update_are_skipped_together(evaluate):
 
 def test_a_graph_without_them_is_left_alone():
     b = GraphBuilder()
-    b.outputs = [Output("y", b.one(INPUT, name="y", dtype="float64", shape=()))]
+    b.outputs = [Output("y", b.emit_one(INPUT, name="y", dtype="float64", shape=()))]
     graph = b.freeze()
     assert autodiff.stage_updates(graph) is graph
 
 
 def test_wrong_operands_and_the_cost_are_told_before_it_is_taken_apart():
     b = GraphBuilder()
-    x = [b.one(INPUT, name=str(n), dtype="float32", shape=(n,)) for n in (2, 3)]
+    x = [b.emit_one(INPUT, name=str(n), dtype="float32", shape=(n,)) for n in (2, 3)]
     with pytest.raises(CompileError, match=r"needs grad of type float32\[2\], got float32\[3\]"):
         b.emit(MUON_UPDATE, (x[0], x[1], x[0], x[0]), MUON)
     graph, _ = two_vectors()

@@ -34,7 +34,7 @@ def add():
 @pytest.fixture
 def graph(sketch):
     x = sketch.input("x", (4, 3))
-    sketch.b.outputs = [Output("y", sketch.b.one(NEG, sketch.b.one(ABS, x)))]
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(NEG, sketch.b.emit_one(ABS, x)))]
     return sketch.b.freeze()
 
 

@@ -29,12 +29,12 @@ OPTIONS = CompileOptions("job")
 def traced(depth):
     """A training job of `depth` layers with AdamW, in branches of four that meet in a sum."""
     b = GraphBuilder()
-    x = value = b.one(INPUT, name="x", dtype="float32", shape=(4, 4))
+    x = value = b.emit_one(INPUT, name="x", dtype="float32", shape=(4, 4))
     weights = [variable(b, f"w{i}", (4, 4)) for i in range(depth)]
     for i, weight in enumerate(weights):
         start = x if i % 4 == 0 else value
-        value = b.one(ADD, b.one(TANH, b.one(MATMUL, start, weight)), value)
-    loss = b.one(MEAN, value, axes=(0, 1), keepdims=False)
+        value = b.emit_one(ADD, b.emit_one(TANH, b.emit_one(MATMUL, start, weight)), value)
+    loss = b.emit_one(MEAN, value, axes=(0, 1), keepdims=False)
     adam(b, loss, weights)
     return b.freeze()
 

@@ -20,8 +20,8 @@ def plan(sketch, fake_target, op_by_op):
     x = sketch.input("x", (64, 64), "float32")
     w = sketch.variable("w", (64, 64), "float32")
     with sketch.b.at("body", SourceLocation("job.py", 12)):
-        h = sketch.b.one(SOFTMAX, sketch.b.one(MATMUL, x, w), scale=1.0, causal=False)
-        loss = sketch.b.one(SUM, h, axes=(0, 1), keepdims=False)
+        h = sketch.b.emit_one(SOFTMAX, sketch.b.emit_one(MATMUL, x, w), scale=1.0, causal=False)
+        loss = sketch.b.emit_one(SUM, h, axes=(0, 1), keepdims=False)
     descend(sketch.b, loss, [w])
     return compile_graph(sketch.b.freeze(), fake_target, CompileOptions("job", snapshot_every=2))
 

@@ -24,9 +24,9 @@ def built(shape, *ops, role=None):
     with b.at("job", SourceLocation("train.py", 41), Phase.FORWARD, 0):
         attrs = {"name": "x", "dtype": "float32", "shape": shape}
         more = {} if role is None else {"role": role, "init": ()}
-        values.append(b.one(INPUT if role is None else VARIABLE, **attrs, **more))
+        values.append(b.emit_one(INPUT if role is None else VARIABLE, **attrs, **more))
         for op, own in ops:
-            values.append(b.one(op, values[-1], **own))
+            values.append(b.emit_one(op, values[-1], **own))
     b.outputs = [Output("y", values[-1])]
     return b.freeze(), values
 

@@ -71,7 +71,7 @@ def test_loops_over_rows_of_a_batch_are_those_of_the_whole(name, mesh):
     graph = graph_of(name)
     layouts, graphs = check_step(graph, mesh, near=1e-4, speed=SLOW)
     choice = layouts.choices[mesh.axis("data")]
-    ways = [w for n, w in zip(graph.nodes, choice.ways, strict=True) if n.op is SCAN]
+    ways = [w for n, w in zip(graph.nodes, choice.signatures, strict=True) if n.op is SCAN]
     assert ways
     assert not any([way.signature.is_whole for way in ways])
     if mesh.names == ("data",) and mesh.shape == (2,):

@@ -29,21 +29,21 @@ def random_graph(rng, nodes):
     b, fixed = GraphBuilder(), {}
     values = []
     for index in range(2):
-        values.append(b.one(INPUT, name=f"x{index}", dtype="float32", shape=(N, N)))
+        values.append(b.emit_one(INPUT, name=f"x{index}", dtype="float32", shape=(N, N)))
         fixed[values[-1]] = [Split(0), BROADCAST, Split(1)][rng.integers(3)]
     for _ in range(nodes - 2):
         one, two = [values[i] for i in rng.integers(0, len(values), 2)]
         kind = rng.integers(6)
         if kind < 2:
-            values.append(b.one(MATMUL, one, two))
+            values.append(b.emit_one(MATMUL, one, two))
         elif kind == 2:
-            values.append(b.one(ADD, one, two))
+            values.append(b.emit_one(ADD, one, two))
         elif kind == 3:
-            values.append(b.one(MUL, one, two))
+            values.append(b.emit_one(MUL, one, two))
         elif kind == 4:
-            values.append(b.one(EXP, one))
+            values.append(b.emit_one(EXP, one))
         else:
-            values.append(b.one(TRANSPOSE, one, perm=(1, 0)))
+            values.append(b.emit_one(TRANSPOSE, one, perm=(1, 0)))
     b.outputs = [Output("y", values[-1])]
     return b.freeze(), fixed
 
@@ -86,7 +86,7 @@ def least_time(graph, fixed):
     for index, node in enumerate(graph.nodes):
         later = {}
         for state, time in states.items():
-            for way, own in zip(problem.ways[index], problem.own_ns[index], strict=True):
+            for way, own in zip(problem.candidates[index], problem.own_ns[index], strict=True):
                 held, now = {value: (word, seen) for value, word, seen in state}, time + own
                 for value, need in zip(node.inputs, way.signature.inputs, strict=True):
                     word, seen = held[value]
@@ -107,8 +107,8 @@ def least_time(graph, fixed):
 def all_choices(graph, fixed):
     """Return the least time, every choice tried by itself."""
     problem, best = problem_of(graph, fixed), float("inf")
-    for picked in itertools.product(*[range(len(ways)) for ways in problem.ways]):
-        ways = [problem.ways[i][way] for i, way in enumerate(picked)]
+    for picked in itertools.product(*[range(len(ways)) for ways in problem.candidates]):
+        ways = [problem.candidates[i][way] for i, way in enumerate(picked)]
         own = [problem.own_ns[i][way] for i, way in enumerate(picked)]
         best = min(best, cost_of(graph, ways, own))
     return best
@@ -152,16 +152,19 @@ def test_the_time_that_is_told_is_that_of_what_is_chosen():
     graph, fixed = random_graph(np.random.default_rng(2), 9)
     found = choose(graph, (), AXIS, fixed)
     problem = problem_of(graph, fixed)
-    own = [problem.own_ns[i][problem.ways[i].index(way)] for i, way in enumerate(found.ways)]
-    assert found.time_ns == pytest.approx(cost_of(graph, found.ways, own))
+    own = [
+        problem.own_ns[i][problem.candidates[i].index(way)]
+        for i, way in enumerate(found.signatures)
+    ]
+    assert found.time_ns == pytest.approx(cost_of(graph, found.signatures, own))
 
 
 def test_batches_that_are_split_make_shares_of_gradients():
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(N, N))
-    w = b.one(VARIABLE, name="w", dtype="float32", shape=(N, N), role="parameter", init=())
-    y = b.one(EXP, b.one(MATMUL, x, w))
-    grad = b.one(MATMUL, b.one(TRANSPOSE, x, perm=(1, 0)), y)
-    b.outputs = [Output("loss", b.one(SUM, grad, axes=(0, 1), keepdims=False))]
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(N, N))
+    w = b.emit_one(VARIABLE, name="w", dtype="float32", shape=(N, N), role="parameter", init=())
+    y = b.emit_one(EXP, b.emit_one(MATMUL, x, w))
+    grad = b.emit_one(MATMUL, b.emit_one(TRANSPOSE, x, perm=(1, 0)), y)
+    b.outputs = [Output("loss", b.emit_one(SUM, grad, axes=(0, 1), keepdims=False))]
     found = choose(b.freeze(), (), AXIS, {x: Split(0), w: BROADCAST})
     assert (found.words[y], found.words[grad]) == (Split(0), PARTIAL)

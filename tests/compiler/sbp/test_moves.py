@@ -7,7 +7,7 @@ import pytest
 from rank_graphs import parts_of, run_ranks, whole_of
 
 from compiler.contract.placement import Mesh, MeshLink
-from compiler.contract.sbp import BROADCAST, PARTIAL, PARTIAL_MAX, Split, words_text
+from compiler.contract.sbp import BROADCAST, PARTIAL, PARTIAL_MAX, Split, format_sbp
 from compiler.contract.types import DType, TensorType
 from compiler.graph.columns import SbpSignature
 from compiler.graph.graph import GraphBuilder, Output
@@ -41,8 +41,8 @@ def layouts_of(mesh, source, target):
 def moved(array, mesh, source, target):
     """Return what each rank has of an array once it is brought into another layout."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype=array.dtype.name, shape=array.shape)
-    b.outputs = [Output("y", b.one(COPY, x))]
+    x = b.emit_one(INPUT, name="x", dtype=array.dtype.name, shape=array.shape)
+    b.outputs = [Output("y", b.emit_one(COPY, x))]
     layouts = layouts_of(mesh, source, target)
     graphs = [distribute(b.freeze(), layouts, rank) for rank in range(mesh.num_ranks)]
     held = {(): array}
@@ -90,7 +90,7 @@ def test_a_tensor_gets_between_all_layouts_over_two_axes(shape):
     pairs = list(itertools.product(WORDS, repeat=2))
     for source, target in itertools.permutations(pairs, 2):
         made = moved(array, mesh, source, target)
-        text = f"{words_text(source)} -> {words_text(target)}"
+        text = f"{format_sbp(source)} -> {format_sbp(target)}"
         np.testing.assert_allclose(joined(made, mesh, target), array, atol=1e-12, err_msg=text)
 
 

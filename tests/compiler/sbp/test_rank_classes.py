@@ -15,7 +15,7 @@ from actorflow.compile.targets import hardware_for
 from actorflow.data import ArraySource
 from actorflow.distributed.agreed_plan import plans_of_classes
 from compiler.contract.placement import HOST
-from compiler.contract.sbp import part_of
+from compiler.contract.sbp import shard_range
 from compiler.contract.types import DType, TensorType
 from compiler.graph.target import CompileOptions
 from compiler.ops.primitives.body import hash_graph
@@ -39,7 +39,7 @@ def told(shape, words, place):
     for rows, axes, is_sliced in words:
         start, length = 0, rows
         for axis in axes:
-            own = part_of(length, shape[axis], place[axis])
+            own = shard_range(length, shape[axis], place[axis])
             start, length = start + own.start, len(own)
         found.append((length, start if is_sliced else None))
     return tuple(found)

@@ -22,11 +22,11 @@ from compiler.ops.families.arithmetic import ADD, EXP, MUL
 from compiler.ops.primitives.reduce import SUM
 from compiler.ops.primitives.sources import INPUT, VARIABLE
 from compiler.ops.primitives.transfer import (
-    AHEAD,
     ALL_GATHER,
     ALL_REDUCE,
-    AWAITED,
-    LATE,
+    BLOCKING,
+    DEFERRED,
+    PREFETCH,
     REDUCE_SCATTER,
 )
 from compiler.passes import autodiff
@@ -75,9 +75,9 @@ def local():
 
 def test_gradients_are_late_and_parameters_ahead(local):
     found = {(node.op, node.attrs["when"]) for node in collectives(local)}
-    assert (REDUCE_SCATTER, LATE) in found
-    assert (ALL_GATHER, AHEAD) in found
-    assert (REDUCE_SCATTER, AWAITED) not in found
+    assert (REDUCE_SCATTER, DEFERRED) in found
+    assert (ALL_GATHER, PREFETCH) in found
+    assert (REDUCE_SCATTER, BLOCKING) not in found
 
 
 def test_parameters_are_gathered_once_more_for_the_way_back_but_for_the_last(local):
@@ -97,7 +97,7 @@ def test_what_is_ahead_waits_until_the_bucket_before_it_is_about_to_be_read(loca
     graph = ordered(local, ZERO)[0]
     buckets = {}
     for index, node in enumerate(graph.nodes):
-        if is_comm.get(node.op) and node.attrs["when"] == AHEAD:
+        if is_comm.get(node.op) and node.attrs["when"] == PREFETCH:
             buckets.setdefault(node.attrs["bucket"], []).append(index)
     assert len(buckets) > 8
     waits = [any(graph.nodes[i].after for i in own) for own in buckets.values()]
@@ -122,18 +122,18 @@ def test_memory_of_what_is_gathered_and_reduced_grows_little_with_the_layers():
 
 def summed(b, value, order, **attrs):
     own = {"num_ranks": 2, "group": "data", "bucket": order, "order": order, "by": "sum"}
-    return b.one(ALL_REDUCE, value, **(own | attrs))
+    return b.emit_one(ALL_REDUCE, value, **(own | attrs))
 
 
 def chain(num_layers):
     """A graph whose layers end with a sum over ranks, as those of a model that is split."""
     b = GraphBuilder()
-    value = b.one(INPUT, name="x", dtype="float32", shape=(8, 8))
+    value = b.emit_one(INPUT, name="x", dtype="float32", shape=(8, 8))
     weights = []
     for i in range(num_layers):
         weights.append(variable(b, f"w{i}", (8, 8)))
-        value = summed(b, b.one(EXP, b.one(MUL, value, weights[-1])), i)
-    descend(b, b.one(SUM, value, axes=(0, 1), keepdims=False), weights)
+        value = summed(b, b.emit_one(EXP, b.emit_one(MUL, value, weights[-1])), i)
+    descend(b, b.emit_one(SUM, value, axes=(0, 1), keepdims=False), weights)
     return b
 
 
@@ -145,17 +145,17 @@ def test_what_the_next_layer_reads_goes_alone_and_in_the_order_of_layers():
     orders = [node.attrs["order"] for node in collectives(in_turn(graph, turns))]
     assert orders == sorted(orders)
     assert len({turn.bucket for turn in turns.values()}) == 5
-    assert {turns[i].when for i in range(4)} == {AWAITED}
+    assert {turns[i].when for i in range(4)} == {BLOCKING}
 
 
 def test_metrics_of_a_job_that_trains_wait_for_nobody():
     b = GraphBuilder()
-    x, w = b.one(INPUT, name="x", dtype="float32", shape=(8,)), variable(b, "w", (8,))
-    loss = b.one(SUM, b.one(MUL, x, w), axes=(0,), keepdims=False)
+    x, w = b.emit_one(INPUT, name="x", dtype="float32", shape=(8,)), variable(b, "w", (8,))
+    loss = b.emit_one(SUM, b.emit_one(MUL, x, w), axes=(0,), keepdims=False)
     descend(b, loss, [w])
-    b.outputs = [Output("loss", b.one(ADD, *[summed(b, loss, 0)] * 2))]
+    b.outputs = [Output("loss", b.emit_one(ADD, *[summed(b, loss, 0)] * 2))]
     turns = turns_of(autodiff.differentiate(b.freeze()), {})
-    assert turns[0].when == LATE
+    assert turns[0].when == DEFERRED
 
 
 @pytest.mark.parametrize("least", [0.0, 300.0, 1e9])
@@ -165,7 +165,7 @@ def test_buckets_are_numbered_in_the_order_and_as_large_as_the_links_ask(local, 
     for one, other in pairwise(turns):
         assert other.bucket in (one.bucket, one.bucket + 1)
     if least == 1e9:
-        assert len({t.bucket for t in turns if t.when == AHEAD}) == 1
+        assert len({t.bucket for t in turns if t.when == PREFETCH}) == 1
 
 
 def test_numbers_are_sorted_as_far_as_pairs_allow_it():
@@ -176,11 +176,11 @@ def test_numbers_are_sorted_as_far_as_pairs_allow_it():
 def test_fusion_joins_nothing_that_stands_on_both_sides_of_a_collective():
     """Else what a bucket needs would wait for a later one, by way of its neighbour in a kernel."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(8, 8))
-    first = b.one(EXP, x)
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(8, 8))
+    first = b.emit_one(EXP, x)
     between = summed(b, first, 0)
-    after = b.one(ADD, b.one(EXP, between), first)
-    b.outputs = [Output("y", after), Output("z", summed(b, b.one(MUL, first, first), 1))]
+    after = b.emit_one(ADD, b.emit_one(EXP, between), first)
+    b.outputs = [Output("y", after), Output("z", summed(b, b.emit_one(MUL, first, first), 1))]
     graph = b.freeze()
     made = [node.outputs[0] for node in graph.nodes]
     eras = dict(zip(made, last_buckets_before(graph), strict=True))

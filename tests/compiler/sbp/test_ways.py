@@ -19,7 +19,7 @@ TOLERANCE = {"float16": 2e-3, "float32": 1e-5}
 
 def all_reduce(b, value, by, axis):
     order = sum(n.op is ALL_REDUCE for n in b.nodes)
-    return b.one(
+    return b.emit_one(
         ALL_REDUCE, value, num_ranks=2, group="ranks", bucket=order, order=order, by=by.value
     )
 
@@ -42,7 +42,7 @@ def check(row, parts, way, rng):
 
         b = GraphBuilder()
         own = [part[rank] for part in cut]
-        given = tuple([b.one(INPUT, name="x", dtype=x.dtype.name, shape=x.shape) for x in own])
+        given = tuple([b.emit_one(INPUT, name="x", dtype=x.dtype.name, shape=x.shape) for x in own])
         given_slices, made_slices = slices(inputs, words.inputs), slices(outputs, words.outputs)
         mesh = Mesh(("ranks",), (parts,))
         splits = [

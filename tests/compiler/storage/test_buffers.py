@@ -27,9 +27,9 @@ class Offering(HostCosts):
 def shares(sketch, op, view, pairs):
     """Whether op(u, u'), with u' another view of u's bytes or u itself, lies where u was."""
     b = sketch.b
-    u = b.one(EXP, sketch.input("x", (4, 4)))
-    other = b.one(RESHAPE, b.one(RESHAPE, u, shape=(16,)), shape=(4, 4)) if view else u
-    y = b.one(op, u, other)
+    u = b.emit_one(EXP, sketch.input("x", (4, 4)))
+    other = b.emit_one(RESHAPE, b.emit_one(RESHAPE, u, shape=(16,)), shape=(4, 4)) if view else u
+    y = b.emit_one(op, u, other)
     b.outputs = [Output("y", y)]
     graph = b.freeze()
     storage = assign_storage(graph)
@@ -57,7 +57,7 @@ def chained(sketch):
     x = sketch.input("x", (4, 4))
     values = [x]
     for _ in range(3):
-        values.append(b.one(ADD, values[-1], x))
+        values.append(b.emit_one(ADD, values[-1], x))
     b.outputs = [Output("y", values[-1])]
     graph = b.freeze()
     storage = assign_storage(graph)

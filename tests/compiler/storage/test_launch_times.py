@@ -9,9 +9,9 @@ from compiler.storage.buffers import launch_times
 def times(sketch, fake_target):
     """Three launches of a microsecond, with a view between the first two."""
     x = sketch.input("x", (4,), "float32")
-    a = sketch.b.one(EXP, x)
-    b = sketch.b.one(NEG, sketch.b.one(RESHAPE, a, shape=(2, 2)))
-    c = sketch.b.one(EXP, b)
+    a = sketch.b.emit_one(EXP, x)
+    b = sketch.b.emit_one(NEG, sketch.b.emit_one(RESHAPE, a, shape=(2, 2)))
+    c = sketch.b.emit_one(EXP, b)
     graph = sketch.b.freeze()
     made = launch_times(graph, fake_target, is_per_step=False)
     return made, (a, b, c)

@@ -43,22 +43,25 @@ from compiler.storage.order import (
 
 def rate_of(b, step):
     """Return a learning rate that falls with the steps: 0.1 * exp(-step)."""
-    count = b.one(CAST, step, dtype="float64")
-    return b.one(MUL, b.one(EXP, b.one(NEG, count)), scalar(b, 0.1, DType.FLOAT64))
+    count = b.emit_one(CAST, step, dtype="float64")
+    return b.emit_one(MUL, b.emit_one(EXP, b.emit_one(NEG, count)), scalar(b, 0.1, DType.FLOAT64))
 
 
 def job(every=3, *, is_rate_a_metric=True, reads_batch=False):
     """A training graph: loss = sum(x * w), SGD by `rate_of`, sums over `every` batches."""
     b = GraphBuilder()
-    x, w = b.one(INPUT, name="x", dtype="float64", shape=(4,)), variable(b, "w", (4,), "float64")
+    x, w = (
+        b.emit_one(INPUT, name="x", dtype="float64", shape=(4,)),
+        variable(b, "w", (4,), "float64"),
+    )
     step = counter(b)
     with b.at("body", SourceLocation("job.py", 7)):
-        loss = b.one(SUM, b.one(MUL, x, w), axes=(0,), keepdims=False)
+        loss = b.emit_one(SUM, b.emit_one(MUL, x, w), axes=(0,), keepdims=False)
     rate = rate_of(b, step)
     metrics = [Output("rate", rate)] if is_rate_a_metric else []
     if reads_batch:
         with b.at("optimizer", SourceLocation("job.py", 9)):
-            rate = b.one(SUM, b.one(INPUT, name="lr", dtype="float64", shape=(1,)),
+            rate = b.emit_one(SUM, b.emit_one(INPUT, name="lr", dtype="float64", shape=(1,)),
                          axes=(0,), keepdims=False)  # fmt: skip
     descend(b, loss, [w], rate, every=every)
     b.outputs += metrics
@@ -129,26 +132,26 @@ def test_the_two_rates_meet_in_sources_and_sums_only():
 def shared_graphs(draw):
     """Graphs in which metrics and rates read the same expressions of state, in any mix."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float64", shape=())
+    x = b.emit_one(INPUT, name="x", dtype="float64", shape=())
     step = variable(b, "step", (), "int64", "counter")
-    pool = [b.one(CAST, step, dtype="float64")]
+    pool = [b.emit_one(CAST, step, dtype="float64")]
     for _ in range(draw(st.integers(1, 8))):
         op = draw(st.sampled_from((NEG, ADD, MUL)))
         operands = [draw(st.sampled_from(pool)) for _ in range(1 if op is NEG else 2)]
-        pool.append(b.one(op, *operands))
+        pool.append(b.emit_one(op, *operands))
     loss = x
     b.updates = []
     for i in range(draw(st.integers(1, 3))):
         w = variable(b, f"w{i}", (), "float64")
         factor = draw(st.sampled_from([x, *pool]))
-        loss = b.one(ADD, loss, b.one(MUL, w, factor))
+        loss = b.emit_one(ADD, loss, b.emit_one(MUL, w, factor))
         rate = draw(st.sampled_from(pool))
         b.updates.append(UpdateRule(SGD_UPDATE, w, (), (rate,), Attrs({"weight_decay": 0.0})))
     b.outputs = [Output("loss", loss)]
     b.updates = [replace(rule, objective=loss) for rule in b.updates]
     for i in range(draw(st.integers(0, 3))):
         b.outputs.append(Output(f"m{i}", draw(st.sampled_from(pool))))
-    b.writes = [Write(step, b.one(INCREMENT, step))]
+    b.writes = [Write(step, b.emit_one(INCREMENT, step))]
     every = draw(st.integers(2, 4))
     b.accumulation = Accumulation(every, variable(b, "batches", (), "int64", SCRATCH))
     return b.freeze()

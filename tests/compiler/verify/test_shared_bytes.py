@@ -36,19 +36,19 @@ def tangle(rng):
     """A training graph of random elementwise ops and products over two inputs."""
     b = GraphBuilder()
     shape = (8, 8)
-    pool = [b.one(INPUT, name=n, dtype="float32", shape=shape) for n in ("a", "b")]
+    pool = [b.emit_one(INPUT, name=n, dtype="float32", shape=shape) for n in ("a", "b")]
     weights = []
     for i in range(rng.randint(1, 3)):
         weights.append(variable(b, f"w{i}", shape))
-        pool.append(b.one(MATMUL, rng.choice(pool[:2]), weights[-1]))
+        pool.append(b.emit_one(MATMUL, rng.choice(pool[:2]), weights[-1]))
     for _ in range(rng.randint(3, 10)):
         op = rng.choice((NEG, EXP, ADD, MUL, MATMUL))
         operands = [rng.choice(pool[-5:]) for _ in range(1 if op in (NEG, EXP) else 2)]
-        pool.append(b.one(op, *operands))
+        pool.append(b.emit_one(op, *operands))
     total = pool[-1]
     for value in pool[2:-1]:
-        total = b.one(ADD, total, value)
-    loss = b.one(SUM, total, axes=(0, 1), keepdims=False)
+        total = b.emit_one(ADD, total, value)
+    loss = b.emit_one(SUM, total, axes=(0, 1), keepdims=False)
     descend(b, loss, weights)
     counter(b)
     return b.freeze()

@@ -10,7 +10,7 @@ import actorflow as af
 from actorflow import nn
 from actors.race.race import RaceError, check_races
 from compiler.contract.errors import InternalError
-from compiler.contract.plan_tables import ActorKind, Part, Port
+from compiler.contract.plan_tables import ActorKind, Port, VersionSlice
 from compiler.contract.types import DType, TensorType
 from compiler.graph.graph import Output, Write
 from compiler.graph.target import CompileOptions
@@ -28,10 +28,10 @@ def plan(sketch, fake_target, op_by_op):
     """matmul, exp in place, neg in place, two sums: one chain, with snapshots."""
     x = sketch.input("x", (8, 16), "float32")
     w = sketch.variable("w", (16, 16), "float32")
-    h = sketch.b.one(NEG, sketch.b.one(EXP, sketch.b.one(MATMUL, x, w)))
-    g = sketch.b.one(MATMUL, h, w)
-    y, z = (sketch.b.one(SUM, v, axes=(0, 1), keepdims=False) for v in (h, g))
-    sketch.b.outputs = [Output("y", y), Output("z", sketch.b.one(ADD, z, y))]
+    h = sketch.b.emit_one(NEG, sketch.b.emit_one(EXP, sketch.b.emit_one(MATMUL, x, w)))
+    g = sketch.b.emit_one(MATMUL, h, w)
+    y, z = (sketch.b.emit_one(SUM, v, axes=(0, 1), keepdims=False) for v in (h, g))
+    sketch.b.outputs = [Output("y", y), Output("z", sketch.b.emit_one(ADD, z, y))]
     options = CompileOptions("job", is_training=False, snapshot_every=2)
     return compile_graph(sketch.b.freeze(), fake_target, options)
 
@@ -143,7 +143,7 @@ def test_a_part_that_is_read_for_the_whole_and_another_part_are_found(plan):
     launches[i] = replace(launches[i], inputs=(len(plan.views) - 1,))
     with pytest.raises(InternalError, match=r"\(neg, .*reads a part of .*, and names the whole"):
         verify_plan(with_launches(plan, launches))
-    named = Part(launches[i].reads[0], 64, part.strides_bytes)
+    named = VersionSlice(launches[i].reads[0], 64, part.strides_bytes)
     launches[i] = replace(launches[i], reads=(-1 - len(plan.parts),))
     plan = replace(plan, parts=(*plan.parts, named))
     with pytest.raises(InternalError, match=r"\(neg, .*reads another part of .* than named"):
@@ -166,10 +166,10 @@ def test_bytes_given_away_before_their_last_reader_are_found(
         return uses
 
     x = sketch.input("x", (8, 8), "float32")
-    h = sketch.b.one(MATMUL, x, x)
-    e = sketch.b.one(EXP, h)
-    both = sketch.b.one(MATMUL, e, h)
-    sketch.b.outputs = [Output("y", sketch.b.one(SUM, both, axes=(0, 1), keepdims=False))]
+    h = sketch.b.emit_one(MATMUL, x, x)
+    e = sketch.b.emit_one(EXP, h)
+    both = sketch.b.emit_one(MATMUL, e, h)
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(SUM, both, axes=(0, 1), keepdims=False))]
     graph = sketch.b.freeze()
     options = CompileOptions("job", is_training=False)
     compile_graph(graph, fake_target, options)
@@ -182,15 +182,15 @@ def updating(sketch, *, is_early):
     """A graph, in the order in which it is lowered, with an update before or after a reader."""
     x, w = sketch.input("x", (8, 8), "float32"), sketch.variable("w", (8, 8), "float32")
     rate = sketch.constant(np.float32(0.1))
-    grad = sketch.b.one(MATMUL, x, x)
+    grad = sketch.b.emit_one(MATMUL, x, x)
 
     def read():
-        y = sketch.b.one(SUM, sketch.b.one(MATMUL, x, w), axes=(0, 1), keepdims=False)
+        y = sketch.b.emit_one(SUM, sketch.b.emit_one(MATMUL, x, w), axes=(0, 1), keepdims=False)
         sketch.b.outputs = [Output("y", y)]
 
     if not is_early:
         read()
-    updated = sketch.b.one(SGD_UPDATE, w, grad, rate, weight_decay=0.0)
+    updated = sketch.b.emit_one(SGD_UPDATE, w, grad, rate, weight_decay=0.0)
     if is_early:
         read()
     sketch.b.writes = [Write(w, updated)]

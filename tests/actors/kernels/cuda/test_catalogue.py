@@ -1,7 +1,7 @@
 """The kernels of a GPU together: every op that a plan can launch has one."""
 
 import pytest
-from kernel_calls import kernel_op
+from kernel_calls import launched_op
 
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.kernel import known_gpus
@@ -26,7 +26,7 @@ def launched_as(op):
     if is_source.get(op) or is_comm.get(op):
         return None
     if expand.has(op) or update.has(op):
-        return kernel_op(op) if update.has(op) else "fused"
+        return launched_op(op) if update.has(op) else "fused"
     if op is COPY_TO:
         return "copy"
     return None if view.has(op) and not host.find(op.name) else op.name

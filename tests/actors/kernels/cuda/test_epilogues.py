@@ -15,7 +15,7 @@ from actors.kernels.cuda.epilogues import AddedTerms, added_terms, finishes
 from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.region import CudaRegion
 from compiler.contract.program import Kind
-from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.types import DType, TensorType, contiguous_strides, from_bits, to_bits
 
 KERNEL = CudaRegion(gpu_named("h200"))
@@ -105,12 +105,14 @@ def test_nothing_else_is_taken_for_one(name):
 def region_of(program, dtype, shape=(ROWS, COLUMNS)):
     count = 1 + len(program.inputs)
     steps = (
-        Step(StepKind.PRODUCT, (0, 1), (count,)),
-        Step(StepKind.PROGRAM, (count, *range(2, count)), (count + 1,), program),
+        TileStep(TileStepKind.PRODUCT, (0, 1), (count,)),
+        TileStep(TileStepKind.PROGRAM, (count, *range(2, count)), (count + 1,), program),
     )
     out = program.dtype_of(program.outputs[0])
     outputs = (TensorType(out, shape),)
-    return Region(ROWS, COLUMNS, 0, count, (Held(program.inputs[0].dtype, FULL),), outputs, steps)
+    return TiledLoop(
+        ROWS, COLUMNS, 0, count, (TileValue(program.inputs[0].dtype, FULL),), outputs, steps
+    )
 
 
 def numbers(*shape, seed):
@@ -189,11 +191,11 @@ def test_tensors_of_more_axes_are_matrices_to_the_library(emulated_run):
 
 def test_a_product_that_is_added_to_itself_is_made_first(emulated_run):
     steps = (
-        Step(StepKind.PRODUCT, (0, 1), (2,)),
-        Step(StepKind.PROGRAM, (2, 2), (3,), only_residual()),
+        TileStep(TileStepKind.PRODUCT, (0, 1), (2,)),
+        TileStep(TileStepKind.PROGRAM, (2, 2), (3,), only_residual()),
     )
     outputs = (TensorType(F32, (ROWS, COLUMNS)),)
-    region = Region(ROWS, COLUMNS, 0, 2, (Held(F32, FULL),), outputs, steps)
+    region = TiledLoop(ROWS, COLUMNS, 0, 2, (TileValue(F32, FULL),), outputs, steps)
     a, b = numbers(ROWS, INNER, seed=0), numbers(INNER, COLUMNS, seed=1)
     got = emulated_run(KERNEL, {"region": region}, (a, b), outputs)
     np.testing.assert_allclose(got.outputs[0], 2 * (a @ b), rtol=1e-5, atol=1e-5)
@@ -201,11 +203,11 @@ def test_a_product_that_is_added_to_itself_is_made_first(emulated_run):
 
 def test_a_product_that_is_a_result_too_is_stored(emulated_run):
     steps = (
-        Step(StepKind.PRODUCT, (0, 1), (3,)),
-        Step(StepKind.PROGRAM, (3, 2), (4,), biased()),
+        TileStep(TileStepKind.PRODUCT, (0, 1), (3,)),
+        TileStep(TileStepKind.PROGRAM, (3, 2), (4,), biased()),
     )
     outputs = (TensorType(F32, (ROWS, COLUMNS)),) * 2
-    region = Region(ROWS, COLUMNS, 0, 3, (), outputs, steps)
+    region = TiledLoop(ROWS, COLUMNS, 0, 3, (), outputs, steps)
     a, b = numbers(ROWS, INNER, seed=0), numbers(INNER, COLUMNS, seed=1)
     bias = numbers(COLUMNS, seed=2)
     got = emulated_run(KERNEL, {"region": region}, (a, b, bias), outputs)

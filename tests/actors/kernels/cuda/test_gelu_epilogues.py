@@ -15,12 +15,12 @@ from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.region import CudaRegion
 from compiler.contract.attrs import Attrs
 from compiler.contract.program import Kind, ProgramInput
-from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.types import DType, TensorType, from_bits, to_bits
 from compiler.graph.program_builder import ProgramBuilder, expand
 from compiler.ops.families.activation import GELU, SILU
 from compiler.ops.language.definition import definition
-from compiler.ops.language.vjp import product_of
+from compiler.ops.language.vjp import vjp_of
 
 KERNEL = CudaRegion(gpu_named("h200"))
 FULL, COLUMN = Kind.FULL, Kind.COLUMN
@@ -48,7 +48,7 @@ class Stated(ProgramBuilder):
         return Attrs({})
 
     def gradient(self, op, dy, x):
-        return self.apply(product_of(definition.get(op)).op, dy, x)
+        return self.apply(vjp_of(definition.get(op)).op, dy, x)
 
     def sum_over_rows(self, value, dtype=F32):
         return self.reduce("column_sum", self.cast(value, dtype))
@@ -112,14 +112,14 @@ def region_of(program, held):
     count = 1 + len(program.inputs)
     made = tuple(range(count + 1, count + 1 + len(program.outputs)))
     steps = (
-        Step(StepKind.PRODUCT, (0, 1), (count,)),
-        Step(StepKind.PROGRAM, (count, *range(2, count)), made, program),
+        TileStep(TileStepKind.PRODUCT, (0, 1), (count,)),
+        TileStep(TileStepKind.PROGRAM, (count, *range(2, count)), made, program),
     )
     shapes = {FULL: WIDE, COLUMN: (COLUMNS,)}
     outputs = tuple(
         [TensorType(program.dtype_of(v), shapes[program.kind_of(v)]) for v in program.outputs]
     )
-    return Region(*WIDE, 0, count, (Held(held, FULL),), outputs, steps)
+    return TiledLoop(*WIDE, 0, count, (TileValue(held, FULL),), outputs, steps)
 
 
 def numbers(*shape, seed):

@@ -24,7 +24,7 @@ from actors.kernels.cuda.calls import RunProduct
 from actors.kernels.cuda.kernel import DeviceView, gpu_named
 from actors.kernels.cuda.region import CudaRegion
 from compiler.contract.program import Kind
-from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.types import DType, TensorType, contiguous_strides, from_bits, to_bits
 
 KERNEL = CudaRegion(gpu_named("h200"))
@@ -104,10 +104,10 @@ def followed(make, dtype=F32, rows=9, columns=12, others=()):
     reads = (count, *range(2, count))
     makes = tuple(range(count + 1, count + 1 + len(outputs)))
     steps = (
-        Step(StepKind.PRODUCT, (0, 1), (count,)),
-        Step(StepKind.PROGRAM, reads, makes, program),
+        TileStep(TileStepKind.PRODUCT, (0, 1), (count,)),
+        TileStep(TileStepKind.PROGRAM, reads, makes, program),
     )
-    return Region(rows, columns, 0, count, (Held(held, FULL),), outputs, steps)
+    return TiledLoop(rows, columns, 0, count, (TileValue(held, FULL),), outputs, steps)
 
 
 def bias_gelu():

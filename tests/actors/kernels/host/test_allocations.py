@@ -7,9 +7,9 @@ import pytest
 
 from actors.kernels.host import catalogue
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.types import DType, TensorType
-from compiler.graph.registry import Op, runs_as
+from compiler.graph.registry import Op, kernel_op
 
 LAUNCHES = 20
 NUMPY_1 = np.__version__.startswith("1.")
@@ -22,22 +22,23 @@ FUSED = FusedProgram(
     (Instruction("add", (0, 1), F32, Kind.FULL), Instruction("row_sum", (2,), F32, Kind.ROW)),
     (2, 3),
 )
-REGION = Region(
-    384, 64, 100, 4, (Held(F32, Kind.FULL),) * 2,
+REGION = TiledLoop(
+    384, 64, 100, 4, (TileValue(F32, Kind.FULL),) * 2,
     tuple([TensorType(F32, shape) for shape in ((384,), (384, 32), (64, 32), (64,))]),
     (
-        Step(StepKind.PRODUCT, (0, 1), (4,)),
-        Step(StepKind.PROGRAM, (4, 3), (5, 6), FUSED),
-        Step(StepKind.PRODUCT, (5, 2), (7,)),
-        Step(StepKind.SUM_OF_PRODUCTS, (5, 0), (8,)),
-        Step(StepKind.COLUMN_SUM, (5,), (9,)),
+        TileStep(TileStepKind.PRODUCT, (0, 1), (4,)),
+        TileStep(TileStepKind.PROGRAM, (4, 3), (5, 6), FUSED),
+        TileStep(TileStepKind.PRODUCT, (5, 2), (7,)),
+        TileStep(TileStepKind.SUM_OF_PRODUCTS, (5, 0), (8,)),
+        TileStep(TileStepKind.COLUMN_SUM, (5,), (9,)),
     ),
 )  # fmt: skip
 
-PIECES = Region(
-    384, 64, 0, 3, (Held(F32, Kind.FULL),),
+PIECES = TiledLoop(
+    384, 64, 0, 3, (TileValue(F32, Kind.FULL),),
     (TensorType(F32, (384, 64)), TensorType(F32, (384,))),
-    (Step(StepKind.PRODUCT, (0, 1), (3,)), Step(StepKind.PROGRAM, (3, 2), (4, 5), FUSED)),
+    (TileStep(TileStepKind.PRODUCT, (0, 1), (3,)),
+     TileStep(TileStepKind.PROGRAM, (3, 2), (4, 5), FUSED)),
 )  # fmt: skip
 
 
@@ -141,7 +142,7 @@ SORTING = {"argsort"}
 
 def test_every_kernel_is_measured():
     known = {kernel.op for kernel in catalogue.HOST_KERNELS} - WITH_BODIES - SORTING
-    assert {runs_as.get(Op(case[0])) or case[0] for case in CASES} == known
+    assert {kernel_op.get(Op(case[0])) or case[0] for case in CASES} == known
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{i}-{case[0]}" for i, case in enumerate(CASES)])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import whole_range as ranges
 from graph_oracles import pull, walked
-from kernel_calls import garbage, kernel_op, typed
+from kernel_calls import garbage, launched_op, typed
 
 from actors.kernels.host import catalogue
 from compiler.contract.types import DType, numpy_dtype
@@ -118,7 +118,8 @@ def differentiated(name, dtype, arrays, attrs):
     """Return the graph of an op on operands cast to dtype, and of its gradients, cast back."""
     b = GraphBuilder()
     inputs = [
-        b.one(INPUT, name=str(i), dtype=str(x.dtype), shape=x.shape) for i, x in enumerate(arrays)
+        b.emit_one(INPUT, name=str(i), dtype=str(x.dtype), shape=x.shape)
+        for i, x in enumerate(arrays)
     ]
     given = [
         cast_to(b, v, DType(dtype)) if x.dtype.kind == "f" else v
@@ -127,7 +128,7 @@ def differentiated(name, dtype, arrays, attrs):
     first = len(list(b.nodes))
     made = b.emit(find_op(name), given, attrs)
     shape = b.type_of(made[0]).shape
-    seed = b.one(INPUT, name="seed", dtype=ranges.wide(dtype), shape=shape)
+    seed = b.emit_one(INPUT, name="seed", dtype=ranges.wide(dtype), shape=shape)
     nodes = list(b.nodes)[first:]
     grads = pull(b, nodes, {made[0]: cast_to(b, seed, DType(dtype))})
     wide = DType(ranges.wide(dtype))
@@ -162,7 +163,7 @@ def launched(node, types, inputs, graph):
     outputs = [np.zeros(t.shape, numpy_dtype(t.dtype)) for t in results]
     given = typed([t.dtype for t in types], inputs)
     attrs = dict(node.attrs)
-    name, needs = catalogue.choose(kernel_op(node.op), attrs, given, typed(made, outputs))
+    name, needs = catalogue.choose(launched_op(node.op), attrs, given, typed(made, outputs))
     space = garbage(needs.workspace_bytes)[0] if needs.workspace_bytes else None
     catalogue.binders()[name].bind(attrs, tuple(inputs), tuple(outputs), space)()
     return outputs
@@ -213,7 +214,8 @@ def test_an_update_makes_no_nan_where_torchs_makes_none(name, path, dtype, torch
     if name == "adamw_update":
         arrays.append(np.array(0, np.int64))
     values = [
-        b.one(INPUT, name=str(i), dtype=str(x.dtype), shape=x.shape) for i, x in enumerate(arrays)
+        b.emit_one(INPUT, name=str(i), dtype=str(x.dtype), shape=x.shape)
+        for i, x in enumerate(arrays)
     ]
     b.outputs = [Output("0", b.emit(find_op(name), values, ranges.UPDATES[name])[0])]
     feeds = {str(i): x.copy() for i, x in enumerate(arrays)}

@@ -34,7 +34,7 @@ from actors.kernels.program.spaces import buffers_of
 from actors.kernels.reference.bfloat16 import WidenedKernel
 from actors.kernels.reference.region import NumpyRegionKernel
 from compiler.contract.program import ProgramError
-from compiler.contract.region import Region, check_region
+from compiler.contract.region import TiledLoop, check_region
 from compiler.contract.types import TensorType
 
 
@@ -157,6 +157,6 @@ def test_a_region_that_contradicts_itself_is_refused_by_a_rule(groups):
 
 def test_chunks_cover_all_rows_once():
     for rows, step in itertools.product((1, 5, 12), (1, 4, 5)):
-        region = Region(rows, 2, min(step, rows), 0, (), (), ())
+        region = TiledLoop(rows, 2, min(step, rows), 0, (), (), ())
         covered = [row for first, last in region.chunks() for row in range(first, last)]
         assert covered == list(range(rows))

@@ -23,7 +23,7 @@ from actors.kernels.native.emit import emit, is_taken
 from actors.kernels.native.fused import FusedKernel
 from actors.kernels.native.loops import num_rows_at_once
 from actors.kernels.program import values as words
-from compiler.contract.codec import from_row, packed, to_row
+from compiler.contract.codec import from_row, to_msgpack, to_row
 from compiler.contract.errors import InternalError, PlanFormatError
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramError, ProgramInput
 from compiler.contract.types import DType
@@ -293,7 +293,7 @@ def test_a_program_with_anything_but_its_own_words_and_numbers_is_refused(groups
         at, *rest = place
         return (*row[:at], put(row[at], rest) if rest else value, *row[at + 1 :])
 
-    row = msgpack.unpackb(packed(to_row(softmax())), use_list=False)
+    row = msgpack.unpackb(to_msgpack(to_row(softmax())), use_list=False)
 
     def text_of(hostile):
         program = from_row(FusedProgram, hostile)

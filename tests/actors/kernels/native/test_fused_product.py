@@ -17,7 +17,7 @@ from actors.kernels.reference.bfloat16 import upcast
 from actors.kernels.reference.region import NumpyRegionKernel
 from compiler.contract.errors import InternalError
 from compiler.contract.program import Kind
-from compiler.contract.region import Held, Region, Step, StepKind
+from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.types import DType, from_bits, numpy_dtype, to_bits
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
@@ -152,11 +152,11 @@ def region_of(groups, program, shape):
     outputs = tuple(groups.results_of(program, rows, columns))
     made = tuple(range(num_inputs + 1, num_inputs + 1 + len(outputs)))
     steps = (
-        Step(StepKind.PRODUCT, (0, 1), (num_inputs,)),
-        Step(StepKind.PROGRAM, (num_inputs, *range(2, num_inputs)), made, program),
+        TileStep(TileStepKind.PRODUCT, (0, 1), (num_inputs,)),
+        TileStep(TileStepKind.PROGRAM, (num_inputs, *range(2, num_inputs)), made, program),
     )
-    held = (Held(program.inputs[0].dtype, FULL),)
-    return Region(rows, columns, 0, num_inputs, held, outputs, steps)
+    held = (TileValue(program.inputs[0].dtype, FULL),)
+    return TiledLoop(rows, columns, 0, num_inputs, held, outputs, steps)
 
 
 def call_of(groups, program, shape):

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
 from compiler.graph.graph import GraphBuilder, gradient
-from compiler.graph.registry import all_ops, find_op, writes
+from compiler.graph.registry import all_ops, find_op, input_output_aliases
 from compiler.ops.families.arithmetic import MUL
 from compiler.ops.families.attention import ATTENTION
 from compiler.ops.primitives.matmul import MATMUL
@@ -33,7 +33,7 @@ def positive(*shape):
 
 
 def feed(b, array):
-    return b.one(INPUT, name="x", dtype=str(array.dtype), shape=tuple(array.shape))
+    return b.emit_one(INPUT, name="x", dtype=str(array.dtype), shape=tuple(array.shape))
 
 
 def emitting(name, **attrs):
@@ -100,7 +100,7 @@ def test_every_op_that_is_differentiated_twice_has_a_row():
 
 
 def test_nothing_that_writes_is_differentiable():
-    writers = [op for op in all_ops() if gradient.has(op) and writes.get(op)]
+    writers = [op for op in all_ops() if gradient.has(op) and input_output_aliases.get(op)]
     assert writers == [COPY_TO]  # which may write, and does in no graph that is differentiated
 
 
@@ -160,7 +160,7 @@ def test_powers_of_negative_numbers_with_a_constant_exponent_have_finite_gradien
 def test_nothing_flows_back_through_stop_gradient():
     b = GraphBuilder()
     x = feed(b, np.ones(2))
-    y = b.one(MUL, x, b.one(STOP_GRADIENT, x))
+    y = b.emit_one(MUL, x, b.emit_one(STOP_GRADIENT, x))
     (grad,) = gradients(b, y, constant(b, np.ones(2)), [x])
     np.testing.assert_array_equal(walked(b.nodes, {x: np.array([3.0, 4.0])})[grad], [3.0, 4.0])
 
@@ -180,7 +180,7 @@ def test_integers_get_no_gradient_through_a_cast_and_floats_get_their_own_width(
 def test_a_transposed_weight_gets_a_dense_gradient_without_a_copy():
     b = GraphBuilder()
     x, w = feed(b, normal(5, 2, 3)), feed(b, normal(4, 3))
-    y = b.one(MATMUL, x, b.one(TRANSPOSE, w, perm=(1, 0)))
+    y = b.emit_one(MATMUL, x, b.emit_one(TRANSPOSE, w, perm=(1, 0)))
     seed = feed(b, normal(5, 2, 4))
     dx, dw = gradients(b, y, seed, [x, w])
     assert b.producer_of(dx).op is MATMUL
@@ -191,7 +191,7 @@ def test_a_transposed_weight_gets_a_dense_gradient_without_a_copy():
     assert b.producer_of(b.producer_of(last.inputs[0]).inputs[0]).op is MATMUL
     assert SUM not in [node.op for node in b.nodes]
     check(
-        lambda b, x, w: b.one(MATMUL, x, b.one(TRANSPOSE, w, perm=(1, 0))),
+        lambda b, x, w: b.emit_one(MATMUL, x, b.emit_one(TRANSPOSE, w, perm=(1, 0))),
         normal(5, 2, 3),
         normal(4, 3),
     )
@@ -199,12 +199,12 @@ def test_a_transposed_weight_gets_a_dense_gradient_without_a_copy():
 
 def test_a_transposed_first_operand_gets_its_gradient_too():
     check(
-        lambda b, x, w: b.one(MATMUL, b.one(TRANSPOSE, x, perm=(0, 2, 1)), w),
+        lambda b, x, w: b.emit_one(MATMUL, b.emit_one(TRANSPOSE, x, perm=(0, 2, 1)), w),
         normal(2, 3, 4),
         normal(2, 3, 5),
     )
     check(
-        lambda b, x, w: b.one(MATMUL, b.one(TRANSPOSE, x, perm=(1, 0)), w),
+        lambda b, x, w: b.emit_one(MATMUL, b.emit_one(TRANSPOSE, x, perm=(1, 0)), w),
         normal(3, 4),
         normal(2, 3, 5),
     )

@@ -11,7 +11,7 @@ from compiler.graph.graph import GraphBuilder, Output
 from compiler.ops.families.arithmetic import ADD, EXP, MUL
 from compiler.ops.families.gradients import emit_gradients
 from compiler.ops.families.loops import SCAN
-from compiler.ops.primitives.body import Body, body_of, closed, hash_graph, operand
+from compiler.ops.primitives.body import Body, add_operand, body_of, finish_body, hash_graph
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.sources import INPUT
 from compiler.passes import simplify
@@ -24,11 +24,11 @@ WEIGHT = TensorType(DType.FLOAT64, (N, N))
 def body_with(results):
     """Return a body (h, count, x, w, v) -> results of its values by name."""
     b = GraphBuilder()
-    v = {name: operand(b, ROW) for name in ("h", "other", "x")}
-    v |= {"w": operand(b, WEIGHT), "v": operand(b, WEIGHT)}
-    v["new"] = b.one(EXP, b.one(ADD, b.one(MATMUL, v["h"], v["w"]), v["x"]))
-    v["wide"] = b.one(MATMUL, v["other"], v["v"])
-    return closed(b, [v[name] for name in results])
+    v = {name: add_operand(b, ROW) for name in ("h", "other", "x")}
+    v |= {"w": add_operand(b, WEIGHT), "v": add_operand(b, WEIGHT)}
+    v["new"] = b.emit_one(EXP, b.emit_one(ADD, b.emit_one(MATMUL, v["h"], v["w"]), v["x"]))
+    v["wide"] = b.emit_one(MATMUL, v["other"], v["v"])
+    return finish_body(b, [v[name] for name in results])
 
 
 def graph_with(results, reverse=False, recompute=False):
@@ -36,7 +36,8 @@ def graph_with(results, reverse=False, recompute=False):
     b = GraphBuilder()
     types = (ROW, ROW, TensorType(ROW.dtype, (T, *ROW.shape)), WEIGHT, WEIGHT)
     given = [
-        b.one(INPUT, name=str(i), dtype=t.dtype.value, shape=t.shape) for i, t in enumerate(types)
+        b.emit_one(INPUT, name=str(i), dtype=t.dtype.value, shape=t.shape)
+        for i, t in enumerate(types)
     ]
     attrs = {
         "body": body_with(results), "length": T, "reverse": reverse, "carries": 2, "xs": 1,
@@ -150,7 +151,7 @@ def test_what_nobody_reads_is_left_out():
 
 def test_of_ys_that_are_equal_one_is_made():
     b, _, made = graph_with(["new", "other", "wide", "wide", "new"])
-    doubled = b.one(ADD, b.one(MUL, made[2], made[3]), made[4])
+    doubled = b.emit_one(ADD, b.emit_one(MUL, made[2], made[3]), made[4])
     b.outputs = [Output("0", doubled)]
     whole = run_graph(b.freeze(), fed(b.freeze()))
     narrow = simplify.narrow_bodies(b.freeze())
@@ -169,6 +170,6 @@ def test_a_carry_stays_that_another_result_depends_on():
 
 def test_sums_of_other_things_run_in_the_loop():
     b, given, made = graph_with(["new", "other"])
-    square = b.one(MUL, made[0], made[0])
+    square = b.emit_one(MUL, made[0], made[0])
     found = emit_gradients(b, {square: square}, [given[3]])
     assert b.producer_of(found[given[3]]).op is MATMUL

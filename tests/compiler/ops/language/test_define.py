@@ -162,7 +162,8 @@ def assert_gradients(build, arrays, evaluate, tolerance):
     weights = [normal(*b.type_of(v).shape, seed=9 + i) for i, v in enumerate(outputs)]
     nodes = list(b.nodes)
     seeds = [
-        b.one(INPUT, name=f"w{i}", dtype="float64", shape=w.shape) for i, w in enumerate(weights)
+        b.emit_one(INPUT, name=f"w{i}", dtype="float64", shape=w.shape)
+        for i, w in enumerate(weights)
     ]
     grads = pull(b, nodes, dict(zip(outputs, seeds, strict=True)))
     b.outputs += [Output(f"d{i}", grads[v]) for i, v in enumerate(inputs) if v in grads]
@@ -190,9 +191,9 @@ def test_a_derived_gradient_agrees_with_central_differences(name, arrays, evalua
 def test_a_derived_gradient_can_be_differentiated_again(name, arrays, evaluate):
     def squared_gradients(b, inputs):
         outputs = b.emit(OPS[name], inputs)
-        seeds = {v: b.one(find_op("tanh"), v) for v in outputs}
+        seeds = {v: b.emit_one(find_op("tanh"), v) for v in outputs}
         grads = pull(b, list(b.nodes), seeds)
-        return [b.one(find_op("mul"), grads[v], grads[v]) for v in inputs if v in grads]
+        return [b.emit_one(find_op("mul"), grads[v], grads[v]) for v in inputs if v in grads]
 
     assert_gradients(squared_gradients, arrays, evaluate, 1e-4)
 
@@ -200,7 +201,7 @@ def test_a_derived_gradient_can_be_differentiated_again(name, arrays, evaluate):
 def gradient_node(name, arrays, output=0):
     b = GraphBuilder()
     outputs = b.emit(OPS[name], fed(b, arrays))
-    seed = b.one(INPUT, name="dy", dtype="float64", shape=b.type_of(outputs[output]).shape)
+    seed = b.emit_one(INPUT, name="dy", dtype="float64", shape=b.type_of(outputs[output]).shape)
     pull(b, list(b.nodes), {outputs[output]: seed})
     (node,) = [n for n in b.nodes if n.op.name.endswith("_grad")]
     return node, outputs, seed
@@ -270,7 +271,7 @@ def test_what_an_op_cannot_take_is_said_with_its_names(name, types, attrs, messa
     values = []
     for text in types:
         dtype, *shape = text.split()
-        values.append(b.one(INPUT, name="x", dtype=dtype, shape=tuple(map(int, shape))))
+        values.append(b.emit_one(INPUT, name="x", dtype=dtype, shape=tuple(map(int, shape))))
     with b.at("", SourceLocation("train.py", 7)), pytest.raises(CompileError) as caught:
         b.emit(OPS[name], values, attrs)
     assert message in str(caught.value)

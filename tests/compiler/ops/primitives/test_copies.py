@@ -13,7 +13,7 @@ from compiler.lowering.step_program import make_program
 from compiler.ops.families.arithmetic import EXP
 from compiler.ops.primitives.shape import TRANSPOSE
 from compiler.ops.primitives.sources import INPUT
-from compiler.ops.primitives.transfer import COPY_TO, is_copy, place_number, places
+from compiler.ops.primitives.transfer import COPY_TO, is_copy, value_device, value_devices
 from compiler.storage.storage import assign_storage
 
 TARGET = Target("fake", ("exp", "copy"), lambda call: 1.0, lambda call: 0, None)
@@ -22,11 +22,11 @@ TARGET = Target("fake", ("exp", "copy"), lambda call: 1.0, lambda call: 0, None)
 def moved():
     """An input on the host's side comes to device 0, is looked at, and its exp goes to device 1."""
     b = GraphBuilder()
-    x = b.one(INPUT, name="x", dtype="float32", shape=(2, 3), place=HOST_SIDE)
-    here = b.one(COPY_TO, x, to=0, bucket=0)
-    turned = b.one(TRANSPOSE, here, perm=(1, 0))
-    made = b.one(EXP, turned)
-    there = b.one(COPY_TO, made, to=1, bucket=1)
+    x = b.emit_one(INPUT, name="x", dtype="float32", shape=(2, 3), place=HOST_SIDE)
+    here = b.emit_one(COPY_TO, x, to=0, bucket=0)
+    turned = b.emit_one(TRANSPOSE, here, perm=(1, 0))
+    made = b.emit_one(EXP, turned)
+    there = b.emit_one(COPY_TO, made, to=1, bucket=1)
     return b, (x, here, turned, made, there)
 
 
@@ -34,15 +34,15 @@ def test_a_value_lies_where_its_node_computes_unless_a_copy_or_a_source_says_oth
     b, values = moved()
     b.nodes[-1] = replace(b.nodes[-1], device=5)  # what runs a copy says nothing of its place
     graph = b.freeze()
-    assert [place_number(graph, v) for v in values] == [HOST_SIDE, 0, 0, 0, 1]
+    assert [value_device(graph, v) for v in values] == [HOST_SIDE, 0, 0, 0, 1]
     assert [is_copy(node) for node in graph.nodes] == [False, True, False, False, True]
     on_device_2 = replace(graph, nodes=tuple([replace(n, device=2) for n in graph.nodes]))
-    assert places(on_device_2) == (HOST_SIDE, 0, 0, 2, 1)
+    assert value_devices(on_device_2) == (HOST_SIDE, 0, 0, 2, 1)
 
 
 def test_a_copy_with_a_second_input_writes_over_it_and_one_without_writes_over_nothing():
     b, (_, here, *_) = moved()
-    over = b.one(COPY_TO, here, variable(b, "v", (2, 3)), to=0, bucket=2)
+    over = b.emit_one(COPY_TO, here, variable(b, "v", (2, 3)), to=0, bucket=2)
     graph = b.freeze()
     assert [n.writes for n in graph.nodes if is_copy(n)] == [(), (), ((0, 1),)]
     root = assign_storage(graph).root
@@ -67,6 +67,6 @@ def test_a_launch_of_another_device_and_a_copy_that_goes_nowhere_are_bugs(device
 
 def test_what_reads_host_memory_and_is_no_copy_is_a_bug():
     b, (x, *_) = moved()
-    b.one(EXP, x)
+    b.emit_one(EXP, x)
     with pytest.raises(InternalError, match=r"exp at .* reads a value in host memory"):
         make_program(b.freeze(), TARGET, 1, 0)

@@ -12,8 +12,8 @@ from compiler.ops.primitives.reduce import SUM
 @pytest.fixture
 def graph(sketch):
     x = sketch.input("x", (2, 3), "float32")
-    y = sketch.b.one(ADD, x, sketch.constant(np.float32(2)))
-    sketch.b.outputs = [Output("y", sketch.b.one(SUM, y, axes=(0,), keepdims=False))]
+    y = sketch.b.emit_one(ADD, x, sketch.constant(np.float32(2)))
+    sketch.b.outputs = [Output("y", sketch.b.emit_one(SUM, y, axes=(0,), keepdims=False))]
     return sketch.b.freeze()
 
 
