@@ -49,7 +49,7 @@ from compiler.contract.errors import CompileError
 from compiler.contract.placement import Mesh, MeshLink, RankContext, joined
 from compiler.contract.plan import Plan
 from compiler.contract.rank_plans import RankPlans, collective_groups
-from compiler.verify.cross_rank import check_one_job, fit_together, verify_ranks
+from compiler.verify.cross_rank import check_same_job, verify_cross_rank, verify_ranks
 
 if TYPE_CHECKING:
     from actorflow.compile.compiling import Compilation
@@ -427,8 +427,8 @@ def _ranks(plan: Plan, devices: int, asked: Compilation | None) -> RankPlans:
     if mesh.names and mesh.num_ranks == devices:
         ranks = RankPlans.same(plan, mesh)
         try:
-            check_one_job(ranks)
-            fit_together(ranks)
+            check_same_job(ranks)
+            verify_cross_rank(ranks)
         except CompileError as error:
             raise CompileError(
                 f"plan {plan.name!r} is that of some ranks of a mesh of {mesh}, and others have"

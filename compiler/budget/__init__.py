@@ -10,7 +10,8 @@ rewritten, lowered, and its arena measured.
     offload     optimizer state, and idle activations, in host memory
 
 May import: compiler.contract, graph, ops.primitives, storage; lowering, for the time of a step;
-memory. Must not import: passes, fusion, pipeline, which hands `rewrite` and `lower` to `Trials`.
+memory. Must not import: passes, fusion, pipeline, which hands `rewrite` and `lower` to
+`BudgetEvaluator`.
 
 Begin reading at `search.meet_budget`: it decides which way is taken, and calls all the rest.
 """

@@ -29,7 +29,7 @@ from compiler.graph.graph import Graph, Node, new_value
 from compiler.graph.registry import input_output_aliases, is_comm, is_source, recompute
 from compiler.ops.primitives.transfer import DEFERRED, is_collective
 from compiler.storage.buffers import LaunchDraft, may_share_bytes
-from compiler.storage.order import needed_per_step, place_views, runs_beside_steps, sort_launches
+from compiler.storage.order import needed_per_step, overlaps_steps, place_views, sort_launches
 from compiler.storage.storage import Storage, assign_storage, launch_of_values
 from memory.recompute.problem import Problem, ProblemOp
 
@@ -62,7 +62,7 @@ def describe(graph: Graph, drafts: Sequence[LaunchDraft]) -> Described:
     per_step = needed_per_step(graph)
     mine = [(node, draft) for node, draft in zip(storage.launches, drafts, strict=True)]
     # What brings a batch is like a source to the planner, and what takes outputs out like a sink.
-    is_beside = runs_beside_steps(graph)
+    is_beside = overlaps_steps(graph)
     mine = [(node, draft) for node, draft in mine if not (per_step[node] or is_beside[node])]
     is_forward = _forward(graph, storage)
     ordered = [row for row in mine if is_forward[row[0]]]
@@ -83,7 +83,7 @@ def _forward(graph: Graph, storage: Storage) -> list[bool]:
     nothing of the batch waits for, or that waits for what writes: so all keep their order. One that
     is late may be a loss in one row with gradients, and wait for all of the backward pass.
     """
-    made_by, is_beside = launch_of_values(graph), runs_beside_steps(graph)
+    made_by, is_beside = launch_of_values(graph), overlaps_steps(graph)
     marks, may_meet = [False] * len(graph.nodes), True
     for index, node in enumerate(graph.nodes):
         is_forward = storage.is_launch[index] and node.phase is Phase.FORWARD
@@ -120,7 +120,7 @@ def _buffers(
 ) -> tuple[dict[ValueId, int], list[int]]:
     """Number the roots that launches make; outputs have bytes elsewhere, so they count none."""
     outputs = {o.value for o in graph.outputs}
-    beside = zip(graph.nodes, runs_beside_steps(graph), strict=True)
+    beside = zip(graph.nodes, overlaps_steps(graph), strict=True)
     outputs |= {storage.root[v] for node, is_one in beside if is_one for v in node.inputs}
     buffer_of: dict[ValueId, int] = {}
     sizes: list[int] = []
@@ -199,7 +199,7 @@ class _Repetition:
         self._latest: tuple[ValueId, ...] = ()
         self._is_after_loss = False
         self._is_forward = _forward(graph, storage)
-        is_beside = runs_beside_steps(graph)
+        is_beside = overlaps_steps(graph)
         for index, node in enumerate(graph.nodes):
             is_fed = is_beside[index] and self._has_run[self._producers[node.inputs[0]]]
             if is_source.get(node.op) or is_fed:

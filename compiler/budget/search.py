@@ -34,7 +34,7 @@ _KEPT = 4
 """Graphs and plans at hand: the last few, for a plan of 100,000 launches is hundreds of MB."""
 
 
-class Trials:
+class BudgetEvaluator:
     """An ordered graph with what becomes of it for every choice; none is measured twice.
 
     `rewrite` runs the budget passes for a choice. `lower` returns the plan of a graph that went
@@ -93,7 +93,7 @@ MAX_ROUNDS = 4
 """Plans tried below the first one; every round takes off what the last one had too much."""
 
 
-def fit(trials: Trials, base: BudgetChoice) -> tuple[BudgetChoice, Plan]:
+def fit_by_recompute(trials: BudgetEvaluator, base: BudgetChoice) -> tuple[BudgetChoice, Plan]:
     """Return a choice with its plan within the options' `memory_budget` bytes of arena.
 
     `base` is chosen already, and stays so. Raises BudgetError where nothing fits: with the smallest
@@ -126,7 +126,7 @@ class _Fitting(NamedTuple):
 class _RecomputeSearch:
     """One search for launches that run again so that a plan fits."""
 
-    def __init__(self, trials: Trials, base: BudgetChoice) -> None:
+    def __init__(self, trials: BudgetEvaluator, base: BudgetChoice) -> None:
         self.trials, self.base, self.options = trials, base, trials.options
         graph = trials.graph
         drafts = draft_launches(graph, assign_storage(graph), trials.hardware)
@@ -220,7 +220,10 @@ class _RecomputeSearch:
 
 
 def _with_recompute_notes(
-    trials: Trials, base: BudgetChoice, choice: BudgetChoice, found: RecomputePlan | None = None
+    trials: BudgetEvaluator,
+    base: BudgetChoice,
+    choice: BudgetChoice,
+    found: RecomputePlan | None = None,
 ) -> Plan:
     """Return the plan with what was decided, where anything was asked for."""
     plan, budget = trials.plan(choice), trials.options.memory_budget
@@ -289,7 +292,7 @@ class _Candidate:
         return max(0.0, self.in_ns + self.out_ns + self.messages_ns - self.spare_ns)
 
 
-def choose_offload(trials: Trials) -> BudgetChoice:
+def choose_offload(trials: BudgetEvaluator) -> BudgetChoice:
     """Return the cheapest choice that brings the arena under the options' budget, or near it.
 
     Nothing where it fits already, or the target has no link. Where no choice fits, the one with the
@@ -317,7 +320,7 @@ def has_way(hardware: Hardware) -> bool:
     return any([link is not None for link in links])
 
 
-def _search(ranked: Sequence[_Candidate], trials: Trials) -> BudgetChoice:
+def _search(ranked: Sequence[_Candidate], trials: BudgetEvaluator) -> BudgetChoice:
     """Return the shortest beginning of a row that fits, else the smallest that was tried."""
     budget = trials.options.memory_budget
     too_few, enough = 0, min(1, len(ranked))
@@ -429,7 +432,7 @@ def _rank(candidates: Sequence[_Candidate], step_ns: float) -> list[_Candidate]:
 NOTHING = BudgetChoice()
 
 
-def meet_budget(trials: Trials) -> tuple[BudgetChoice, Plan]:
+def meet_budget(trials: BudgetEvaluator) -> tuple[BudgetChoice, Plan]:
     """Return what was chosen and its plan, within the options' `memory_budget` if one is given.
 
     Raises BudgetError where nothing fits.
@@ -438,10 +441,10 @@ def meet_budget(trials: Trials) -> tuple[BudgetChoice, Plan]:
     budget = options.memory_budget
     state_on_host = BudgetChoice(state=state_names(trials.graph))
     if options.offload == "optimizer":
-        return fit(trials, state_on_host)
+        return fit_by_recompute(trials, state_on_host)
     may_move = options.offload != "none" and has_way(trials.hardware)
     if not may_move or not budget or trials.arena_bytes(NOTHING) <= budget:
-        return fit(trials, NOTHING)
+        return fit_by_recompute(trials, NOTHING)
     missed: list[BudgetError] = []
     again = _fitted(trials, NOTHING, missed)
     moved = choose_offload(trials)
@@ -456,17 +459,19 @@ def meet_budget(trials: Trials) -> tuple[BudgetChoice, Plan]:
 
 
 def _fitted(
-    trials: Trials, base: BudgetChoice, missed: list[BudgetError]
+    trials: BudgetEvaluator, base: BudgetChoice, missed: list[BudgetError]
 ) -> tuple[BudgetChoice, Plan] | None:
     """Return what fits by recomputation, on top of a choice; else note what would."""
     try:
-        return fit(trials, base)
+        return fit_by_recompute(trials, base)
     except BudgetError as error:
         missed.append(error)
         return None
 
 
-def _nearest(trials: Trials, moved: BudgetChoice, missed: list[BudgetError]) -> BudgetError:
+def _nearest(
+    trials: BudgetEvaluator, moved: BudgetChoice, missed: list[BudgetError]
+) -> BudgetError:
     """Return the error that names the smallest of the budgets that would do."""
     nearest = min(missed, key=lambda error: error.smallest_bytes)
     size, options = trials.arena_bytes(moved), trials.options
@@ -492,13 +497,13 @@ def _peak(plan: Plan) -> str:
     return text + (f", {exact_bytes(scratch)} of it as its kernel's workspace" if scratch else "")
 
 
-def _extra_time(trials: Trials, choice: BudgetChoice) -> float:
+def _extra_time(trials: BudgetEvaluator, choice: BudgetChoice) -> float:
     """Return what a step takes longer by, as a share of the step that saves all on the device."""
     step_ns = trials.step_ns(NOTHING)
     return trials.step_ns(choice) / step_ns - 1 if step_ns else 0.0
 
 
-def _with_choice_notes(trials: Trials, choice: BudgetChoice, extra: float) -> Plan:
+def _with_choice_notes(trials: BudgetEvaluator, choice: BudgetChoice, extra: float) -> Plan:
     note = Recomputation(
         budget_bytes=trials.options.memory_budget,
         store_all_bytes=trials.arena_bytes(NOTHING),

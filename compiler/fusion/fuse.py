@@ -16,11 +16,11 @@ reads, so it stays after them.
 
 Two nodes of equal depth that read the same tensor also meet, as it is read once then.
 
-**Nodes that wait.** A node of the backward pass that reads nothing made there (`waiting_nodes`) is
-given no depth until something reads it, and joins that reader. So what `recompute_cheap` computes
-again costs neither a launch nor a tensor. If it must be in memory, as a matrix product reads it, it
-joins a cluster of any greater depth that reads the same tensor: what it reads comes from smaller
-depths still, and its readers come after.
+**Nodes that wait.** A node of the backward pass that reads nothing made there (`deferrable_nodes`)
+is given no depth until something reads it, and joins that reader. So what `recompute_cheap`
+computes again costs neither a launch nor a tensor. If it must be in memory, as a matrix product
+reads it, it joins a cluster of any greater depth that reads the same tensor: what it reads comes
+from smaller depths still, and its readers come after.
 
 A cluster never spans two phases, two devices, nor two rates: a value is not made before the phase
 that asked for it, nor elsewhere, nor more often than it is needed. Nor does it span a collective,
@@ -39,7 +39,7 @@ from compiler.contract.program import Kind
 from compiler.contract.spaces import FULL, Space, canonical
 from compiler.contract.types import Phase, ValueId
 from compiler.fusion.join_updates import update_programs
-from compiler.fusion.members import Member, Members, emit_kernels, waiting_nodes
+from compiler.fusion.members import FusionCandidates, Member, deferrable_nodes, emit_kernels
 from compiler.fusion.prepare import dense_operands, narrow_broadcasts, stage_reductions
 from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.graph.graph import Graph, Node, consumers
@@ -70,7 +70,7 @@ def no_finishes(device: int) -> tuple[str, ...]:
     return ()
 
 
-def finished_values(members: Members, finishes: FinishesOf) -> frozenset[ValueId]:
+def epilogue_saved_values(members: FusionCandidates, finishes: FinishesOf) -> frozenset[ValueId]:
     """Return the values that a product's kernel keeps as it goes on from them. O(nodes)."""
     nodes = members.graph.nodes
     known = {device: finishes(device) for device in {node.device for node in nodes}}
@@ -87,7 +87,7 @@ def finished_values(members: Members, finishes: FinishesOf) -> frozenset[ValueId
     return frozenset(found)
 
 
-def _readers(members: Members, value: ValueId) -> list[Node]:
+def _readers(members: FusionCandidates, value: ValueId) -> list[Node]:
     """Return the forward launches that read a value, in person or as a view."""
     graph, is_launch = members.graph, members.storage.is_launch
     found: list[Node] = []
@@ -106,7 +106,7 @@ def _are_products(readers: list[Node], node: Node) -> bool:
     return bool(readers) and all([r.op is MATMUL and r.device == node.device for r in readers])
 
 
-def _has_product(members: Members, value: ValueId, reader: Node) -> bool:
+def _has_product(members: FusionCandidates, value: ValueId, reader: Node) -> bool:
     """Whether a value is a sum, of any number of terms, one of which is a product."""
     nodes, producers = members.graph.nodes, members.producers
     todo = [value]
@@ -163,7 +163,7 @@ class _Assignment:
     `waits` marks those that may wait, `waiting` are those that do, with what they run after.
     """
 
-    members: Members
+    members: FusionCandidates
     made_by: tuple[int, ...]
     sorts: list[Sort]
     kept: frozenset[ValueId]
@@ -215,13 +215,13 @@ def fuse_launches(
     computed of these may then run again from them alone, without the products before them. It does
     not end those that kernels of products go on from, as their devices' `finishes` say.
     """
-    members = Members(graph)
+    members = FusionCandidates(graph)
     found = find_clusters(members, ends_at_saved=ends_at_saved, finishes=finishes)
     return emit_kernels(members, [(cluster.space, cluster.members) for cluster in found])
 
 
 def find_clusters(
-    members: Members, *, ends_at_saved: bool = False, finishes: FinishesOf = no_finishes
+    members: FusionCandidates, *, ends_at_saved: bool = False, finishes: FinishesOf = no_finishes
 ) -> tuple[Cluster, ...]:
     """Return the clusters of a graph: which nodes, in which space. O(n log n)."""
     graph, storage = members.graph, members.storage
@@ -232,8 +232,8 @@ def find_clusters(
             old_readers.setdefault(writer, []).append(reader)
     nodes = len(graph.nodes)
     kept = saved_values(members) if ends_at_saved else frozenset()
-    kept -= finished_values(members, finishes) if kept else frozenset()
-    rates, waits = needed_per_step(graph), waiting_nodes(members)
+    kept -= epilogue_saved_values(members, finishes) if kept else frozenset()
+    rates, waits = needed_per_step(graph), deferrable_nodes(members)
     eras = last_buckets_before(graph)
     sorts = [(n.phase, n.device, rates[i], eras[i]) for i, n in enumerate(graph.nodes)]
     state = _Assignment(members, made_by, sorts, kept, [0] * nodes, [-1] * nodes, waits)
@@ -246,7 +246,7 @@ def find_clusters(
     return tuple(found)
 
 
-def saved_values(members: Members) -> frozenset[ValueId]:
+def saved_values(members: FusionCandidates) -> frozenset[ValueId]:
     """Return the values of the forward pass that nodes after it read, in person or as a view."""
     graph, root = members.graph, members.storage.root
     forward = {v for node in graph.nodes if node.phase is Phase.FORWARD for v in node.outputs}

@@ -2,8 +2,8 @@
 
     sgd_update(w, dw, lr), ..., sgd_update(b, db, lr)  ->  ..., joined_updates(w, b, dw, db, lr)
 
-`update_programs` runs before fusion. `join_updates` runs last, where a device takes joined updates:
-a call costs more than most updates.
+`update_programs` runs before fusion. `merge_updates` runs last, where a device takes joined
+updates: a call costs more than most updates.
 
 Updates stand right after their gradients, which so end early. Those of one kind (the same program,
 numbers, device and rate) wait for one another, and their gradients with them, as long as no launch
@@ -51,7 +51,7 @@ from compiler.storage.storage import Storage, assign_storage, is_dense
 
 
 @dataclass(frozen=True, slots=True)
-class LoneUpdate:
+class MergeableUpdate:
     """A program on its operands; `over` are those that its outputs lie over.
 
     `rest`: perhaps what says to skip it. `rule` is what users call it.
@@ -75,7 +75,7 @@ class LoneUpdate:
         return (*own, *self.rest)
 
 
-def lone_update(graph: Graph, node: Node) -> LoneUpdate | None:
+def mergeable_update(graph: Graph, node: Node) -> MergeableUpdate | None:
     """Return an update that works element by element on dense tensors; None for any other node.
 
     Counters, and sums over batches, are none: by their ops rates are told apart.
@@ -93,15 +93,15 @@ def lone_update(graph: Graph, node: Node) -> LoneUpdate | None:
         over = tuple([given for _, given in sorted(node.writes)])
     else:
         return None
-    found = LoneUpdate(program_of(node.attrs), over, operands, rest, rule)
+    found = MergeableUpdate(program_of(node.attrs), over, operands, rest, rule)
     storage = assign_storage(graph)
     is_whole = all([is_dense(graph.types[v], storage.layout[v]) for v in found.full])
     is_taken = is_by_elements(found.program) and len(over) == len(found.program.outputs)
     return found if is_whole and is_taken else None
 
 
-def joined(
-    graph: Graph, node: Node, updates: Sequence[LoneUpdate], outputs: tuple[ValueId, ...]
+def merge_nodes(
+    graph: Graph, node: Node, updates: Sequence[MergeableUpdate], outputs: tuple[ValueId, ...]
 ) -> Node:
     """Return one node for updates of one program and the same numbers; all else is of `node`."""
     first, count = updates[0], len(updates)
@@ -122,7 +122,7 @@ def joined(
     return replace(node, op=JOINED_UPDATES, inputs=inputs, outputs=outputs, attrs=Attrs(attrs))
 
 
-def join_updates(graph: Graph, hardware: Hardware) -> Graph:
+def merge_updates(graph: Graph, hardware: Hardware) -> Graph:
     """Return an ordered graph with updates joined. O(launches + updates)."""
     kinds = _kinds(graph, hardware)
     if len(kinds) < 2:
@@ -138,7 +138,7 @@ def join_updates(graph: Graph, hardware: Hardware) -> Graph:
 class _WaitingUpdate:
     """An update that may wait, and what it has in common with others: `most` are one launch."""
 
-    alone: LoneUpdate
+    alone: MergeableUpdate
     key: tuple[object, ...]
     most: int
 
@@ -150,7 +150,7 @@ def _kinds(graph: Graph, hardware: Hardware) -> dict[int, _WaitingUpdate]:
     per_step = needed_per_step(graph)
     found: dict[int, _WaitingUpdate] = {}
     for index, node in enumerate(graph.nodes):
-        alone = lone_update(graph, node)
+        alone = mergeable_update(graph, node)
         if alone is None:
             continue
         most = hardware.targets[node.device].max_merged_updates(len(alone.full))
@@ -219,7 +219,7 @@ class _UpdateOrder:
         after = tuple(dict.fromkeys([value for node in nodes for value in node.after]))
         first = replace(nodes[0], after=after)
         updates = [self.kinds[index].alone for index in own]
-        self.nodes.append(joined(self.graph, first, updates, outputs))
+        self.nodes.append(merge_nodes(self.graph, first, updates, outputs))
 
 
 @dataclass(frozen=True, slots=True)

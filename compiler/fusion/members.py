@@ -62,7 +62,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class WayToSee:
+class SpaceMapping:
     """One way to see a frame in a space: how each operand would be read, None where it cannot."""
 
     inputs: tuple[Access | None, ...]
@@ -104,7 +104,7 @@ def frames(graph: Graph) -> tuple[IterationDomain | None, ...]:
     return tuple([None if index in alone else frame for index, frame in enumerate(found)])
 
 
-class Members:
+class FusionCandidates:
     """The nodes of a graph as members of fused programs."""
 
     def __init__(self, graph: Graph) -> None:
@@ -115,7 +115,7 @@ class Members:
         self._weights: dict[Op, int] = {}
         # By the identity of a frame, which layers share: to compare two takes as long as to see it.
         self._spaces: dict[int, Space] = {}
-        self._places: dict[tuple[int, int, int], tuple[WayToSee, ...]] = {}
+        self._places: dict[tuple[int, int, int], tuple[SpaceMapping, ...]] = {}
 
     def frame_of(self, index: int) -> IterationDomain | None:
         """Return the frame of a node, or None for one that no program computes."""
@@ -173,7 +173,7 @@ class Members:
         return self._weights[node.op]
 
     def _placed(
-        self, index: int, place: WayToSee, space: Space, made: dict[ValueId, Kind]
+        self, index: int, place: SpaceMapping, space: Space, made: dict[ValueId, Kind]
     ) -> Member | None:
         node, write_only = self.graph.nodes[index], self._write_only(index)
         reads: list[Read] = []
@@ -243,14 +243,14 @@ def _natural_space(found: IterationDomain) -> Space:
     return Space(math.prod(shape[:first]), math.prod(shape[first:]))
 
 
-def _places(found: IterationDomain, space: Space) -> Iterator[WayToSee]:
+def _places(found: IterationDomain, space: Space) -> Iterator[SpaceMapping]:
     """Yield the ways to see a frame in a space, the widest first."""
     shape, size, columns = found.shape, math.prod(found.shape), space.columns
     own = (
         None if found.num_trailing is None else math.prod(shape[len(shape) - found.num_trailing :])
     )
     if size == space.rows * columns and own in (None, columns):
-        yield WayToSee(
+        yield SpaceMapping(
             tuple([_by_rows(s, found, space) for s in found.inputs]),
             tuple([access_of(s, shape, columns) for s in found.outputs]),
         )
@@ -259,15 +259,15 @@ def _places(found: IterationDomain, space: Space) -> Iterator[WayToSee]:
     num_outputs = len(found.outputs)
     if size == space.rows:
         wide = (*shape, columns)
-        yield WayToSee(
+        yield SpaceMapping(
             tuple([access_of((*s, 1), wide, columns) for s in found.inputs]), (ROW,) * num_outputs
         )
     if size == columns:
-        yield WayToSee(
+        yield SpaceMapping(
             tuple([_of_columns(math.prod(s), size) for s in found.inputs]), (COLUMN,) * num_outputs
         )
     if size == 1:
-        yield WayToSee((SCALAR,) * len(found.inputs), (SCALAR,) * num_outputs)
+        yield SpaceMapping((SCALAR,) * len(found.inputs), (SCALAR,) * num_outputs)
 
 
 def _by_rows(shape: Shape, found: IterationDomain, space: Space) -> Access | None:
@@ -303,7 +303,7 @@ class _Unit:
     cluster: int = -1
 
 
-def emit_kernels(members: Members, clusters: Sequence[Found]) -> Graph:
+def emit_kernels(members: FusionCandidates, clusters: Sequence[Found]) -> Graph:
     """Return the graph with a fused kernel for each cluster. O(n log n)."""
     graph = members.graph
     if not clusters:
@@ -383,7 +383,7 @@ _Written = tuple[Attrs, tuple[int, ...]]
 
 
 def _fused_node(
-    members: Members,
+    members: FusionCandidates,
     space: Space,
     parts: list[Member],
     outputs: tuple[ValueId, ...],
@@ -404,7 +404,7 @@ def _fused_node(
 
 
 def _likeness(
-    members: Members, space: Space, parts: list[Member], outputs: tuple[ValueId, ...]
+    members: FusionCandidates, space: Space, parts: list[Member], outputs: tuple[ValueId, ...]
 ) -> tuple[object, list[ValueId]]:
     """Return what is equal for kernels that are alike, and the values of the members.
 
@@ -432,7 +432,7 @@ def _likeness(
 
 
 def write_program(
-    members: Members, space: Space, parts: list[Member], outputs: tuple[ValueId, ...]
+    members: FusionCandidates, space: Space, parts: list[Member], outputs: tuple[ValueId, ...]
 ) -> tuple[FusedProgram, tuple[ValueId, ...]]:
     """Return the program of members in order, and the operands it reads. O(instructions)."""
     graph = members.graph
@@ -473,7 +473,7 @@ def _stored(p: ProgramBuilder, value: int, kind: Kind, space: Space) -> int:
     return p.copied(value) if p.is_input(value) else value
 
 
-def _number(members: Members, value: ValueId) -> float | None:
+def _number(members: FusionCandidates, value: ValueId) -> float | None:
     """Return what a constant of one element is, if a program can hold it as a number.
 
     NaN equals nothing, -0.0 equals 0.0 and infinity has no name in some languages: those stay
@@ -498,7 +498,7 @@ MAX_WAITING = 16
 """Nodes that wait for one, those that they wait for included: a norm's factors are six."""
 
 
-def waiting_nodes(members: Members) -> list[bool]:
+def deferrable_nodes(members: FusionCandidates) -> list[bool]:
     """Mark the nodes of a graph that may wait. O(nodes)."""
     graph = members.graph
     made_by = launch_of_values(graph)

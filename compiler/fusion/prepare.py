@@ -11,7 +11,7 @@ from compiler.contract.attrs import NO_ATTRS, Attrs
 from compiler.contract.program import Kind
 from compiler.contract.spaces import Shape, Space, access_of
 from compiler.contract.types import HALVES, DType, TensorType, ValueId, encoded
-from compiler.fusion.members import Members
+from compiler.fusion.members import FusionCandidates
 from compiler.graph.graph import Graph, Node, consumers, new_value
 from compiler.graph.program_builder import ProgramBuilder, expand, frame, pointwise_frame
 from compiler.graph.registry import Op, broadcast_shape, is_exact, reference
@@ -34,7 +34,7 @@ from compiler.ops.primitives.sources import CONSTANT, constant_array
 
 def dense_operands(graph: Graph) -> Graph:
     """Return the graph with copies in front of the nodes that need them. O(nodes)."""
-    members = Members(graph)
+    members = FusionCandidates(graph)
     types = list(graph.types)
     nodes: list[Node] = []
     for index, node in enumerate(graph.nodes):
@@ -52,7 +52,7 @@ def dense_operands(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
 
 
-def _is_plain(members: Members, index: int, space: Space) -> bool:
+def _is_plain(members: FusionCandidates, index: int, space: Space) -> bool:
     """Whether a node reads dense tensors as they are: most do, and need no closer look."""
     found, root = members.frame_of(index), members.storage.root
     if found is None or any([root[v] != v for v in members.graph.nodes[index].inputs]):
@@ -80,7 +80,9 @@ def _of_nothing(node: Node, space: Space, types: list[TensorType]) -> Node:
     return replace(node, op=FUSED, inputs=(), attrs=attrs)
 
 
-def _with_copies(members: Members, index: int, space: Space, types: list[TensorType]) -> list[Node]:
+def _with_copies(
+    members: FusionCandidates, index: int, space: Space, types: list[TensorType]
+) -> list[Node]:
     """Return a node behind the copies of those operands that no row can be read of."""
     found = members.frame_of(index)
     node = members.graph.nodes[index]

@@ -8,9 +8,9 @@ backward pass, and what reads the value there reads the clone; fusion puts the c
 that reads it, so that a tensor is read as before and one less is written, and kept. What is one
 number per row or column (a mean, a rounded scale) is small: it is kept, never computed again.
 
-A value that would not be kept may be, in place of what is made of it (`find_origins`). A value that
-is read in other rows than it is made in is kept, as a norm of groups by a sum over the batch: there
-is no mean of each row there.
+A value that would not be kept may be, in place of what is made of it (`recompute_roots`). A value
+that is read in other rows than it is made in is kept, as a norm of groups by a sum over the batch:
+there is no mean of each row there.
 
 A reader that generated code does not compute, as a matrix product, needs the value in memory. There
 the clone is an output of a kernel of the backward pass that reads the same tensor; the readers, and
@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from compiler.contract.program import COLUMN_REDUCTIONS, ROW_REDUCTIONS, Kind, ProgramInput
 from compiler.contract.spaces import Space
 from compiler.contract.types import Phase, ValueId
-from compiler.fusion.members import Members, waiting_nodes
+from compiler.fusion.members import FusionCandidates, deferrable_nodes
 from compiler.graph.graph import Graph, Node, needed_nodes, new_value
 from compiler.graph.program_builder import ProgramBuilder, expand
 from compiler.graph.registry import Op
@@ -48,8 +48,8 @@ from compiler.ops.primitives.matmul import MATMUL
 # A product is no origin: it would be a tensor of its own where now it is part of its reader.
 
 
-def find_origins(
-    members: Members,
+def recompute_roots(
+    members: FusionCandidates,
     whole_inputs: Callable[[int], list[ValueId] | None],
     is_saved: Callable[[ValueId], bool],
 ) -> set[ValueId]:
@@ -96,7 +96,7 @@ class _Written:
     A node's level is the number of launches before it that generated code does not compute.
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: FusionCandidates) -> None:
         self.values: set[ValueId] = set()
         self._members = members
         self._levels = [0] * len(members.graph.nodes)
@@ -174,7 +174,7 @@ class _Search:
 
     def __init__(self, graph: Graph, wide_of: WideOf) -> None:
         self.graph, self.wide_of = graph, wide_of
-        self.members = Members(graph)
+        self.members = FusionCandidates(graph)
         storage = self.members.storage
         self.root, self.is_launch = storage.root, storage.is_launch
         self.owned = {self.root[v] for v in graph.roots()}
@@ -188,7 +188,7 @@ class _Search:
 
     def run(self) -> Graph:
         self._find_readers()
-        origins = find_origins(self.members, self._whole_inputs, self._is_saved_for_kernels)
+        origins = recompute_roots(self.members, self._whole_inputs, self._is_saved_for_kernels)
         self.origins = frozenset(origins)
         for index, node in enumerate(self.graph.nodes):
             if node.phase is Phase.FORWARD:
@@ -200,7 +200,7 @@ class _Search:
 
         What waits for a reader becomes part of it: that is the kernel.
         """
-        waits = waiting_nodes(self.members)
+        waits = deferrable_nodes(self.members)
         read_by: dict[ValueId, tuple[ValueId, ...]] = {}
         for index, node in enumerate(self.graph.nodes):
             if node.phase is Phase.FORWARD or not self.is_launch[index]:

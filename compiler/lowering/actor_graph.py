@@ -151,7 +151,9 @@ class ActorGraph:
 # Fences around the batches of a pipeline's stage: `compiler.storage.order` says how many fit.
 
 
-def hold_batches(program: StepProgram, actors: ActorGraph, numbers: Sequence[int]) -> int:
+def limit_batches_in_flight(
+    program: StepProgram, actors: ActorGraph, numbers: Sequence[int]
+) -> int:
     """Let a stage go forward while it has slots; return how far its ends may be apart.
 
     `numbers` are the actors of the program's chains. What a batch sends back may still be on its

@@ -23,7 +23,7 @@ from compiler.contract.plan_tables import (
 from compiler.contract.types import DType, RegisterId, ShardingSpec, StreamId, TensorType, ValueId
 from compiler.graph.graph import SourceLocation
 from compiler.graph.registry import is_comm
-from compiler.lowering.actor_graph import ActorGraph, actor_of, hold_batches
+from compiler.lowering.actor_graph import ActorGraph, actor_of, limit_batches_in_flight
 from compiler.lowering.plan_builder import ChainPlace, PlanBuilder, ValueVersions
 from compiler.lowering.step_program import StepProgram
 from compiler.ops.primitives.transfer import is_copy
@@ -39,7 +39,7 @@ Home = tuple[RegisterId, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StepBoundary:
     """The actors of one rate that begin a firing of all its chains, and the one that ends it.
 
     `before_updates`: as few of those that begin as lead to all other chains that change variables.
@@ -50,12 +50,12 @@ class Span:
     before_updates: tuple[int, ...]
 
     @property
-    def gates(self) -> tuple[int, ...]:
+    def boundary_actors(self) -> tuple[int, ...]:
         """The actors that hold the next firing off while someone holds a credit of each."""
         return tuple(dict.fromkeys([*self.begins, self.end]))
 
     @property
-    def update_gates(self) -> tuple[int, ...]:
+    def update_boundary_actors(self) -> tuple[int, ...]:
         """The actors that hold the next updates off: a step may have begun by then."""
         return tuple(dict.fromkeys([*self.before_updates, self.end]))
 
@@ -347,7 +347,9 @@ class ChainActors:
                 reason = f"{slots}: order within a step"
                 self.actors.control(f"{names[0]}>{names[1]}", a, b, reason, slots)
 
-    def fence(self, *, is_per_step: bool, compute: StreamId, in_flight: int = 1) -> Span | None:
+    def fence(
+        self, *, is_per_step: bool, compute: StreamId, in_flight: int = 1
+    ) -> StepBoundary | None:
         """Let `in_flight` firings of one rate be under way; return who begins and who ends one.
 
         With 1, no byte that chains share needs a second slot: the next firing begins when the last
@@ -366,7 +368,7 @@ class ChainActors:
         begins = [n for n in chains if not any([actors.is_before(m, n) for m in chains])]
         ends = [n for n in chains if not any([actors.is_before(n, m) for m in chains])]
         if self.program.is_pipelined and not is_per_step:
-            in_flight = hold_batches(self.program, self.actors, self.numbers)
+            in_flight = limit_batches_in_flight(self.program, self.actors, self.numbers)
         end = ends[0]
         if len(ends) > 1:
             own = [n for n in chains if actors.drafts[n].kind is ActorKind.COMPUTE]
@@ -379,7 +381,7 @@ class ChainActors:
                 actors.control(f"{actors.drafts[n].name}.again", n, end, reason, in_flight)
         # What ends a step lets nobody pass by itself: it has no slot for its credit.
         updates = [n for n in self._updates() if n in chains and n != end]
-        return Span(tuple(begins), end, actors.leading(begins, updates))
+        return StepBoundary(tuple(begins), end, actors.leading(begins, updates))
 
     def _updates(self) -> list[int]:
         """Return the actors of the chains that change variables."""

@@ -31,7 +31,7 @@ from compiler.storage.storage import Storage, call_of
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ConcatElision:
     """A graph, its storage, launches and chains; a node that joins parts may be no launch."""
 
     graph: Graph
@@ -57,15 +57,15 @@ class _Move:
         self.moved += other.moved
 
 
-def place_parts(
+def elide_concats(
     graph: Graph,
     storage: Storage,
     drafts: tuple[LaunchDraft, ...],
     chains: Sequence[ChainDraft],
     hardware: Hardware,
-) -> Placed:
+) -> ConcatElision:
     """Return what is left to run when parts are written in place where that can be."""
-    before = Placed(graph, storage, drafts, tuple(chains))
+    before = ConcatElision(graph, storage, drafts, tuple(chains))
     joining = [i for i, draft in enumerate(drafts) if concat_slices.has(draft.node.op)]
     if not joining:
         return before
@@ -84,7 +84,7 @@ def _is_place(type_: TensorType, layout: Layout) -> bool:
 class _Decisions:
     """The state of the decisions so far."""
 
-    def __init__(self, given: Placed, hardware: Hardware) -> None:
+    def __init__(self, given: ConcatElision, hardware: Hardware) -> None:
         self._given = given
         self._graph, self._hardware = given.graph, hardware
         self._types = list(given.graph.types)
@@ -139,7 +139,7 @@ class _Decisions:
         if self._live_in(self._chain_of[index][0]).take(root, move.moved):
             self._commit(index, move, copies)
 
-    def result(self) -> Placed:
+    def result(self) -> ConcatElision:
         """Return what came of it."""
         given = self._given
         drafts: list[LaunchDraft] = []
@@ -159,7 +159,7 @@ class _Decisions:
             replace(chain, launches=tuple([new for old in chain.launches for new in launches[old]]))
             for chain in given.chains
         ]
-        return Placed(
+        return ConcatElision(
             replace(given.graph, nodes=tuple(nodes), types=tuple(self._types)),
             Storage(tuple(self._root), tuple(self._layout), tuple(is_launch)),
             tuple(drafts),
@@ -296,7 +296,7 @@ class _Decisions:
 class _Live:
     """Live bytes of a chain, by launch, as parts move into what joins them."""
 
-    def __init__(self, given: Placed, chain: int) -> None:
+    def __init__(self, given: ConcatElision, chain: int) -> None:
         graph, storage = given.graph, given.storage
         drafts = tuple([given.drafts[i] for i in given.chains[chain].launches])
         made = {storage.root[v] for d in drafts for v in d.node.outputs}

@@ -37,7 +37,7 @@ from compiler.graph.graph import Graph, GraphBuilder, Node, Output, Write, new_v
 from compiler.graph.registry import Types
 from compiler.graph.target import CompileOptions, Hardware, one_device
 from compiler.lowering.actor_graph import ActorGraph
-from compiler.lowering.chain_actors import ChainActors, Span
+from compiler.lowering.chain_actors import ChainActors, StepBoundary
 from compiler.lowering.plan_builder import PlanBuilder
 from compiler.lowering.snapshots import StateRegisters, add_snapshots, copy_variables
 from compiler.lowering.step_program import StepProgram, make_program
@@ -406,7 +406,7 @@ class _Lowering:
             self._tell_of_steps(sink, begun, ended, outputs)
         if self.options.waits_for_listener:
             self._hold_steps("heard", (sink,), train, begun, ended, self.options.metrics_every)
-        snapshot = add_snapshots(train, self.options, ended.update_gates)
+        snapshot = add_snapshots(train, self.options, ended.update_boundary_actors)
         chains = [train]
         if evaluation is not None:
             chains.append(self._add_evaluation(evaluation, train, begun, ended))
@@ -427,7 +427,9 @@ class _Lowering:
 
     # -- the step --------------------------------------------------------------------------------
 
-    def _connect(self, chains: ChainActors, data: tuple[int, RegisterId]) -> tuple[Span, Span]:
+    def _connect(
+        self, chains: ChainActors, data: tuple[int, RegisterId]
+    ) -> tuple[StepBoundary, StepBoundary]:
         """Connect the chains of a program; return who begins and ends a batch, and a step."""
         chains.place_crossings()
         chains.place_temporaries()
@@ -441,7 +443,7 @@ class _Lowering:
             return batch, batch
         every = chains.program.batches_per_step
         reason = f"{every}: the batches of a step"
-        for number in batch.gates:
+        for number in batch.boundary_actors:
             consumers = [*(step.begins if number == batch.end else ())]
             consumers += [step.end] if number in batch.begins else []
             self.actors.credits(
@@ -467,7 +469,7 @@ class _Lowering:
     # -- what waits for steps --------------------------------------------------------------
 
     def _tell_of_steps(
-        self, sink: int, begun: Span, ended: Span, outputs: dict[int, RegisterId]
+        self, sink: int, begun: StepBoundary, ended: StepBoundary, outputs: dict[int, RegisterId]
     ) -> None:
         """Have the sink wait for the end of a step, and a step for room in the sink.
 
@@ -482,12 +484,12 @@ class _Lowering:
             "done", ended.end, {sink: every}, slots[0], f"{slots[0]}: told when it is done"
         )
         reason = f"{min(slots)}: a step that has begun can end, whoever listens"
-        for number in ended.update_gates:
+        for number in ended.update_boundary_actors:
             if number != ended.end:
                 self.actors.credits("begun", number, {sink: every}, min(slots), reason)
 
     def _add_evaluation(
-        self, graph: Graph, train: ChainActors, batch: Span, step: Span
+        self, graph: Graph, train: ChainActors, batch: StepBoundary, step: StepBoundary
     ) -> ChainActors:
         """Add the actors that evaluate between two steps.
 
@@ -528,8 +530,8 @@ class _Lowering:
         name: str,
         holders: tuple[int, ...],
         train: ChainActors,
-        batch: Span,
-        step: Span,
+        batch: StepBoundary,
+        step: StepBoundary,
         steps: int,
     ) -> None:
         """Let the next step begin when all holders have fired once for some steps.
@@ -537,8 +539,10 @@ class _Lowering:
         They hold a credit of each of these steps, and of each batch, until then.
         """
         per_batch = steps * train.program.batches_per_step
-        for number in dict.fromkeys((*step.gates, *batch.gates)):
-            every, what = (steps, "step") if number in step.gates else (per_batch, "batch")
+        for number in dict.fromkeys((*step.boundary_actors, *batch.boundary_actors)):
+            every, what = (
+                (steps, "step") if number in step.boundary_actors else (per_batch, "batch")
+            )
             reason = f"{every}: one credit per {what} until {name}"
             self.actors.credits(name, number, dict.fromkeys(holders, every), every, reason)
 

@@ -137,7 +137,7 @@ def snapshot_rate(options: CompileOptions, step_ns: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SnapshotCopy:
     """A copy of all variables: who makes it, on what stream, what it fills, and where that lies."""
 
     actor: str
@@ -147,7 +147,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SnapshotSource:
     """A variable, or a copy of it, as the next copy reads it."""
 
     name: str
@@ -159,21 +159,21 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class PlannedSnapshot:
     """A stage of a plan: the actor that makes its copies, and the register that they fill."""
 
-    stage: Stage
+    stage: SnapshotCopy
     copier: int
     register: RegisterId
 
 
-_Pair = tuple[Kept, Kept]
+_Pair = tuple[SnapshotSource, SnapshotSource]
 """A variable, and what a copy leaves of it."""
 
 
 def add_snapshots(
     chains: ChainActors, options: CompileOptions, gates: Sequence[int]
-) -> tuple[Filled, ...]:
+) -> tuple[PlannedSnapshot, ...]:
     """Add what copies the variables every so many steps, and the sink that writes them.
 
     `gates` are the actors that let no step change a variable while a snapshot has their credits.
@@ -185,7 +185,7 @@ def add_snapshots(
         return ()
     kept = _kept_variables(chains)
     types = [variable.type for variable in kept]
-    filled: list[Filled] = []
+    filled: list[PlannedSnapshot] = []
     for stage in _stages(kept, plan.hardware, options):
         is_first = not filled
         copier = actors.add(
@@ -205,13 +205,13 @@ def add_snapshots(
             place=stage.place,
         )
         actors.produce(copier, register)
-        filled.append(Filled(stage, copier, register))
+        filled.append(PlannedSnapshot(stage, copier, register))
     writer = actors.add("checkpoint", ActorKind.SINK, plan.port("checkpoint"))
     actors.consume(writer, filled[-1].register, filled[-1].copier)
     return tuple(filled)
 
 
-def copy_variables(chains: ChainActors, filled: Sequence[Filled]) -> None:
+def copy_variables(chains: ChainActors, filled: Sequence[PlannedSnapshot]) -> None:
     """Give the actors of a snapshot their copies, and the sink its fields: all has its place."""
     if not filled:
         return
@@ -226,31 +226,35 @@ def copy_variables(chains: ChainActors, filled: Sequence[Filled]) -> None:
     plan.fields += [Field(row.name, register, row.view, row.source, row.version) for row in kept]
 
 
-def _stages(kept: Sequence[Kept], hardware: Hardware, options: CompileOptions) -> tuple[Stage, ...]:
+def _stages(
+    kept: Sequence[SnapshotSource], hardware: Hardware, options: CompileOptions
+) -> tuple[SnapshotCopy, ...]:
     """Return the copies of a snapshot, one after the other; the last one is what is written."""
     places = dict.fromkeys([variable.place for variable in kept])
     devices = [p for p in places if hardware.is_apart(p)]
     if not devices:
         # What the device shall not hold all the time it shall not hold for a snapshot either.
-        return (Stage("snapshot", COMPUTE, "staging", HOST_SIDE if HOST_SIDE in places else 0),)
+        return (
+            SnapshotCopy("snapshot", COMPUTE, "staging", HOST_SIDE if HOST_SIDE in places else 0),
+        )
     out = StreamKey(*hardware.copy_stream(devices[0], HOST_SIDE))
     if len(places) > 1 or options.memory_budget:
-        return (Stage("snapshot", out, "staging", HOST_SIDE),)
+        return (SnapshotCopy("snapshot", out, "staging", HOST_SIDE),)
     within = StreamKey(devices[0], StreamRole.COMPUTE)
     return (
-        Stage("snapshot", within, "snapshot", devices[0]),
-        Stage("snapshot.fetch", out, "staging", HOST_SIDE),
+        SnapshotCopy("snapshot", within, "snapshot", devices[0]),
+        SnapshotCopy("snapshot.fetch", out, "staging", HOST_SIDE),
     )
 
 
-def _kept_variables(chains: ChainActors) -> tuple[Kept, ...]:
+def _kept_variables(chains: ChainActors) -> tuple[SnapshotSource, ...]:
     """Return the variables of a program as they are between two steps, but for what is no state."""
     graph, plan = chains.program.graph, chains.plan
     between = {variable.name: variable.between for variable in plan.variables}
     nodes = [node for node in graph.nodes if is_kept(node)]
     return tuple(
         [
-            Kept(
+            SnapshotSource(
                 node.attrs.str_("name"),
                 graph.types[value],
                 plan.source(node.source),
@@ -264,7 +268,9 @@ def _kept_variables(chains: ChainActors) -> tuple[Kept, ...]:
     )
 
 
-def _copied(plan: PlanBuilder, filled: Filled, kept: Sequence[Kept]) -> tuple[_Pair, ...]:
+def _copied(
+    plan: PlanBuilder, filled: PlannedSnapshot, kept: Sequence[SnapshotSource]
+) -> tuple[_Pair, ...]:
     """Return the variables in the order of their addresses, each with its copy."""
     # What has no elements lies at the beginning, as something else does, and is no end of it.
     in_order = sorted(kept, key=lambda v: (v.place, plan.address(v.view), v.type.size_bytes))
@@ -292,7 +298,7 @@ def _blocks(plan: PlanBuilder, pairs: Sequence[_Pair]) -> Iterator[tuple[_Pair, 
     yield tuple(pairs[begun:])
 
 
-def _launch(plan: PlanBuilder, stage: Stage, block: Sequence[_Pair]) -> Launch:
+def _launch(plan: PlanBuilder, stage: SnapshotCopy, block: Sequence[_Pair]) -> Launch:
     """Return the copy of neighbours."""
     first, last = block[0], block[-1]
     size_bytes = plan.address(last[1].view) + last[1].type.size_bytes
@@ -316,7 +322,7 @@ def _launch(plan: PlanBuilder, stage: Stage, block: Sequence[_Pair]) -> Launch:
 
 
 def _block_info(
-    hardware: Hardware, stage: Stage, block: Sequence[Kept], size_bytes: int
+    hardware: Hardware, stage: SnapshotCopy, block: Sequence[SnapshotSource], size_bytes: int
 ) -> KernelInfo:
     """Return the kernel that copies a block, and how long that takes: over a link, the link's."""
     operands = tuple([CallOperand(v.type, dense_layout(v.type)) for v in block])

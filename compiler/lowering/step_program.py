@@ -25,7 +25,7 @@ from compiler.lowering.chains import (
     StreamKey,
     form_chains,
 )
-from compiler.lowering.destinations import Placed, place_parts
+from compiler.lowering.destinations import ConcatElision, elide_concats
 from compiler.ops.primitives.sources import CONSTANT, SCRATCH, VARIABLE
 from compiler.ops.primitives.transfer import (
     ALL_REDUCE,
@@ -43,7 +43,7 @@ from compiler.storage.order import (
     has_channels,
     is_returning,
     needed_per_step,
-    runs_beside_steps,
+    overlaps_steps,
     stage_edges,
 )
 from compiler.storage.storage import Storage, assign_storage, launch_of_values, write_after_read
@@ -132,7 +132,7 @@ def make_program(
     work = _work(graph, storage, drafts, launch_at, hardware)
     is_pipelined = has_channels(graph)
     num_streams = 1 if is_pipelined else num_streams  # who is first among batches, slots say
-    per_step, is_beside = needed_per_step(graph), runs_beside_steps(graph)
+    per_step, is_beside = needed_per_step(graph), overlaps_steps(graph)
     every = batches_per_step(graph)
     makespan_ns = 0.0
     beside = {i: per_step[node] for i, node in enumerate(nodes) if is_beside[node]}
@@ -162,7 +162,7 @@ def make_program(
             is_kept = all([drafts[i].node.op is ALL_REDUCE for i in chain.launches])
             end = first_rank if is_late and is_kept else end
             chains.append(ChainDraft(chain.launches, chain.stream, is_per_step, (start, end)))
-    placed = place_parts(graph, storage, drafts, chains, hardware)
+    placed = elide_concats(graph, storage, drafts, chains, hardware)
     maker, readers = _crossings(placed)
     return StepProgram(
         placed.graph,
@@ -274,7 +274,7 @@ def _spans(formed: Chains, first_rank: int) -> list[tuple[int, int]]:
     return [(rank[start], rank[end]) for start, end in spans]
 
 
-def _crossings(placed: Placed) -> tuple[dict[ValueId, int], dict[ValueId, tuple[int, ...]]]:
+def _crossings(placed: ConcatElision) -> tuple[dict[ValueId, int], dict[ValueId, tuple[int, ...]]]:
     """Return, by root, the chain that makes it, or its parts, and those that read it."""
     maker: dict[ValueId, int] = {}
     readers: dict[ValueId, dict[int, None]] = {}
@@ -292,7 +292,7 @@ def _crossings(placed: Placed) -> tuple[dict[ValueId, int], dict[ValueId, tuple[
 
 
 def _register_places(
-    placed: Placed,
+    placed: ConcatElision,
     maker: dict[ValueId, int],
     readers: dict[ValueId, tuple[int, ...]],
     hardware: Hardware,
@@ -315,7 +315,7 @@ def _register_places(
     return tuple(column)
 
 
-def _share_met(placed: Placed, column: list[int], hardware: Hardware) -> None:
+def _share_met(placed: ConcatElision, column: list[int], hardware: Hardware) -> None:
     """Let what other ranks work on lie where they see it; state stays where it is copied from."""
     graph, root = placed.graph, placed.storage.root
     met = [

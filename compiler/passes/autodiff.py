@@ -153,7 +153,7 @@ def follow_updates(graph: Graph) -> Graph:
 #
 # All gradients stay alive until the last of them is made, where each could otherwise go with its
 # update. The multiplication costs no pass over them: the update's own program takes it in
-# (`compiler.fusion.join_updates`). The norm before clipping is the output `grad_norm`; with an
+# (`compiler.fusion.merge_updates`). The norm before clipping is the output `grad_norm`; with an
 # infinite `most` it is all there is.
 #
 # It runs after gradients have lost the loss's scale, were summed over batches, and were searched

@@ -15,7 +15,7 @@ from compiler.ops.families.updates import ASSIGN, HANDED_ON, HOLD
 from compiler.ops.primitives.shape import COPY
 from compiler.ops.primitives.sources import INPUT, SCRATCH, VARIABLE
 from compiler.ops.primitives.transfer import COPY_TO, is_copy, next_bucket, value_devices
-from compiler.sbp.collective_schedule import apart_by_rates
+from compiler.sbp.collective_schedule import split_by_rate
 from compiler.storage.order import needed_per_batch, needed_per_step, outputs_per_step
 from compiler.storage.storage import OldRead, assign_storage, old_reads
 
@@ -313,7 +313,7 @@ def split_rates(graph: Graph) -> Graph:
             continue
         outputs = tuple([new_value(types, graph.types[v]) for v in node.outputs])
         twin_of.update(zip(node.outputs, outputs, strict=True))
-        node, twin = apart_by_rates(node)
+        node, twin = split_by_rate(node)
         nodes += [node, replace(twin, inputs=inputs, outputs=outputs)]
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
 

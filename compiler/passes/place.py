@@ -397,7 +397,7 @@ def place_nodes(graph: Graph, hardware: Hardware) -> Graph:
     return replace(graph, nodes=tuple([replace(node, device=d) for node, d in nodes]))
 
 
-def with_homes_of(graph: Graph, training: Graph, hardware: Hardware) -> Graph:
+def with_variable_devices_of(graph: Graph, training: Graph, hardware: Hardware) -> Graph:
     """Return a graph that reads the variables of another one with them where they lie there.
 
     Raises CompileError, with both lines, where the user placed one somewhere else.

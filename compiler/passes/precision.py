@@ -29,7 +29,7 @@ import numpy as np
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.contract.types import DType, TensorType, ValueId, decoded, encoded
-from compiler.fusion.join_updates import LoneUpdate, joined, lone_update
+from compiler.fusion.join_updates import MergeableUpdate, merge_nodes, mergeable_update
 from compiler.graph.graph import Graph, GraphBuilder, Node, Write, consumers, new_value, prune
 from compiler.graph.registry import OpAttr, infer_type, view
 from compiler.graph.target import Hardware
@@ -321,7 +321,7 @@ def round_in_updates(graph: Graph, hardware: Hardware) -> Graph:
     nodes, types, writes = list(graph.nodes), list(graph.types), list(graph.writes)
     readers, makers = consumers(graph), graph.producers()
     for index, node in enumerate(graph.nodes):
-        alone = lone_update(graph, node)
+        alone = mergeable_update(graph, node)
         if alone is None or not _is_taken(graph, node, alone, hardware):
             continue
         variable = alone.operands[0]
@@ -338,12 +338,12 @@ def round_in_updates(graph: Graph, hardware: Hardware) -> Graph:
             over=(*alone.over, len(alone.operands)),
             operands=(*alone.operands, value),
         )
-        nodes[index] = joined(graph, node, [update], (*node.outputs, after))
+        nodes[index] = merge_nodes(graph, node, [update], (*node.outputs, after))
         writes.append(Write(value, after))
     return replace(graph, nodes=tuple(nodes), types=tuple(types), writes=tuple(writes))
 
 
-def _is_taken(graph: Graph, node: Node, alone: LoneUpdate, hardware: Hardware) -> bool:
+def _is_taken(graph: Graph, node: Node, alone: MergeableUpdate, hardware: Hardware) -> bool:
     """Whether an update writes over a float32 variable first, on a device that joins it."""
     is_single = graph.types[alone.operands[0]].dtype is DType.FLOAT32
     most = hardware.targets[node.device].max_merged_updates(len(alone.full) + 1)

@@ -24,7 +24,7 @@ from compiler.contract.plan import Plan
 from compiler.contract.types import DType
 from compiler.fusion import regions
 from compiler.fusion.fuse import fuse_launches
-from compiler.fusion.join_updates import join_updates, update_programs
+from compiler.fusion.join_updates import merge_updates, update_programs
 from compiler.fusion.prepare import dense_operands, narrow_broadcasts, stage_reductions
 from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.fusion.regions import fuse_products
@@ -44,9 +44,9 @@ from compiler.pipeline.rewrites import (
     Pass,
     Watch,
     check_order,
-    look,
     registered,
-    rewritten,
+    run_passes,
+    verify_and_dump,
     with_added,
 )
 from compiler.sbp import distribute, stages
@@ -67,8 +67,8 @@ def _prepare_body(body: Graph, hardware: Hardware, options: CompileOptions) -> G
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     # Its operands lie on the device already: nothing is fed from the host's side.
     steps = tuple([step for step in steps if step.name != "feed"])
-    look(body, "trace", options, None)
-    return rewritten(body, steps, hardware, options, None)
+    verify_and_dump(body, "trace", options, None)
+    return run_passes(body, steps, hardware, options, None)
 
 
 def _lower_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Plan:
@@ -366,19 +366,19 @@ def local_graphs(
     """
     options = _completed(options, hardware)
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
-    look(graph, "trace", options, None)
+    verify_and_dump(graph, "trace", options, None)
     before, of_ranks, _ = _parted(steps)
-    whole = rewritten(graph, before, hardware, options, watch)
-    step = rewritten(whole, of_ranks, hardware, options, watch)
+    whole = run_passes(graph, before, hardware, options, watch)
+    step = run_passes(whole, of_ranks, hardware, options, watch)
     if evaluation is None:
         return LocalGraphs(step)
     # How variables of all stages lie says `whole` alone: `step` has those of one.
     mesh, zero, its = hardware.ranks.mesh, options.zero, options.of_evaluation
-    evaluation = distribute.with_layouts_of(evaluation, whole, mesh, zero=zero)
-    look(evaluation, "trace", options, None)
+    evaluation = distribute.with_variable_sbp_of(evaluation, whole, mesh, zero=zero)
+    verify_and_dump(evaluation, "trace", options, None)
     before, of_ranks, _ = _parted(check_order(with_added(PASSES), its, LOWERING_NEEDS))
     steps = (*before, *of_ranks)
-    return LocalGraphs(step, rewritten(evaluation, steps, hardware, its, watch, "evaluation "))
+    return LocalGraphs(step, run_passes(evaluation, steps, hardware, its, watch, "evaluation "))
 
 
 def graphs_of_ranks(graph: Graph, hardware: Hardware, options: CompileOptions) -> RankGraphs:
@@ -388,7 +388,7 @@ def graphs_of_ranks(graph: Graph, hardware: Hardware, options: CompileOptions) -
     """
     options = _completed(options, hardware)
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
-    shared = rewritten(graph, _parted(steps)[0], hardware, options, None)
+    shared = run_passes(graph, _parted(steps)[0], hardware, options, None)
     return RankGraphs(shared, hardware.ranks, zero=options.zero)
 
 
@@ -416,14 +416,17 @@ def compile_graph(
     if local is None:
         local = local_graphs(graph, hardware, options, watch, evaluation)
     graph, evaluation = local
-    graph = rewritten(graph, _parted(steps)[-1], hardware, options, watch)
+    graph = run_passes(graph, _parted(steps)[-1], hardware, options, watch)
     if evaluation is not None:
-        evaluation, its = place.with_homes_of(evaluation, graph, hardware), options.of_evaluation
+        evaluation, its = (
+            place.with_variable_devices_of(evaluation, graph, hardware),
+            options.of_evaluation,
+        )
         rest = _parted(check_order(with_added(PASSES), its, LOWERING_NEEDS))[-1]
-        evaluation = rewritten(evaluation, rest, hardware, its, watch, "evaluation ")
+        evaluation = run_passes(evaluation, rest, hardware, its, watch, "evaluation ")
 
     def lowered(ordered: Graph) -> Plan:
-        joined = join_updates(ordered, hardware)  # of what a budget has chosen, whatever that is
+        joined = merge_updates(ordered, hardware)  # of what a budget has chosen, whatever that is
         return lower(joined, hardware, options, fingerprint, evaluation)
 
     if any([isinstance(step, BudgetPass) for step in steps]):
@@ -474,12 +477,12 @@ def _within_budget(
 ) -> Plan:
     """Return the plan of an ordered graph with what is chosen so that it is small enough."""
     from compiler.budget.search import (
-        Trials,
+        BudgetEvaluator,
         meet_budget,  # and the planner: only where asked for
     )
 
     chosen = partial(with_choice, graph, hardware=hardware, options=options)
-    choice, plan = meet_budget(Trials(graph, hardware, options, chosen, lowered))
+    choice, plan = meet_budget(BudgetEvaluator(graph, hardware, options, chosen, lowered))
     if watch is not None:
         with_choice(graph, choice, hardware, options, watch)
     return plan
@@ -496,5 +499,5 @@ def with_choice(
     for step in PASSES:
         if isinstance(step, BudgetPass):
             graph = step.run(graph, choice, hardware)
-            look(graph, step.name, options, watch)
+            verify_and_dump(graph, step.name, options, watch)
     return graph

@@ -149,7 +149,7 @@ def check_order(
     return chosen
 
 
-def rewritten(
+def run_passes(
     graph: Graph,
     steps: Sequence[AnyPass],
     hardware: Hardware,
@@ -162,11 +162,11 @@ def rewritten(
         if isinstance(step, BudgetPass):
             continue
         graph = step.apply(graph, hardware, options)
-        look(graph, step.name, options, watch, prefix)
+        verify_and_dump(graph, step.name, options, watch, prefix)
     return graph
 
 
-def look(
+def verify_and_dump(
     graph: Graph, name: str, options: CompileOptions, watch: Watch | None, prefix: str = ""
 ) -> None:
     """Have a graph verified where that is asked for, and seen, after the pass of a name."""
@@ -187,7 +187,7 @@ def look(
 
 
 @dataclass(frozen=True, slots=True)
-class AddedPass:
+class PluginPass:
     """A pass with the names of those that it stands before and after ("": no matter).
 
     `files` are the one that registered it, and the one that holds its function; a prompt has a name
@@ -203,7 +203,7 @@ class AddedPass:
         return f"pass {self.step.name!r} ({self.files[0]})"
 
 
-_added: list[AddedPass] = []
+_added: list[PluginPass] = []
 
 _times: dict[str, int] = {}
 """How often each name was registered in this process: the next pass of a name is another one."""
@@ -220,7 +220,7 @@ def register(step: Pass, *, before: str = "", after: str = "", where: str | None
     code = getattr(step.run, "__code__", None)
     held_by = getattr(code, "co_filename", None) or f"<{type(step.run).__module__}>"
     where = where or sys._getframe(1).f_code.co_filename
-    added = AddedPass(step, before, after, tuple(dict.fromkeys((where, held_by))))
+    added = PluginPass(step, before, after, tuple(dict.fromkeys((where, held_by))))
     for index, other in enumerate(_added):
         modules = {getattr(run, "__module__", "") for run in (step.run, other.step.run)}
         is_same = other.files == added.files or modules == {"__main__"}
@@ -241,7 +241,7 @@ def unregister(name: str) -> None:
     raise LookupError(f"no pass called {name!r} was registered")
 
 
-def registered() -> tuple[AddedPass, ...]:
+def registered() -> tuple[PluginPass, ...]:
     """Return the passes from elsewhere, the first registered first."""
     return tuple(_added)
 
@@ -279,12 +279,12 @@ def with_added(passes: tuple[AnyPass, ...]) -> tuple[AnyPass, ...]:
     return tuple(placed)
 
 
-def _is_ready(added: AddedPass, names: set[str], facts: set[str]) -> bool:
+def _is_ready(added: PluginPass, names: set[str], facts: set[str]) -> bool:
     """Whether all that a pass refers to has its place already: another added one may not yet."""
     return {n for n in (added.before, added.after) if n} <= names and {*added.step.needs} <= facts
 
 
-def _missing(added: AddedPass, placed: Sequence[AnyPass]) -> str:
+def _missing(added: PluginPass, placed: Sequence[AnyPass]) -> str:
     names = [step.name for step in placed]
     for name in (added.before, added.after):
         if name and name not in names:
@@ -295,7 +295,7 @@ def _missing(added: AddedPass, placed: Sequence[AnyPass]) -> str:
     return f"{added} needs {fact!r}, and no pass provides it; provided are {facts}"
 
 
-def _place(added: AddedPass, placed: list[AnyPass]) -> int:
+def _place(added: PluginPass, placed: list[AnyPass]) -> int:
     """Return the index at which a pass is inserted."""
     step, first, last, why = added.step, 0, len(placed), "at the end"
     for index, other in enumerate(placed):
@@ -319,7 +319,7 @@ def _place(added: AddedPass, placed: list[AnyPass]) -> int:
 class _Checked:
     """A pass from elsewhere, of which a graph is expected and nothing trusted."""
 
-    def __init__(self, added: AddedPass) -> None:
+    def __init__(self, added: PluginPass) -> None:
         self._added = added
 
     def __call__(self, graph: Graph) -> Graph:

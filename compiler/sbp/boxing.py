@@ -53,7 +53,7 @@ WRITTEN_BYTES_PER_NS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class BoxingStep:
     """One change along an axis of the mesh; `sent_bytes` by each rank, in so many messages."""
 
     axis: int
@@ -65,15 +65,15 @@ class Hop:
 
 
 @lru_cache(maxsize=65_536)
-def ways_between(
+def cheapest_boxing(
     type_: TensorType, source: NdSbp, target: NdSbp, mesh: tuple[int, ...], wires: MeshLinks
-) -> tuple[float, tuple[Hop, ...]]:
+) -> tuple[float, tuple[BoxingStep, ...]]:
     """Return the time in ns of the cheapest way between two layouts of a tensor, and its steps.
 
     There is always one: a tensor may be whole everywhere on the way.
     """
     best = {source: 0.0}
-    queue: list[tuple[float, int, NdSbp, tuple[Hop, ...]]] = [(0.0, 0, source, ())]
+    queue: list[tuple[float, int, NdSbp, tuple[BoxingStep, ...]]] = [(0.0, 0, source, ())]
     count = 0
     done: set[NdSbp] = set()
     while queue:
@@ -95,7 +95,9 @@ def ways_between(
     raise InternalError(f"{type_} as {format_sbp(source)} cannot become {format_sbp(target)}")
 
 
-def _steps(type_: TensorType, words: NdSbp, target: NdSbp, mesh: tuple[int, ...]) -> Iterator[Hop]:
+def _steps(
+    type_: TensorType, words: NdSbp, target: NdSbp, mesh: tuple[int, ...]
+) -> Iterator[BoxingStep]:
     """Return the steps that a layout can take."""
     for axis, old in enumerate(words):
         news: list[Sbp] = [BROADCAST, *map(Split, range(type_.rank))]
@@ -108,7 +110,7 @@ def _steps(type_: TensorType, words: NdSbp, target: NdSbp, mesh: tuple[int, ...]
                 size = _gathered_bytes(type_, words, axis, mesh)
                 sent, messages = _sent(size, old, new, mesh[axis])
                 is_written = isinstance(new, Partial) and new.by is ReduceOp.SUM
-                yield Hop(axis, old, new, sent, messages, size if is_written else 0.0)
+                yield BoxingStep(axis, old, new, sent, messages, size if is_written else 0.0)
 
 
 def _may(type_: TensorType, words: NdSbp, axis: int, new: Sbp, mesh: tuple[int, ...]) -> bool:

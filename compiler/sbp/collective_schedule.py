@@ -1,10 +1,10 @@
 """The turns of collectives: which go together, and the ONE order in which all of them go.
 
 Each collective has a number from whoever emitted it, the same on every rank. From the graph of one
-rank, the first of the mesh, follows the `CommTurn` of each of these numbers: its bucket, its place
-in the order, and when it is wanted. Those are attributes of the nodes from then on, which every
-pass leaves alone and lowering obeys, whatever a rank believes of durations. So ranks whose parts
-are uneven, and have other bytes, cut their buckets at the same places.
+rank, the first of the mesh, follows the `ScheduledCollective` of each of these numbers: its bucket,
+its place in the order, and when it is wanted. Those are attributes of the nodes from then on, which
+every pass leaves alone and lowering obeys, whatever a rank believes of durations. So ranks whose
+parts are uneven, and have other bytes, cut their buckets at the same places.
 
 - *late*: nothing of the batch waits for it, as for gradients. What is made one after the other goes
   together: a bucket is full with an eighth of all bytes, and with no less than what a ring moves
@@ -39,7 +39,7 @@ from compiler.ops.primitives.shape import BROADCAST_TO, CAST
 from compiler.ops.primitives.slicing import CONCAT, PAD, SLICE
 from compiler.ops.primitives.sources import INPUT
 from compiler.ops.primitives.transfer import ALL_GATHER, BLOCKING, DEFERRED, PREFETCH, is_collective
-from compiler.sbp.stages import edges_of_stages, handed_on
+from compiler.sbp.stages import cross_stage_nodes, edges_of_stages
 from compiler.storage.order import needed_per_batch, needed_per_step
 from compiler.storage.storage import write_after_read
 
@@ -53,7 +53,7 @@ _MOVERS = (CAST, BROADCAST_TO, CONCAT, PAD, SLICE)
 
 
 @dataclass(frozen=True, slots=True)
-class CommTurn:
+class ScheduledCollective:
     """The place of a collective: its bucket, its own place in the order, when it is wanted.
 
     `twin` are the two numbers of its twin once per step, where both rates need it.
@@ -68,14 +68,14 @@ class CommTurn:
 _TWIN = "twin"
 """The attribute with the turn of a twin, until there is one."""
 
-CommTurns = Mapping[int, CommTurn]
+CommTurns = Mapping[int, ScheduledCollective]
 """By the number that a collective has from whoever emitted it."""
 
 LeastBytes = Mapping[str, float]
 """By the name of a group: what a bucket of it should hold at least; nothing where it is missing."""
 
 
-def turns_of(graph: Graph, least: LeastBytes) -> CommTurns:
+def schedule_collectives(graph: Graph, least: LeastBytes) -> CommTurns:
     """Return the turn of every collective of a graph. O(nodes x levels)."""
     if not any([is_comm.get(node.op) for node in graph.nodes]):
         return {}
@@ -93,7 +93,7 @@ def awaited_results(graph: Graph) -> list[ValueId]:
     return [*written, *returned] if is_staged or not written else written
 
 
-def apart_by_rates(node: Node) -> tuple[Node, Node]:
+def split_by_rate(node: Node) -> tuple[Node, Node]:
     """Return a node that both rates need, and its twin once per step: one in the turn of that.
 
     Raises InternalError for a collective of which it was not known.
@@ -109,7 +109,7 @@ def apart_by_rates(node: Node) -> tuple[Node, Node]:
     return replace(node, attrs=Attrs(own)), replace(node, attrs=Attrs(its))
 
 
-def in_turn(graph: Graph, turns: CommTurns) -> Graph:
+def with_schedule(graph: Graph, turns: CommTurns) -> Graph:
     """Return the graph of a rank whose collectives have their turns. O(nodes)."""
     if not turns:
         return graph
@@ -240,13 +240,13 @@ class _TurnChoice:
         at = first[0] if first else len(buckets)
         both = [tuple([i for i in bucket.nodes if self.at_both[i]]) for bucket in buckets[:at]]
         twins = [replace(b, nodes=own) for b, own in zip(buckets, both, strict=False) if own]
-        found: dict[int, CommTurn] = {}
+        found: dict[int, ScheduledCollective] = {}
         order = 0
         for number, bucket in enumerate([*buckets[:at], *twins, *buckets[at:]]):
             is_twin = at <= number < at + len(twins)
             for index in bucket.nodes:
                 emitted = self.graph.nodes[index].attrs.int_("order")
-                turn = CommTurn(number, order, bucket.when)
+                turn = ScheduledCollective(number, order, bucket.when)
                 found[emitted] = replace(found[emitted], twin=(number, order)) if is_twin else turn
                 order += 1
         return found
@@ -259,7 +259,7 @@ class _TurnChoice:
         graph = self.graph
         needed = mark_needed(graph, awaited_results(graph))
         is_awaited = [False] * len(graph.nodes)
-        for index in handed_on(graph):
+        for index in cross_stage_nodes(graph):
             is_awaited[index] = True
         for index in reversed(self.sequence):
             node = graph.nodes[index]

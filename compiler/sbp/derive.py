@@ -8,9 +8,9 @@ of each value: what a rank knows of it that has a slice of that axis alone.
     x - row_max(x)      partial (max) beside a split       ->  the maximum is made whole first
 
 A partial value stays partial as long as what is made of it is linear. What is made whole on the way
-(`Found.whole`) is a collective in the op's local form, so that softmax, norms and cross entropy
-of classes split over ranks need no op of their own. Nothing is made whole that came partial: that
-is the business of whoever brought it.
+(`CandidateSignature.whole`) is a collective in the op's local form, so that softmax, norms and
+cross entropy of classes split over ranks need no op of their own. Nothing is made whole that came
+partial: that is the business of whoever brought it.
 
 The numbers of rows and columns are those of the rank's part, and so are random numbers.
 """
@@ -45,7 +45,7 @@ _MOST_SUBSETS = 4
 """Of so many operands every choice of partial ones is tried; of more, one and all of them."""
 
 
-class Known(Enum):
+class ShardState(Enum):
     """What a rank knows of a value: all of it, its slice, its share of a sum or of an extreme."""
 
     ALL = "all"
@@ -58,11 +58,11 @@ class Known(Enum):
 
 
 _SHARES = {
-    Known.SHARE: PARTIAL,
-    Known.SHARE_OF_MAX: PARTIAL_MAX,
-    Known.SHARE_OF_MIN: PARTIAL_MIN,
+    ShardState.SHARE: PARTIAL,
+    ShardState.SHARE_OF_MAX: PARTIAL_MAX,
+    ShardState.SHARE_OF_MIN: PARTIAL_MIN,
 }
-_EXTREMES = {"max": Known.SHARE_OF_MAX, "min": Known.SHARE_OF_MIN}
+_EXTREMES = {"max": ShardState.SHARE_OF_MAX, "min": ShardState.SHARE_OF_MIN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ProgramCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CandidateSignature:
     """A signature, and what the local form of it does on the way.
 
     `axis` is the one of the walked tensor that is split, or -1. `whole` are pairs (instruction,
@@ -142,14 +142,14 @@ def _kind(aligned: Shape, frame: IterationDomain, cut: int) -> Kind:
     return Kind.COLUMN if has_columns else Kind.SCALAR
 
 
-def derived(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> tuple[Found, ...]:
+def derived(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> tuple[CandidateSignature, ...]:
     """Return the signatures that follow from an op's program, in the order of the axes."""
     call = call_of(op, inputs, outputs, attrs)
     if call is None or 0 in call.frame.shape:
         return ()
     inputs = inputs[: len(call.frame.inputs)]
     tried = [*_split_ways(call, inputs), *_partial_ways(call, inputs)]
-    found: dict[SbpSignature, Found] = {}
+    found: dict[SbpSignature, CandidateSignature] = {}
     for axis, states in tried:
         try:
             way = _follow(call, axis, states)
@@ -161,23 +161,23 @@ def derived(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> tuple[Found,
     return tuple(found.values())
 
 
-def _split_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple[Known, ...]]]:
+def _split_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple[ShardState, ...]]]:
     """Return, for each axis that can be split, what a rank knows of the operands."""
     for axis, extent in enumerate(call.frame.shape):
         if extent > 1:
             held = [_has(call.frame, aligned, axis) for aligned in call.frame.inputs]
             if any(held):
-                yield axis, tuple([Known.SLICE if own else Known.ALL for own in held])
+                yield axis, tuple([ShardState.SLICE if own else ShardState.ALL for own in held])
 
 
-def _partial_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple[Known, ...]]]:
+def _partial_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple[ShardState, ...]]]:
     """Return choices of operands that are partial, all others being whole."""
     may = [i for i, t in enumerate(inputs) if t.dtype.is_float or t.dtype in SIGNED]
     sizes = range(1, len(may) + 1) if len(may) <= _MOST_SUBSETS else (1, len(may))
     for share in _SHARES:
         for size in sizes:
             for chosen in combinations(may, size):
-                states = [share if i in chosen else Known.ALL for i in range(len(inputs))]
+                states = [share if i in chosen else ShardState.ALL for i in range(len(inputs))]
                 yield -1, tuple(states)
 
 
@@ -191,12 +191,12 @@ def _has(frame: IterationDomain, aligned: Shape, axis: int) -> bool:
 class _Way:
     """What is known of the values of a program so far."""
 
-    states: list[Known]
+    states: list[ShardState]
     whole: list[tuple[int, int, ReduceOp]]
     reads_position: bool = False
 
 
-def _follow(call: ProgramCall, axis: int, states: Sequence[Known]) -> _Way:
+def _follow(call: ProgramCall, axis: int, states: Sequence[ShardState]) -> _Way:
     """Follow a program. Raises _LostError."""
     way = _Way([*states], [])
     for number, instruction in enumerate(call.program.instructions):
@@ -206,7 +206,7 @@ def _follow(call: ProgramCall, axis: int, states: Sequence[Known]) -> _Way:
 
 def _result(
     call: ProgramCall, axis: int, way: _Way, number: int, instruction: Instruction
-) -> Known:
+) -> ShardState:
     name, operands = instruction.op, instruction.operands
     states = [way.states[v] for v in operands]
     if name in _REDUCTIONS:
@@ -214,10 +214,10 @@ def _result(
     if name in ("column_index", "row_index"):
         return _position(call, axis, instruction, way)
     if name == "philox" and axis >= 0:
-        if {*states} != {Known.ALL} or len(operands) > 2:
+        if {*states} != {ShardState.ALL} or len(operands) > 2:
             raise _LostError  # that of a part already
         way.reads_position = True
-        return Known.SLICE
+        return ShardState.SLICE
     if any([s in _SHARES for s in states]):
         found = _linear(call.program, instruction, states)
         if found is not None:
@@ -229,19 +229,21 @@ def _result(
             by = _SHARES[states[position]].by
             if way.states[value] in _SHARES:
                 way.whole.append((number, value, by))
-            way.states[value] = states[position] = Known.ALL
-    return Known.SLICE if Known.SLICE in states else Known.ALL
+            way.states[value] = states[position] = ShardState.ALL
+    return ShardState.SLICE if ShardState.SLICE in states else ShardState.ALL
 
 
 _REDUCTIONS = {
-    "row_sum": Known.SHARE,
-    "column_sum": Known.SHARE,
-    "row_max": Known.SHARE_OF_MAX,
-    "row_min": Known.SHARE_OF_MIN,
+    "row_sum": ShardState.SHARE,
+    "column_sum": ShardState.SHARE,
+    "row_max": ShardState.SHARE_OF_MAX,
+    "row_min": ShardState.SHARE_OF_MIN,
 }
 
 
-def _reduced(call: ProgramCall, axis: int, instruction: Instruction, state: Known) -> Known:
+def _reduced(
+    call: ProgramCall, axis: int, instruction: Instruction, state: ShardState
+) -> ShardState:
     """Return what a rank knows of a reduction of a FULL value."""
     name, is_row = instruction.op, axis < call.num_leading
     if state in _SHARES:
@@ -254,18 +256,18 @@ def _reduced(call: ProgramCall, axis: int, instruction: Instruction, state: Know
     return _REDUCTIONS[name]
 
 
-def _position(call: ProgramCall, axis: int, instruction: Instruction, way: _Way) -> Known:
+def _position(call: ProgramCall, axis: int, instruction: Instruction, way: _Way) -> ShardState:
     """Return what a rank knows of the numbers of rows or columns."""
     is_row = instruction.op == "row_index"
     if axis < 0 or is_row is not (axis < call.num_leading):
-        return Known.ALL
+        return ShardState.ALL
     way.reads_position = True
-    return Known.SLICE
+    return ShardState.SLICE
 
 
 def _linear(
-    program: FusedProgram, instruction: Instruction, states: Sequence[Known]
-) -> Known | None:
+    program: FusedProgram, instruction: Instruction, states: Sequence[ShardState]
+) -> ShardState | None:
     """Return what a rank knows of a linear function of shares; None where it is none."""
     name, operands = instruction.op, instruction.operands
     if name in ("max", "min") and operands[0] == operands[1]:
@@ -279,19 +281,21 @@ def _linear(
         either = [
             s for v, s in zip(operands[1:], states[1:], strict=True) if not _is_zero(program, v)
         ]
-        is_alike = states[0] is Known.ALL and len({*either}) == 1
-        is_zero = len(either) < 2 and either != [Known.SHARE]  # a largest share is none beside 0
+        is_alike = states[0] is ShardState.ALL and len({*either}) == 1
+        is_zero = len(either) < 2 and either != [
+            ShardState.SHARE
+        ]  # a largest share is none beside 0
         return either[0] if is_alike and not is_zero else None
     if name in _EXTREMES:
-        return _EXTREMES[name] if {*states} <= {Known.ALL, _EXTREMES[name]} else None
+        return _EXTREMES[name] if {*states} <= {ShardState.ALL, _EXTREMES[name]} else None
     is_linear = {
-        "neg": states[:1] == [Known.SHARE],
-        "add": states == [Known.SHARE, Known.SHARE],
-        "sub": states == [Known.SHARE, Known.SHARE],
-        "mul": {*states} == {Known.SHARE, Known.ALL},
-        "div": states == [Known.SHARE, Known.ALL],
+        "neg": states[:1] == [ShardState.SHARE],
+        "add": states == [ShardState.SHARE, ShardState.SHARE],
+        "sub": states == [ShardState.SHARE, ShardState.SHARE],
+        "mul": {*states} == {ShardState.SHARE, ShardState.ALL},
+        "div": states == [ShardState.SHARE, ShardState.ALL],
     }
-    return Known.SHARE if is_linear.get(name, False) else None
+    return ShardState.SHARE if is_linear.get(name, False) else None
 
 
 def _is_zero(program: FusedProgram, value: int) -> bool:
@@ -301,7 +305,9 @@ def _is_zero(program: FusedProgram, value: int) -> bool:
     return made is not None and made.op == "constant" and made.constants == (0,)
 
 
-def _words(call: ProgramCall, axis: int, way: _Way, inputs: Types, outputs: Types) -> Found | None:
+def _words(
+    call: ProgramCall, axis: int, way: _Way, inputs: Types, outputs: Types
+) -> CandidateSignature | None:
     """Return the signature of a way; None where nothing is split or partial of what it makes."""
     frame, program = call.frame, call.program
     given = [
@@ -313,10 +319,12 @@ def _words(call: ProgramCall, axis: int, way: _Way, inputs: Types, outputs: Type
         for v, aligned, t in zip(program.outputs, frame.outputs, outputs, strict=True)
     ]
     signature = SbpSignature(tuple(given), tuple(made))
-    return Found(signature, axis, tuple(way.whole), way.reads_position)
+    return CandidateSignature(signature, axis, tuple(way.whole), way.reads_position)
 
 
-def _word(state: Known, frame: IterationDomain, aligned: Shape, axis: int, shape: Shape) -> Sbp:
+def _word(
+    state: ShardState, frame: IterationDomain, aligned: Shape, axis: int, shape: Shape
+) -> Sbp:
     """Return the word for an operand or result, whose axes of one element may have been added."""
     if state in _SHARES:
         return _SHARES[state]

@@ -62,17 +62,17 @@ from compiler.ops.primitives.transfer import (
     REDUCE_SCATTER,
     STAGE,
 )
-from compiler.sbp.boxing import Hop, ways_between
-from compiler.sbp.collective_schedule import CommTurns, in_turn, turns_of
-from compiler.sbp.derive import Found
+from compiler.sbp.boxing import BoxingStep, cheapest_boxing
+from compiler.sbp.collective_schedule import CommTurns, schedule_collectives, with_schedule
+from compiler.sbp.derive import CandidateSignature
 from compiler.sbp.infer import MeshAxis, SbpChoice, Speed, choose
 from compiler.sbp.local_form import emit_part
-from compiler.sbp.positions import PartPlace, among_zeros, only_first, own_rows
-from compiler.sbp.stages import cut
+from compiler.sbp.positions import ShardIndex, own_rows, pad_to_global, zero_off_first_rank
+from compiler.sbp.stages import extract_stage
 
 
 @dataclass(frozen=True, slots=True)
-class Layouts:
+class SbpAssignment:
     """What was chosen over all axes of a mesh: words of every value, ways of every node."""
 
     mesh: Mesh
@@ -83,29 +83,33 @@ class Layouts:
         """Return how a value lies."""
         return tuple([choice.words[value] for choice in self.choices])
 
-    def ways(self, node: int) -> list[tuple[int, Found]]:
+    def signatures(self, node: int) -> list[tuple[int, CandidateSignature]]:
         """Return the ways of a node, by the axes of the mesh."""
-        return [(axis, choice.ways[node]) for axis, choice in enumerate(self.choices)]
+        return [(axis, choice.signatures[node]) for axis, choice in enumerate(self.choices)]
 
 
-def turns_between(graph: Graph, layouts: Layouts) -> CommTurns:
-    """Return the turns (`turns_of`) of all collectives of the ranks' graphs.
+def turns_between(graph: Graph, layouts: SbpAssignment) -> CommTurns:
+    """Return the turns (`schedule_collectives`) of all collectives of the ranks' graphs.
 
     They follow from the graph of the first rank, whose parts are the largest of all. O(nodes).
     """
     mesh = layouts.mesh
     first = _Rank(graph, layouts, mesh.coordinates(0)).result()
     links = zip(mesh.names, mesh.shape, layouts.wires, strict=True)
-    return turns_of(first, {name: wire.least_bytes(parts) for name, parts, wire in links})
+    return schedule_collectives(
+        first, {name: wire.least_bytes(parts) for name, parts, wire in links}
+    )
 
 
-def distribute(graph: Graph, layouts: Layouts, rank: int, turns: CommTurns | None = None) -> Graph:
+def distribute(
+    graph: Graph, layouts: SbpAssignment, rank: int, turns: CommTurns | None = None
+) -> Graph:
     """Return the graph of one rank. O(nodes).
 
     `turns` are those of `turns_between`, which whoever asks for many ranks asks for once.
     """
     found = _Rank(graph, layouts, layouts.mesh.coordinates(rank)).result()
-    return in_turn(found, turns_between(graph, layouts) if turns is None else turns)
+    return with_schedule(found, turns_between(graph, layouts) if turns is None else turns)
 
 
 @dataclass(slots=True)
@@ -117,7 +121,7 @@ class _Rank:
     """
 
     graph: Graph
-    layouts: Layouts
+    layouts: SbpAssignment
     coordinates: tuple[int, ...]
     b: GraphBuilder = field(default_factory=GraphBuilder)
     held: dict[tuple[ValueId, NdSbp, int | None], ValueId] = field(default_factory=dict)
@@ -153,7 +157,7 @@ class _Rank:
         return self.b.freeze()
 
     def _emit(self, index: int, node: Node) -> None:
-        ways, types = self.layouts.ways(index), self.graph.types
+        ways, types = self.layouts.signatures(index), self.graph.types
         needs = [
             tuple([found.signature.inputs[i] for _, found in ways]) for i in range(len(node.inputs))
         ]
@@ -194,7 +198,7 @@ class _Rank:
         found = self.held[value, now, None]
         if words == now:
             return found
-        steps = ways_between(type_, now, words, layouts.mesh.shape, layouts.wires)[1]
+        steps = cheapest_boxing(type_, now, words, layouts.mesh.shape, layouts.wires)[1]
         held = self._held_for(value, maker, phase)
         with self.b.like_node(replace(maker, stage=stage), phase):
             for step in steps:
@@ -226,7 +230,7 @@ class _Rank:
             self.is_kept[value] = since < self.graph.types[value].size_bytes
         return self.held if self.is_kept[value] else self.held_again
 
-    def _moved(self, value: ValueId, type_: TensorType, words: NdSbp, step: Hop) -> ValueId:
+    def _moved(self, value: ValueId, type_: TensorType, words: NdSbp, step: BoxingStep) -> ValueId:
         """Emit one step of a value that lies in some way."""
         mesh, b, old, new = self.layouts.mesh, self.b, step.old, step.new
         parts, index = mesh.shape[step.axis], self.coordinates[step.axis]
@@ -252,12 +256,12 @@ class _Rank:
         attrs = {"axis": old.axis, "rows": rows, "to_axis": new.axis, "to_rows": to_rows}
         return self._met(ALL_TO_ALL, value, step.axis, attrs)
 
-    def _place(self, shape: Shape, cut: int, axis: int) -> PartPlace:
+    def _place(self, shape: Shape, cut: int, axis: int) -> ShardIndex:
         """Return a rank's rows of what those along an axis of the mesh have together."""
         mesh, rows = self.layouts.mesh, [slice(0, extent) for extent in shape]
         own = shard_range(shape[cut], mesh.shape[axis], self.coordinates[axis])
         rows[cut] = slice(own.start, own.stop)
-        return PartPlace(shape, tuple(rows), ((mesh.names[axis], cut),), self._shared())
+        return ShardIndex(shape, tuple(rows), ((mesh.names[axis], cut),), self._shared())
 
     def _shared(self) -> dict[object, ValueId]:
         """Return what nodes of the stage that is emitted to have in common."""
@@ -266,10 +270,12 @@ class _Rank:
     def _share(self, value: ValueId, old: Sbp, new: Partial, shape: Shape, axis: int) -> ValueId:
         """Emit a share of a sum: what one rank has, and zeros."""
         if isinstance(old, Split):
-            return among_zeros(self.b, value, self._place(shape, old.axis, axis), old.axis)
+            return pad_to_global(self.b, value, self._place(shape, old.axis, axis), old.axis)
         if new.by is not ReduceOp.SUM:
             return value  # the largest of equal ones is each of them
-        return only_first(self.b, value, self._place((self.layouts.mesh.shape[axis],), 0, axis))
+        return zero_off_first_rank(
+            self.b, value, self._place((self.layouts.mesh.shape[axis],), 0, axis)
+        )
 
     def _made_whole(self, b: GraphBuilder, value: ValueId, by: ReduceOp, axis: int) -> ValueId:
         return self._met(ALL_REDUCE, value, axis, {"by": by.value})
@@ -367,7 +373,7 @@ class RankGraphs:
     def __init__(self, graph: Graph, ranks: RankContext, *, zero: bool = False) -> None:
         self.graph, self.ranks = graph, ranks
         alike = ranks.without(STAGE)
-        self._layouts = layouts_of(graph, alike, zero=zero) if alike.count > 1 else None
+        self._layouts = assign_sbp(graph, alike, zero=zero) if alike.count > 1 else None
         self._turns = None if self._layouts is None else turns_between(graph, self._layouts)
         self._of_all_stages = lru_cache(1)(self._shared)
 
@@ -378,7 +384,7 @@ class RankGraphs:
         num_stages = mesh.extent(STAGE)
         if num_stages > 1:
             own = mesh.coordinates(rank)[mesh.axis(STAGE)]
-            graph = cut(graph, own, num_stages)
+            graph = extract_stage(graph, own, num_stages)
         return graph
 
     def told_apart(self, graph_of: Callable[[int], Hashable]) -> tuple[Hashable, ...]:
@@ -407,7 +413,7 @@ class RankGraphs:
         return distribute(self.graph, self._layouts, flat_rank, self._turns)
 
 
-def layouts_of(graph: Graph, ranks: RankContext, *, zero: bool = False) -> Layouts:
+def assign_sbp(graph: Graph, ranks: RankContext, *, zero: bool = False) -> SbpAssignment:
     """Return how every value lies, the same on all ranks."""
     mesh, choices = ranks.mesh, list[SbpChoice]()
     for name, link in zip(mesh.names, ranks.links, strict=True):
@@ -415,10 +421,10 @@ def layouts_of(graph: Graph, ranks: RankContext, *, zero: bool = False) -> Layou
         axis = MeshAxis(mesh.shape[len(choices)], link, Speed(), name)
         fixed = _given(graph, mesh, name, zero=zero)
         choices.append(choose(graph, earlier, axis, fixed))
-    return Layouts(mesh, ranks.links, tuple(choices))
+    return SbpAssignment(mesh, ranks.links, tuple(choices))
 
 
-def with_layouts_of(evaluation: Graph, training: Graph, mesh: Mesh, *, zero: bool) -> Graph:
+def with_variable_sbp_of(evaluation: Graph, training: Graph, mesh: Mesh, *, zero: bool) -> Graph:
     """Return a graph that reads the variables of another one as ranks have them for that.
 
     Both are of whole tensors and all stages: a rank reads what others hand on, which is made of

@@ -1,6 +1,6 @@
 """The choice of SBP: how every value lies, along one axis of the mesh after the other.
 
-What is minimised is the time of a step on one rank (`LayoutProblem`). A beam of partial choices
+What is minimised is the time of a step on one rank (`SbpSearchProblem`). A beam of partial choices
 goes over the nodes in their order; two that agree on all that is still to be read are one, the
 cheaper. Then single nodes change their minds as long as that is cheaper, seen with all who read
 them. The cheapest choice without look-ahead is among those that are compared, so that none is
@@ -33,10 +33,10 @@ from compiler.graph.columns import local_attrs
 from compiler.graph.graph import Graph, Node, consumers, mark_needed
 from compiler.graph.registry import Types, cost, view
 from compiler.ops.primitives.sources import INPUT, VARIABLE
-from compiler.sbp.boxing import WRITTEN_BYTES_PER_NS, ways_between
+from compiler.sbp.boxing import WRITTEN_BYTES_PER_NS, cheapest_boxing
 from compiler.sbp.collective_schedule import awaited_results
-from compiler.sbp.derive import Found, call_of
-from compiler.sbp.local_form import is_possible, ways_of
+from compiler.sbp.derive import CandidateSignature, call_of
+from compiler.sbp.local_form import candidate_signatures, is_possible
 
 __all__ = [
     "MeshAxis",
@@ -50,17 +50,17 @@ _MOST_LISTED = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class InfeasibleNode:
     """A node that has none of its `ways`; `least` are its inputs and outputs on the last rank."""
 
     graph: Graph
     node: Node
     least: Types
     fixed: Mapping[ValueId, Sbp]
-    ways: Sequence[Found]
+    candidates: Sequence[CandidateSignature]
 
 
-def impossible(found: Refused, axis: str, parts: int) -> str:
+def infeasible_message(found: InfeasibleNode, axis: str, parts: int) -> str:
     """Return the text: the line, what was asked for, of what, why not, and how to mend it."""
     along = f"the axis {axis!r} of the mesh" if axis else "an axis of the mesh"
     along = f"along {along}, of {parts} ranks"
@@ -77,7 +77,7 @@ def impossible(found: Refused, axis: str, parts: int) -> str:
     over = [node.inputs[old] for _, old in node.writes if node.inputs[old] in found.fixed]
     text = (
         f"{node.source}: {node.op} cannot make {'; '.join(wanted)} {along}. It reads"
-        f" {'; '.join(read) or 'nothing'}. {_candidates(found.ways)}"
+        f" {'; '.join(read) or 'nothing'}. {_candidates(found.candidates)}"
     )
     if over:
         text += (
@@ -105,7 +105,7 @@ def _of_source(type_: TensorType, least: TensorType, word: Sbp, parts: int) -> s
     )
 
 
-def _candidates(ways: Sequence[Found]) -> str:
+def _candidates(ways: Sequence[CandidateSignature]) -> str:
     listed = [str(way.signature) for way in ways]
     rest = len(listed) - _MOST_LISTED
     more = f"; and {rest} more" if rest > 0 else ""
@@ -160,12 +160,12 @@ class SbpChoice:
     """A word for every value, and the way of every node."""
 
     words: tuple[Sbp, ...]
-    ways: tuple[Found, ...]
+    signatures: tuple[CandidateSignature, ...]
     time_ns: float
 
 
 @dataclass(slots=True)
-class LayoutProblem:
+class SbpSearchProblem:
     """All that the search reads."""
 
     graph: Graph
@@ -173,7 +173,7 @@ class LayoutProblem:
     axis: MeshAxis
     fixed: Fixed
     earlier: Sequence[tuple[int, SbpChoice]]
-    ways: list[tuple[Found, ...]] = field(default_factory=list)
+    candidates: list[tuple[CandidateSignature, ...]] = field(default_factory=list)
     own_ns: list[tuple[float, ...]] = field(default_factory=list)
     needs: dict[ValueId, Sbp] = field(default_factory=dict)
     bundled: frozenset[ValueId] = frozenset()
@@ -196,7 +196,7 @@ class LayoutProblem:
         key = type_, old, new, is_bundled
         if key not in self._moves:
             wire = _shared(axis, type_) if is_bundled else axis.wire
-            self._moves[key] = ways_between(type_, (old,), (new,), (axis.parts,), (wire,))[0]
+            self._moves[key] = cheapest_boxing(type_, (old,), (new,), (axis.parts,), (wire,))[0]
         self.of_value[value, old, new] = self._moves[key]
         return self._moves[key]
 
@@ -211,7 +211,7 @@ def _shared(axis: MeshAxis, type_: TensorType) -> MeshLink:
     return replace(axis.wire, latency_ns=axis.wire.latency_ns * share)
 
 
-def waiting_for_nobody(graph: Graph) -> frozenset[ValueId]:
+def bucketable_values(graph: Graph) -> frozenset[ValueId]:
     """Return the values that nobody waits for: parameters, and what updates and metrics alone read.
 
     Their collectives go together (`compiler.sbp.collective_schedule`).
@@ -229,14 +229,14 @@ def waiting_for_nobody(graph: Graph) -> frozenset[ValueId]:
     )
 
 
-def fill(problem: LayoutProblem) -> None:
+def enumerate_candidates(problem: SbpSearchProblem) -> None:
     """Find the ways of every node. Raises CompileError for a node that has none."""
     graph = problem.graph
     for output in graph.outputs:
         problem.needs[output.value] = BROADCAST
     parts = [parts for parts, _ in problem.earlier]
     for index, node in enumerate(graph.nodes):
-        signatures = [choice.ways[index].signature for _, choice in problem.earlier]
+        signatures = [choice.signatures[index].signature for _, choice in problem.earlier]
         given = tuple(
             [
                 part_type(graph.types[v], [s.inputs[i] for s in signatures], parts)
@@ -245,7 +245,7 @@ def fill(problem: LayoutProblem) -> None:
         )
         made = tuple([problem.types[v] for v in node.outputs])
         attrs = _attrs_of_part(problem, index)
-        ways = ways_of(node.op, given, made, attrs, problem.axis.parts)
+        ways = candidate_signatures(node.op, given, made, attrs, problem.axis.parts)
         least = (
             *[
                 part_type(graph.types[v], [s.inputs[i] for s in signatures], parts, last=True)
@@ -259,13 +259,13 @@ def fill(problem: LayoutProblem) -> None:
         ways = tuple([w for w in ways if is_possible(w.signature, least, problem.axis.parts)])
         kept = tuple([way for way in ways if _agrees(problem, node, way)])
         if not kept:
-            refused = Refused(graph, node, least, problem.fixed, ways)
-            raise CompileError(impossible(refused, problem.axis.name, problem.axis.parts))
-        problem.ways.append(kept)
+            refused = InfeasibleNode(graph, node, least, problem.fixed, ways)
+            raise CompileError(infeasible_message(refused, problem.axis.name, problem.axis.parts))
+        problem.candidates.append(kept)
         problem.own_ns.append(tuple([_own_ns(problem, node, given, made, w) for w in kept]))
 
 
-def _attrs_of_part(problem: LayoutProblem, index: int) -> Attrs:
+def _attrs_of_part(problem: SbpSearchProblem, index: int) -> Attrs:
     """Return the attributes of a node on the first part of what it walks, by the outer axes."""
     node, types = problem.graph.nodes[index], problem.graph.types
     if not local_attrs.has(node.op) or not problem.earlier:
@@ -276,7 +276,7 @@ def _attrs_of_part(problem: LayoutProblem, index: int) -> Attrs:
         return node.attrs
     shape = list(call.frame.shape)
     for parts, choice in problem.earlier:
-        axis = choice.ways[index].axis
+        axis = choice.signatures[index].axis
         if axis >= 0:
             shape[axis] = len(shard_range(shape[axis], parts, 0))
     return local_attrs.get(node.op)(node.attrs, tuple(shape))
@@ -293,7 +293,7 @@ def part_type(
     return TensorType(type_.dtype, shape)
 
 
-def _agrees(problem: LayoutProblem, node: Node, way: Found) -> bool:
+def _agrees(problem: SbpSearchProblem, node: Node, way: CandidateSignature) -> bool:
     fixed, given, made = problem.fixed, way.signature.inputs, way.signature.outputs
     # What is written over is the variable itself, and no copy of it that was brought elsewhere.
     over = [(node.inputs[old], (given[old], made[new])) for new, old in node.writes]
@@ -303,7 +303,9 @@ def _agrees(problem: LayoutProblem, node: Node, way: Found) -> bool:
     )
 
 
-def _own_ns(problem: LayoutProblem, node: Node, given: Types, made: Types, way: Found) -> float:
+def _own_ns(
+    problem: SbpSearchProblem, node: Node, given: Types, made: Types, way: CandidateSignature
+) -> float:
     """Return what a rank's part of a node takes, with what is made whole on its way."""
     parts, speed, wire = problem.axis.parts, problem.axis.speed, problem.axis.wire
     words = (*way.signature.inputs, *way.signature.outputs)
@@ -353,14 +355,14 @@ def choose(
         part_type(type_, [choice.words[value] for _, choice in earlier], parts)
         for value, type_ in enumerate(graph.types)
     ]
-    problem = LayoutProblem(graph, types, axis, fixed, earlier, bundled=waiting_for_nobody(graph))
-    fill(problem)
+    problem = SbpSearchProblem(graph, types, axis, fixed, earlier, bundled=bucketable_values(graph))
+    enumerate_candidates(problem)
     search = _LayoutSearch(problem)
     beam = max(BEAM, _MOST_STATES // len(graph.nodes))
     ways = min([search.searched(kept) for kept in (beam, 1)])[1]
     search.improve(ways)
     time, words = search.total(ways), search.words(ways)
-    return SbpChoice(words, tuple([problem.ways[i][way] for i, way in enumerate(ways)]), time)
+    return SbpChoice(words, tuple([problem.candidates[i][way] for i, way in enumerate(ways)]), time)
 
 
 @dataclass(slots=True)
@@ -415,21 +417,23 @@ def _mixed(value: ValueId, word: int, seen: int) -> int:
 class _LayoutSearch:
     """The search for the ways of all nodes of a problem."""
 
-    def __init__(self, problem: LayoutProblem) -> None:
+    def __init__(self, problem: SbpSearchProblem) -> None:
         self.problem, self.nodes = problem, problem.graph.nodes
         self.needs = {value: _number(word) for value, word in problem.needs.items()}
         self._moves: dict[tuple[ValueId, int, int], float] = {}
         self._keys: dict[tuple[ValueId, int, int], int] = {}
         self.rows = [
             [self._row(node, way, own) for way, own in zip(ways, own_ns, strict=True)]
-            for node, ways, own_ns in zip(self.nodes, problem.ways, problem.own_ns, strict=True)
+            for node, ways, own_ns in zip(
+                self.nodes, problem.candidates, problem.own_ns, strict=True
+            )
         ]
         self.readers: list[list[tuple[int, int]]] = [[] for _ in problem.graph.types]
         for index, node in enumerate(self.nodes):
             for place, value in enumerate(node.inputs):
                 self.readers[value].append((index, place))
 
-    def _row(self, node: Node, way: Found, own_ns: float) -> _NumberedWay:
+    def _row(self, node: Node, way: CandidateSignature, own_ns: float) -> _NumberedWay:
         inputs = tuple([_number(word) for word in way.signature.inputs])
         outputs = [_number(word) for word in way.signature.outputs]
         reads = tuple(dict.fromkeys(zip(node.inputs, inputs, strict=True)))

@@ -51,10 +51,10 @@ from compiler.ops.primitives.body import Body, add_operand, finish_body
 from compiler.ops.primitives.reduce import MAX, SUM
 from compiler.ops.primitives.shape import broadcast_value, reshape_to
 from compiler.ops.primitives.sources import CONSTANT, INPUT, scalar
-from compiler.sbp.derive import Found, ProgramCall, call_of, derived
-from compiler.sbp.positions import PartPlace, bits_of_part, kept_by, row_major_numbers
+from compiler.sbp.derive import CandidateSignature, ProgramCall, call_of, derived
+from compiler.sbp.positions import ShardIndex, bits_of_part, kept_by, row_major_numbers
 
-MakeWhole = Callable[[GraphBuilder, ValueId, ReduceOp, int], ValueId]
+EmitReduction = Callable[[GraphBuilder, ValueId, ReduceOp, int], ValueId]
 """Emits what makes a value whole that is a share on the ranks along an axis of the mesh."""
 
 
@@ -62,8 +62,8 @@ def emit_local(
     b: GraphBuilder,
     call: LocalCall,
     whole: ProgramCall,
-    founds: Sequence[tuple[int, Found]],
-    make_whole: MakeWhole,
+    founds: Sequence[tuple[int, CandidateSignature]],
+    make_whole: EmitReduction,
 ) -> tuple[ValueId, ...]:
     """Emit what a rank does of a call of a program; return its outputs.
 
@@ -95,8 +95,8 @@ class _Local:
         b: GraphBuilder,
         call: LocalCall,
         whole: ProgramCall,
-        founds: Sequence[tuple[int, Found]],
-        make_whole: MakeWhole,
+        founds: Sequence[tuple[int, CandidateSignature]],
+        make_whole: EmitReduction,
     ) -> None:
         self.b, self.call, self.make_whole = b, whole, make_whole
         self.inputs = call.inputs
@@ -108,7 +108,7 @@ class _Local:
         names = call.mesh.names
         axes = [(names[axis], f.axis) for axis, f in founds if names]
         splits = tuple([(name, axis) for name, axis in axes if axis >= 0])
-        self.place = PartPlace(whole.frame.shape, _walked(call, whole), splits, call.shared)
+        self.place = ShardIndex(whole.frame.shape, _walked(call, whole), splits, call.shared)
         self.shape = self.place.own
         self.values: list[ValueId] = []
 
@@ -236,15 +236,17 @@ def _walked(call: LocalCall, whole: ProgramCall) -> Part:
 
 
 @lru_cache(maxsize=4096)
-def ways_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> tuple[Found, ...]:
+def candidate_signatures(
+    op: Op, inputs: Types, outputs: Types, attrs: Attrs, parts: int
+) -> tuple[CandidateSignature, ...]:
     """Return the signatures of a call along one axis of a mesh with so many parts.
 
     The first is that of whole operands. Of tensors that are split each rank has a row at least.
     """
-    found = {whole(inputs, outputs): Found(whole(inputs, outputs), -1)}
+    found = {whole(inputs, outputs): CandidateSignature(whole(inputs, outputs), -1)}
     if sbp_signatures.has(op):
         for signature in sbp_signatures.get(op)(inputs, outputs, attrs, parts):
-            found.setdefault(signature, Found(signature, -1))
+            found.setdefault(signature, CandidateSignature(signature, -1))
     for way in derived(op, inputs, outputs, attrs):
         completed = _completed(way, inputs)
         found.setdefault(completed.signature, completed)
@@ -252,7 +254,7 @@ def ways_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> 
     return tuple([way for signature, way in found.items() if is_possible(signature, types, parts)])
 
 
-def _completed(way: Found, inputs: Types) -> Found:
+def _completed(way: CandidateSignature, inputs: Types) -> CandidateSignature:
     """Return a way with words for operands that are none of the program: all have them."""
     given = way.signature.inputs
     more = (BROADCAST,) * (len(inputs) - len(given))
@@ -273,7 +275,10 @@ def is_possible(signature: SbpSignature, types: Types, parts: int) -> bool:
 
 
 def emit_part(
-    b: GraphBuilder, call: LocalCall, ways: Sequence[tuple[int, Found]], make_whole: MakeWhole
+    b: GraphBuilder,
+    call: LocalCall,
+    ways: Sequence[tuple[int, CandidateSignature]],
+    make_whole: EmitReduction,
 ) -> tuple[ValueId, ...]:
     """Emit what a rank does of a node, by the way chosen along each axis of the mesh.
 
@@ -313,7 +318,7 @@ class BodyLayout:
     """How the values of a body lie along one axis of the mesh, and the way of every node."""
 
     words: tuple[Sbp, ...]
-    ways: tuple[Found | None, ...]
+    signatures: tuple[CandidateSignature | None, ...]
 
 
 def body_layout(
@@ -334,18 +339,18 @@ def body_layout(
     if not found.settle():
         return None
     words = [found.words.get(ValueId(v), BROADCAST) for v in range(len(body.graph.types))]
-    return BodyLayout(tuple(words), tuple([own[0] if own else None for own in found.ways]))
+    return BodyLayout(tuple(words), tuple([own[0] if own else None for own in found.candidates]))
 
 
-def _ways_inside(body: Body, parts: int) -> list[tuple[Found, ...]]:
+def _ways_inside(body: Body, parts: int) -> list[tuple[CandidateSignature, ...]]:
     """Return, per node, the ways that meet nobody and know of no place; none of an operand."""
-    types, found = body.graph.types, list[tuple[Found, ...]]()
+    types, found = body.graph.types, list[tuple[CandidateSignature, ...]]()
     for node in body.graph.nodes:
         if node.op is INPUT:
             found.append(())
             continue
         read, made = [tuple([types[v] for v in side]) for side in (node.inputs, node.outputs)]
-        ways = ways_of(node.op, read, made, node.attrs, parts)
+        ways = candidate_signatures(node.op, read, made, node.attrs, parts)
         is_placed = node.op is CONSTANT or "key" in node.attrs or node.op.name in _BY_ROWS
         usable = [w for w in ways[1:] if not (w.whole or w.reads_position or is_placed)]
         found.append((ways[0], *usable))
@@ -361,7 +366,7 @@ class _Following:
     """Words that follow from each other; `links` are pairs of values that lie alike."""
 
     body: Body
-    ways: list[tuple[Found, ...]]
+    candidates: list[tuple[CandidateSignature, ...]]
     links: Sequence[tuple[ValueId, ValueId]]
     words: dict[ValueId, Sbp] = field(default_factory=dict)
 
@@ -374,13 +379,13 @@ class _Following:
                 return False
             if len(self.words) != known:
                 continue
-            open_ = [i for i, own in enumerate(self.ways) if len(own) > 1]
+            open_ = [i for i, own in enumerate(self.candidates) if len(own) > 1]
             if not open_:
                 return self._linked()
             # Who reads nothing that is known may do what all can.
             touched = [i for i in open_ if any([v in self.words for v in nodes[i].inputs])]
             index = (touched or open_)[0]
-            self.ways[index] = self.ways[index][:1]
+            self.candidates[index] = self.candidates[index][:1]
 
     def _linked(self) -> bool:
         for one, other in self.links:
@@ -391,10 +396,10 @@ class _Following:
 
     def _narrowed(self, index: int) -> bool:
         """Keep the ways of a node that agree with what is known, and note what all of them say."""
-        node, own = self.body.graph.nodes[index], self.ways[index]
+        node, own = self.body.graph.nodes[index], self.candidates[index]
         if not own:
             return True
-        own = self.ways[index] = tuple([way for way in own if self._agrees(node, way)])
+        own = self.candidates[index] = tuple([way for way in own if self._agrees(node, way)])
         if not own:
             return False
         sides = [(*way.signature.inputs, *way.signature.outputs) for way in own]
@@ -404,7 +409,7 @@ class _Following:
                 return False
         return True
 
-    def _agrees(self, node: Node, way: Found) -> bool:
+    def _agrees(self, node: Node, way: CandidateSignature) -> bool:
         known = dict(self.words)
         words = (*way.signature.inputs, *way.signature.outputs)
         pairs = zip((*node.inputs, *node.outputs), words, strict=True)
@@ -436,7 +441,7 @@ def local_body(
                 shape = local_shape(type_.shape, words_of(value), mesh.shape, coordinates)
                 known[value] = add_operand(b, TensorType(type_.dtype, shape))
                 continue
-            ways = [(axis, way) for axis, x in enumerate(layouts) if (way := x.ways[index])]
+            ways = [(axis, way) for axis, x in enumerate(layouts) if (way := x.signatures[index])]
             call = LocalCall(
                 node,
                 tuple([known[v] for v in node.inputs]),

@@ -3,7 +3,7 @@
 What follows from the place of an element, such as random numbers and masks, is the same on a rank
 that has a slice as on one that has all: the slice is told where it begins. That is no constant of
 the graph, which would tell ranks apart that compute alike, but a variable: of the numbers 0, 1, 2,
-... a rank has the part that it has of the axis (`numbers_along`).
+... a rank has the part that it has of the axis (`global_indices`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from compiler.ops.primitives.sources import (
 
 
 @dataclass(frozen=True, slots=True)
-class PartPlace:
+class ShardIndex:
     """A part of a tensor: the extents of the whole, the rank's slices, and what splits which axis.
 
     Where nothing says what splits an axis, its numbers are constants.
@@ -58,18 +58,18 @@ class PartPlace:
     shared: dict[object, ValueId] = field(default_factory=dict, compare=False)
 
     @staticmethod
-    def of_output(call: LocalCall, index: int = 0) -> PartPlace:
+    def of_output(call: LocalCall, index: int = 0) -> ShardIndex:
         """Return the place of what a rank makes of a node's result."""
         splits = call.output_splits[index] if call.output_splits else ()
         whole = call.whole_outputs[index].shape
-        return PartPlace(whole, call.output_parts[index], splits, call.shared)
+        return ShardIndex(whole, call.output_parts[index], splits, call.shared)
 
     @staticmethod
-    def of_input(call: LocalCall, index: int = 0) -> PartPlace:
+    def of_input(call: LocalCall, index: int = 0) -> ShardIndex:
         """Return the place of what a rank has of a node's operand."""
         splits = call.input_splits[index] if call.input_splits else ()
         whole = call.whole_inputs[index].shape
-        return PartPlace(whole, call.input_parts[index], splits, call.shared)
+        return ShardIndex(whole, call.input_parts[index], splits, call.shared)
 
     @property
     def own(self) -> Shape:
@@ -87,21 +87,21 @@ class PartPlace:
         cut = [axis for axis, n in enumerate(self.own) if n != self.shape[axis]]
         return not cut or math.prod(self.own[: cut[-1]]) == 1
 
-    def without_last(self) -> PartPlace:
+    def without_last(self) -> ShardIndex:
         """Return the part of a tensor without its last axis, which has one element."""
         last = len(self.shape) - 1
         splits = tuple([pair for pair in self.splits if pair[1] != last])
-        return PartPlace(self.shape[:last], self.part[:last], splits, self.shared)
+        return ShardIndex(self.shape[:last], self.part[:last], splits, self.shared)
 
-    def widened(self, axis: int) -> PartPlace:
+    def widened(self, axis: int) -> ShardIndex:
         """Return the part with all of an axis."""
         part = list(self.part)
         part[axis] = slice(0, self.shape[axis])
         splits = tuple([pair for pair in self.splits if pair[1] != axis])
-        return PartPlace(self.shape, tuple(part), splits, self.shared)
+        return ShardIndex(self.shape, tuple(part), splits, self.shared)
 
 
-def numbers_along(b: GraphBuilder, place: PartPlace, axis: int) -> ValueId:
+def global_indices(b: GraphBuilder, place: ShardIndex, axis: int) -> ValueId:
     """Emit the numbers, in the whole, of the part's rows along an axis: an int64 [rows]."""
     extent, rows = place.shape[axis], place.part[axis]
     names = tuple([name for name, own in place.splits if own == axis])
@@ -124,13 +124,13 @@ def numbers_along(b: GraphBuilder, place: PartPlace, axis: int) -> ValueId:
     return place.shared[key]
 
 
-def first_along(b: GraphBuilder, place: PartPlace, axis: int) -> ValueId:
+def first_along(b: GraphBuilder, place: ShardIndex, axis: int) -> ValueId:
     """Emit the number, in the whole, of the first of the part's rows along an axis: an int64 []."""
-    numbers = numbers_along(b, place, axis)
+    numbers = global_indices(b, place, axis)
     return reshape_to(b, b.emit_one(SLICE, numbers, starts=(0,), stops=(1,), steps=(1,)), ())
 
 
-def first_numbers(b: GraphBuilder, place: PartPlace) -> ValueId:
+def first_numbers(b: GraphBuilder, place: ShardIndex) -> ValueId:
     """Emit the row-major number, in the whole, of the part's first element, or of each row's.
 
     An int64: a number where the elements of the part follow each other, else of the part's shape
@@ -143,14 +143,14 @@ def first_numbers(b: GraphBuilder, place: PartPlace) -> ValueId:
     return place.shared[key]
 
 
-def row_major_numbers(b: GraphBuilder, place: PartPlace, axes: range) -> ValueId:
+def row_major_numbers(b: GraphBuilder, place: ShardIndex, axes: range) -> ValueId:
     """Emit the number of each place along some axes that follow each other, as if alone: int64.
 
     Of the extents that the part has along these axes.
     """
     emit, total = GraphEmitter(b).op, scalar(b, 0, DType.INT64)
     for axis in axes:
-        numbers = numbers_along(b, place, axis)
+        numbers = global_indices(b, place, axis)
         step = math.prod([place.shape[inner] for inner in axes if inner > axis])
         inner = axes.stop - 1 - axis
         numbers = reshape_to(b, numbers, (place.own[axis], *[1] * inner))
@@ -160,7 +160,7 @@ def row_major_numbers(b: GraphBuilder, place: PartPlace, axes: range) -> ValueId
     return broadcast_value(b, total, tuple([place.own[axis] for axis in axes]))
 
 
-def _first_numbers(b: GraphBuilder, place: PartPlace) -> ValueId:
+def _first_numbers(b: GraphBuilder, place: ShardIndex) -> ValueId:
     emit, own, rank = GraphEmitter(b).op, place.own, len(place.own)
     rows = () if place.is_contiguous else own[:-1]
     total: ValueId | None = None
@@ -171,7 +171,7 @@ def _first_numbers(b: GraphBuilder, place: PartPlace) -> ValueId:
             continue  # it begins at 0
         step = math.prod(place.shape[axis + 1 :])
         if is_row:
-            numbers = numbers_along(b, place, axis)
+            numbers = global_indices(b, place, axis)
             numbers = reshape_to(b, numbers, (own[axis], *[1] * (rank - 2 - axis)))
         else:
             numbers = first_along(b, place, axis)
@@ -183,12 +183,12 @@ def _first_numbers(b: GraphBuilder, place: PartPlace) -> ValueId:
     return broadcast_value(b, total, rows)
 
 
-def own_rows(b: GraphBuilder, value: ValueId, place: PartPlace, axis: int) -> ValueId:
+def own_rows(b: GraphBuilder, value: ValueId, place: ShardIndex, axis: int) -> ValueId:
     """Emit the rank's rows of a value that all have; `place` is where they are along an axis."""
     shape, rows = place.shape, place.part[axis]
     if math.prod(shape[:axis]) == 1 and place.splits:
         table = reshape_to(b, value, (shape[axis], math.prod(shape[axis + 1 :])))
-        found = b.emit_one(EMBEDDING, table, numbers_along(b, place, axis))
+        found = b.emit_one(EMBEDDING, table, global_indices(b, place, axis))
         return reshape_to(b, found, place.own)
     # Inside of other axes a slice by numbers would copy element by element: where it is, is said.
     starts = [rows.start if other == axis else 0 for other in range(len(shape))]
@@ -196,18 +196,18 @@ def own_rows(b: GraphBuilder, value: ValueId, place: PartPlace, axis: int) -> Va
     return b.emit_one(SLICE, value, starts=tuple(starts), stops=_stops(place, axis), steps=steps)
 
 
-def _stops(place: PartPlace, axis: int) -> Shape:
+def _stops(place: ShardIndex, axis: int) -> Shape:
     stops = [n if other != axis else place.part[axis].stop for other, n in enumerate(place.shape)]
     return tuple(stops)
 
 
-def among_zeros(b: GraphBuilder, value: ValueId, place: PartPlace, axis: int) -> ValueId:
+def pad_to_global(b: GraphBuilder, value: ValueId, place: ShardIndex, axis: int) -> ValueId:
     """Emit a tensor that has the rank's rows where they are along an axis, and zeros elsewhere."""
     shape, rows = place.shape, place.part[axis]
     inner = math.prod(shape[axis + 1 :])
     if math.prod(shape[:axis]) == 1 and place.splits and b.type_of(value).dtype.is_float:
         flat = reshape_to(b, value, (place.own[axis], inner))
-        numbers = numbers_along(b, place, axis)
+        numbers = global_indices(b, place, axis)
         made = b.emit_one(EMBEDDING_GRAD, flat, numbers, rows=shape[axis])
         return reshape_to(b, made, shape)
     low = [rows.start if other == axis else 0 for other in range(len(shape))]
@@ -215,10 +215,10 @@ def among_zeros(b: GraphBuilder, value: ValueId, place: PartPlace, axis: int) ->
     return b.emit_one(PAD, value, low=tuple(low), high=tuple(high), steps=(1,) * len(shape))
 
 
-def only_first(b: GraphBuilder, value: ValueId, place: PartPlace) -> ValueId:
+def zero_off_first_rank(b: GraphBuilder, value: ValueId, place: ShardIndex) -> ValueId:
     """Emit a value on the first of the ranks, zeros on others; `place` is the rank's among them."""
     type_ = b.type_of(value)
-    number = numbers_along(b, place, 0)
+    number = global_indices(b, place, 0)
     is_first = b.emit_one(EQUAL, number, scalar(b, 0, DType.INT64))
     one = reshape_to(b, is_first, (1,) * type_.rank)
     return b.emit_one(WHERE, one, value, scalar(b, 0, type_.dtype))
@@ -256,7 +256,7 @@ def _rows_of_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     weight, ids = call.inputs
     if b.type_of(weight).shape[0] == call.whole_inputs[0].shape[0]:
         return b.emit(EMBEDDING, call.inputs, call.node.attrs)
-    own, is_own = _own_ids(b, ids, PartPlace.of_input(call))
+    own, is_own = _own_ids(b, ids, ShardIndex.of_input(call))
     (rows,) = b.emit(EMBEDDING, (weight, own))
     return (b.emit_one(WHERE, _as_column(b, is_own), rows, scalar(b, 0, b.type_of(rows).dtype)),)
 
@@ -267,12 +267,12 @@ def _rows_of_part_grad(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     dy, ids = call.inputs
     rows, whole = call.output_shape()[0], call.whole_outputs[0].shape[0]
     if rows != whole:
-        ids, is_own = _own_ids(b, ids, PartPlace.of_output(call))
+        ids, is_own = _own_ids(b, ids, ShardIndex.of_output(call))
         dy = b.emit_one(WHERE, _as_column(b, is_own), dy, scalar(b, 0, b.type_of(dy).dtype))
     return b.emit(EMBEDDING_GRAD, (dy, ids), {**call.node.attrs, "rows": rows})
 
 
-def _own_ids(b: GraphBuilder, ids: ValueId, place: PartPlace) -> tuple[ValueId, ValueId]:
+def _own_ids(b: GraphBuilder, ids: ValueId, place: ShardIndex) -> tuple[ValueId, ValueId]:
     """Emit ids among the rows of a part, 0 for those of others; and whether each is of the part."""
     dtype = b.type_of(ids).dtype
     column = reshape_to(b, ids, (*b.type_of(ids).shape, 1))
@@ -300,7 +300,7 @@ def _bits_signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) ->
 
 
 def bits_of_part(
-    b: GraphBuilder, state: tuple[ValueId, ...], key: int, place: PartPlace
+    b: GraphBuilder, state: tuple[ValueId, ...], key: int, place: ShardIndex
 ) -> ValueId:
     """Emit the bits of a part of a tensor, as they are there; `state` is seed and step."""
     own = place.own
@@ -327,14 +327,14 @@ def kept_by(b: GraphBuilder, bits: ValueId, p: float) -> ValueId:
 @project.of(RANDOM_BITS)
 def _own_bits(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     key = call.node.attrs.int_("key")
-    return (bits_of_part(b, call.inputs, key, PartPlace.of_output(call)),)
+    return (bits_of_part(b, call.inputs, key, ShardIndex.of_output(call)),)
 
 
 @project.of(ATTENTION, ATTENTION_GRAD)
 def _own_heads(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     """Emit attention of the rank's heads, of whose weights are dropped those of the whole."""
     attrs, op = call.node.attrs, call.node.op
-    heads = PartPlace.of_output(call)
+    heads = ShardIndex.of_output(call)
     axes = range(len(heads.shape) - 2)
     is_whole = all([heads.own[axis] == heads.shape[axis] for axis in axes])
     if "p" not in attrs or is_whole:
@@ -348,7 +348,7 @@ def _own_heads(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
 @project.of(DROPOUT)
 def _own_dropout(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     """Emit dropout of the rank's part, with the mask that it has in the whole."""
-    attrs, place = call.node.attrs, PartPlace.of_output(call)
+    attrs, place = call.node.attrs, ShardIndex.of_output(call)
     x, *state = call.inputs
     if place.is_whole:
         return b.emit(DROPOUT, call.inputs, attrs)

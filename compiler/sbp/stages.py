@@ -7,7 +7,7 @@ alone where it is first read.
 
 It runs before `autodiff`, whose nodes are where their forward nodes are: so gradients flow down the
 stages as values flow up. What later passes emit elsewhere has its stage by `stages_of` when the
-graph is cut (`cut`).
+graph is cut (`extract_stage`).
 
 Guarantees: a value flows from a stage to the same or a higher one, a parameter is read on one stage
 alone, and every stage of the mesh has nodes.
@@ -84,7 +84,7 @@ def stages_of(graph: Graph) -> tuple[int, ...]:
 
 
 @cached_analysis
-def handed_on(graph: Graph) -> tuple[int, ...]:
+def cross_stage_nodes(graph: Graph) -> tuple[int, ...]:
     """Return the nodes that make what other stages get: what these read, and outputs. O(nodes)."""
     stages, makers = stages_of(graph), graph.producers()
     readers = [*[(o.value, UNSTAGED) for o in graph.outputs]]
@@ -105,7 +105,7 @@ def edges_of_stages(graph: Graph) -> list[tuple[int, int]]:
     would keep what another stage needs to make its part of it. O(nodes x stages).
     """
     over = [i for i, node in enumerate(graph.nodes) if node.op is OVER_STAGES]
-    return _edges_of_returns(graph) + [(i, j) for j in over for i in handed_on(graph)]
+    return _edges_of_returns(graph) + [(i, j) for j in over for i in cross_stage_nodes(graph)]
 
 
 def _edges_of_returns(graph: Graph) -> list[tuple[int, int]]:
@@ -286,7 +286,7 @@ def _counters(graph: Graph) -> set[ValueId]:
 # Every stage knows all transfers, and numbers them alike, after the collectives there are.
 
 
-def cut(graph: Graph, stage: int, num_stages: int) -> Graph:
+def extract_stage(graph: Graph, stage: int, num_stages: int) -> Graph:
     """Return the graph of one stage. O(nodes + what crosses, times the stages that it crosses).
 
     The graph is that of a rank with all stages, nodes of which have one. Raises CompileError where

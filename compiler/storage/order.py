@@ -30,7 +30,7 @@ from memory.order import better_order
 
 
 @cached_analysis
-def runs_beside_steps(graph: Graph) -> tuple[bool, ...]:
+def overlaps_steps(graph: Graph) -> tuple[bool, ...]:
     """Mark the nodes that bring a batch to a device, or outputs from one. O(nodes)."""
     place, producers = value_devices(graph), graph.producers()
     out = {output.value for output in graph.outputs}

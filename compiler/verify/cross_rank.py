@@ -66,7 +66,7 @@ _WITHOUT = {
 """By option that collectives depend on: its value where it is not asked for, and how it is."""
 
 
-def check_one_job(ranks: RankPlans) -> None:
+def check_same_job(ranks: RankPlans) -> None:
     """Check that plans are of one job with the same options, and for this mesh.
 
     Raises CompileError that names a rank.
@@ -75,7 +75,7 @@ def check_one_job(ranks: RankPlans) -> None:
     _check_sizes(ranks)
 
 
-def how_to_do_without(plan: Plan) -> str:
+def fallback_hint(plan: Plan) -> str:
     """Return the rest of a sentence: which options one may leave out that ranks meet because of."""
     given = dict(plan.options)
     asked = [word for name, (none, word) in _WITHOUT.items() if given.get(name, none) != none]
@@ -237,17 +237,17 @@ def verify_ranks(ranks: RankPlans) -> JointReport:
         InternalError: They do not fit, or one leaves open in which order its collectives come. The
             message names ranks, ops and the user's lines.
     """
-    check_one_job(ranks)
+    check_same_job(ranks)
     try:
-        return fit_together(ranks)
+        return verify_cross_rank(ranks)
     except CompileError as error:
         raise InternalError(
             f"{error}. All ranks have the same job and options, so the script is not at fault"
-            f"{how_to_do_without(ranks.plans[0])}"
+            f"{fallback_hint(ranks.plans[0])}"
         ) from error
 
 
-def fit_together(ranks: RankPlans) -> JointReport:
+def verify_cross_rank(ranks: RankPlans) -> JointReport:
     """Prove that plans fit together, whoever is to blame where they do not.
 
     Raises CompileError, and InternalError as `verify_ranks` does.

@@ -6,7 +6,7 @@ its slice of a joined tensor is a column of it. Of two windows of a register tha
 holds the other, and what lies inside a window tiles it: such a window is a *joint*, and what it
 holds is what the windows inside hold. Places that are no joints never overlap, so a view lies
 inside one place, or shows what nobody writes. What a place carries from firing to firing is
-counted while a period is played (`CarriedCount`).
+counted while a period is played (`LoopCarriedCount`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOWHERE = -2
 """The place of a view on bytes into which nothing writes."""
 
 
-class Extent(NamedTuple):
+class StridedRange(NamedTuple):
     """Bytes of a register: from `start`, runs of `run` bytes that begin `period` bytes apart.
 
     `end` is the end of the last run. `is_dense`: all elements of the view, row by row, in one run.
@@ -51,7 +51,7 @@ class Extent(NamedTuple):
         """Bytes in the runs."""
         return self.run * (1 + (self.end - self.start - self.run) // self.period)
 
-    def is_apart(self, other: Extent) -> bool:
+    def is_apart(self, other: StridedRange) -> bool:
         """Whether no byte is in both; of one register."""
         if self.end <= other.start or other.end <= self.start:
             return True
@@ -63,7 +63,7 @@ class Extent(NamedTuple):
         distance = (other.start - self.start) % period
         return self.run <= distance and distance + other.run <= period
 
-    def holds(self, other: Extent) -> bool:
+    def holds(self, other: StridedRange) -> bool:
         """Whether all bytes of another extent are in this one; of one register."""
         if other.start < self.start or self.end < other.end:
             return False
@@ -74,11 +74,11 @@ class Extent(NamedTuple):
         )
 
 
-Window = tuple[int, Extent]
+Window = tuple[int, StridedRange]
 """A register and bytes of it."""
 
 
-class Places:
+class WrittenWindows:
     """Windows on registers into which something writes; `of_view` has the place of every view.
 
     A view lies inside one place, or has no bytes (NO_BYTES), or shows what nobody writes
@@ -98,9 +98,9 @@ class Places:
         "register",
     )
 
-    def __init__(self, plan: Plan, extents: Sequence[Extent]) -> None:
+    def __init__(self, plan: Plan, extents: Sequence[StridedRange]) -> None:
         self.extents = extents
-        windows: dict[tuple[int, ...], Extent] = {}
+        windows: dict[tuple[int, ...], StridedRange] = {}
         for index in _written_views(plan):
             extent = extents[index]
             if extent.start < extent.end:
@@ -175,7 +175,7 @@ class Places:
                 self.atoms[place] = atoms
         self._sorted[register] = by_size
 
-    def _around(self, view: View, extent: Extent) -> int:
+    def _around(self, view: View, extent: StridedRange) -> int:
         """Return the place that a view shows a part of."""
         if extent.start >= extent.end:
             return NO_BYTES
@@ -192,7 +192,7 @@ class Places:
         return place if place >= first and self._windows[place].holds(extent) else NOWHERE
 
 
-def _holds_view(window: Extent, view: View, extent: Extent) -> bool:
+def _holds_view(window: StridedRange, view: View, extent: StridedRange) -> bool:
     """Whether all elements of a view are in a window; `extent` is the view's."""
     if window.holds(extent):
         return True
@@ -205,11 +205,11 @@ def _holds_view(window: Extent, view: View, extent: Extent) -> bool:
     return within + reach + view.type.dtype.itemsize <= window.run
 
 
-def _key(register: int, extent: Extent) -> tuple[int, ...]:
+def _key(register: int, extent: StridedRange) -> tuple[int, ...]:
     return register, extent.start, extent.end, extent.run, extent.period
 
 
-def _crossing(registers: list[int], windows: list[Extent]) -> Iterable[tuple[int, int, int]]:
+def _crossing(registers: list[int], windows: list[StridedRange]) -> Iterable[tuple[int, int, int]]:
     """Yield registers of which windows overlap, or have gaps, with the range of their places."""
     first = 0
     for place in range(1, len(registers) + 1):
@@ -237,21 +237,21 @@ def _written_views(plan: Plan) -> Iterable[int]:
         yield from (*join.inputs, join.output)
 
 
-def extents_of(views: Iterable[View]) -> list[Extent]:
+def extents_of(views: Iterable[View]) -> list[StridedRange]:
     """Return where all elements of each view lie. O(views)."""
-    known: dict[tuple[object, ...], Extent] = {}
-    extents: list[Extent] = []
+    known: dict[tuple[object, ...], StridedRange] = {}
+    extents: list[StridedRange] = []
     for view in views:
         key = (view.type.dtype, view.type.shape, view.strides_bytes)
         found = known.get(key)
         if found is None:
             found = known[key] = _extent(view)
         offset = view.offset_bytes
-        extents.append(Extent(offset + found.start, offset + found.end, *found[2:]))
+        extents.append(StridedRange(offset + found.start, offset + found.end, *found[2:]))
     return extents
 
 
-def extent_of(view: View) -> Extent:
+def extent_of(view: View) -> StridedRange:
     """Return where the elements of one view lie."""
     return extents_of((view,))[0]
 
@@ -272,11 +272,11 @@ def form_of(view: View) -> tuple[tuple[int, int], ...]:
     return tuple(axes)
 
 
-def _extent(view: View) -> Extent:
+def _extent(view: View) -> StridedRange:
     """Return the extent of a view as if it were at offset 0."""
     start, end = view.extent
     if start == end:
-        return Extent(0, 0, is_dense=True, run=0, period=1, is_exact=True)
+        return StridedRange(0, 0, is_dense=True, run=0, period=1, is_exact=True)
     item = view.type.dtype.itemsize
     dense = contiguous_strides(view.type.shape, item)
     pairs = zip(view.type.shape, view.strides_bytes, dense, strict=True)
@@ -284,7 +284,7 @@ def _extent(view: View) -> Extent:
     start, end = start - view.offset_bytes, end - view.offset_bytes
     runs = None if start else runs_of(view.type.shape, view.strides_bytes, item)
     run, period = runs or (end - start, end - start)
-    return Extent(start, end, is_dense, run, period, runs is not None)
+    return StridedRange(start, end, is_dense, run, period, runs is not None)
 
 
 # Which version a read finds of what another actor updates in place depends on how often that one
@@ -292,7 +292,7 @@ def _extent(view: View) -> Extent:
 # finds that every two conflicting accesses come in the same order in all of them.
 
 
-class When(Enum):
+class ReadTime(Enum):
     """Which version a read names: see `compiler.contract.plan_tables.Variable`."""
 
     BEFORE = "before"
@@ -301,38 +301,38 @@ class When(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedRead:
+class LoopCarriedRead:
     """An actor reads, in every firing, what another actor updates in each of its own."""
 
     actor: int
     launch: int
     writer: int
     register: RegisterId
-    when: When
+    when: ReadTime
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class LoopCarried:
     """What goes from firing to firing: such reads, and pairs (variable, actor that writes it)."""
 
-    reads: tuple[CarriedRead, ...]
+    reads: tuple[LoopCarriedRead, ...]
     writers: tuple[tuple[int, int], ...]
 
 
-class CarriedCount:
+class LoopCarriedCount:
     """Counts the firings of writers at every firing that reads what they carry over.
 
     Raises InternalError, at once, where variables are written at other rates than their roles say.
     """
 
-    def __init__(self, plan: Plan, carried: Carried, repetitions: Sequence[int]) -> None:
+    def __init__(self, plan: Plan, carried: LoopCarried, repetitions: Sequence[int]) -> None:
         self._plan = plan
         self._repetitions = repetitions
         self._check_rates(carried.writers)
         self._fired = [0] * len(plan.actors)
         # All that one writer updates is alike to one reader.
         first = {(r.actor, r.writer, r.when): r for r in reversed(carried.reads)}
-        self._reads: dict[int, list[CarriedRead]] = {}
+        self._reads: dict[int, list[LoopCarriedRead]] = {}
         for read in first.values():
             self._reads.setdefault(read.actor, []).append(read)
 
@@ -341,7 +341,7 @@ class CarriedCount:
         reads = self._reads.get(actor, ())
         for read in reads:
             fired = self._fired[read.writer]
-            if read.when is When.BETWEEN:
+            if read.when is ReadTime.BETWEEN:
                 self._check_between(read, reads, firing)
             else:
                 for k in dict.fromkeys((firing, firing + times - 1)):
@@ -377,10 +377,10 @@ class CarriedCount:
                     f" {every[rate]} times"
                 )
 
-    def _expected(self, read: CarriedRead, firing: int) -> int:
+    def _expected(self, read: LoopCarriedRead, firing: int) -> int:
         """Return how often the writer has to have fired before this firing of the reader."""
         own, its = self._repetitions[read.actor], self._repetitions[read.writer]
-        is_after = read.when is When.AFTER
+        is_after = read.when is ReadTime.AFTER
         if own % its == 0:
             return firing // (own // its) + is_after
         if its % own == 0:
@@ -389,12 +389,14 @@ class CarriedCount:
             read, f"{firing} is one of {own} in a period, which has {its} of the writer's"
         )
 
-    def _check_between(self, read: CarriedRead, reads: Sequence[CarriedRead], firing: int) -> None:
+    def _check_between(
+        self, read: LoopCarriedRead, reads: Sequence[LoopCarriedRead], firing: int
+    ) -> None:
         """Check that all writers have done the same share of their period."""
         one = self._fired[read.writer], self._repetitions[read.writer]
         for other in reads:
             two = self._fired[other.writer], self._repetitions[other.writer]
-            if other.when is When.BETWEEN and one[0] * two[1] != two[0] * one[1]:
+            if other.when is ReadTime.BETWEEN and one[0] * two[1] != two[0] * one[1]:
                 name = self._plan.actors[other.writer].name
                 raise self._error(
                     read,
@@ -402,7 +404,7 @@ class CarriedCount:
                     " are not of the same step",
                 )
 
-    def _error(self, read: CarriedRead, problem: str) -> InternalError:
+    def _error(self, read: LoopCarriedRead, problem: str) -> InternalError:
         plan = self._plan
         actor = plan.actors[read.actor]
         launch = actor.launches[read.launch]

@@ -21,8 +21,8 @@ from compiler.contract.plan import Plan, check_references, proof, sub_plans
 from compiler.contract.plan_tables import ActorKind, Launch, RegisterKind
 from compiler.contract.types import RegisterId
 from compiler.ops.primitives.transfer import COPY_BLOCK
-from compiler.verify.places import Carried, CarriedCount, Extent, extents_of
-from compiler.verify.versions import play_chains
+from compiler.verify.places import LoopCarried, LoopCarriedCount, StridedRange, extents_of
+from compiler.verify.versions import interpret_chains
 from memory.registers import RateEdge, RatesError, play_period, repetition_vector
 from memory.verify import OverlapError, check_no_overlap
 
@@ -32,7 +32,7 @@ from memory.verify import OverlapError, check_no_overlap
 # along, whoever has them, and nobody reads what is made of them.
 
 
-def check_blocks(plan: Plan, extents: Sequence[Extent]) -> None:
+def check_blocks(plan: Plan, extents: Sequence[StridedRange]) -> None:
     """Check all launches of a plan that copy blocks; `extents` are those of its views.
 
     What is read from one register after another lies in one slot each. O(views + operands).
@@ -56,7 +56,7 @@ def check_blocks(plan: Plan, extents: Sequence[Extent]) -> None:
 
 def _fault(
     plan: Plan,
-    extents: Sequence[Extent],
+    extents: Sequence[StridedRange],
     launch: Launch,
     shown: dict[RegisterId, list[int]],
 ) -> str:
@@ -229,7 +229,7 @@ def verify_plan(plan: Plan) -> tuple[int, ...]:
     extents = extents_of(plan.views)
     _check_ranges(plan, extents)
     check_blocks(plan, extents)
-    carried = play_chains(plan, extents)
+    carried = interpret_chains(plan, extents)
     _check_memory(plan, _accessed_intervals(plan))
     check_shared_bytes(plan)
     _check_accounts(plan)
@@ -254,13 +254,13 @@ def edges_of(plan: Plan) -> tuple[list[RateEdge], list[RegisterId]]:
     return edges, registers
 
 
-def _check_liveness(plan: Plan, carried: Carried) -> tuple[int, ...]:
+def _check_liveness(plan: Plan, carried: LoopCarried) -> tuple[int, ...]:
     edges, registers = edges_of(plan)
     try:
         repetitions = repetition_vector(len(plan.actors), edges)
     except RatesError as error:
         raise CompileError(f"plan {plan.name!r}: {error}") from None
-    count = CarriedCount(plan, carried, repetitions)
+    count = LoopCarriedCount(plan, carried, repetitions)
     watch = (count.visit, count.skip) if carried.reads else (None, None)
     deadlock = play_period(len(plan.actors), edges, repetitions, *watch)
     if deadlock is None:
@@ -303,7 +303,7 @@ def _check_ends(plan: Plan) -> None:
                 )
 
 
-def _check_ranges(plan: Plan, extents: list[Extent]) -> None:
+def _check_ranges(plan: Plan, extents: list[StridedRange]) -> None:
     for register in plan.registers:
         arena = plan.arenas[register.arena]
         for offset in set(register.offsets_bytes):

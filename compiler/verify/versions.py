@@ -12,8 +12,8 @@ in use at the same time lie apart is what `compiler.verify.verify` proves beside
 begin empty. **Between chains** a token is what its producer left in the slot, which nobody else may
 write; so a consumer reads what the producer's firing ends with. **Variables** are carried from one
 firing to the next. Who reads them in another actor than the one that writes them is right only if
-the writer has fired just so often: those reads are returned, and `CarriedCount` counts them. So it
-is with a token that one of its consumers updates in place, for all others who read it.
+the writer has fired just so often: those reads are returned, and `LoopCarriedCount` counts them. So
+it is with a token that one of its consumers updates in place, for all others who read it.
 
 Source: the versions are those of static single assignment (Cytron et al., 1991).
 """
@@ -30,11 +30,11 @@ from compiler.ops.primitives.sources import PACKED
 from compiler.verify.places import (
     NO_BYTES,
     NOWHERE,
-    Carried,
-    CarriedRead,
-    Extent,
-    Places,
-    When,
+    LoopCarried,
+    LoopCarriedRead,
+    ReadTime,
+    StridedRange,
+    WrittenWindows,
     form_of,
 )
 
@@ -85,7 +85,7 @@ class VersionMakers:
         return f"launch {index} ({launch.op}, {source}) of {actor.name!r}"
 
 
-def play_chains(plan: Plan, extents: Sequence[Extent]) -> Carried:
+def interpret_chains(plan: Plan, extents: Sequence[StridedRange]) -> LoopCarried:
     """Play every chain once; return what else there is to prove between them. O(operands).
 
     `extents` are those of the views, which lie inside their registers. What the plan's tables say
@@ -99,9 +99,9 @@ def play_chains(plan: Plan, extents: Sequence[Extent]) -> Carried:
 class _Play:
     """What every place holds while the launches run, and who made which version."""
 
-    def __init__(self, plan: Plan, extents: Sequence[Extent]) -> None:
+    def __init__(self, plan: Plan, extents: Sequence[StridedRange]) -> None:
         self._plan = plan
-        self._places = Places(plan, extents)
+        self._places = WrittenWindows(plan, extents)
         self._held = [NOTHING] * len(self._places)
         pairs = zip(self._places.is_whole, extents, strict=True)
         self._is_plain = [is_whole and extent.is_dense for is_whole, extent in pairs]
@@ -113,8 +113,8 @@ class _Play:
         self._variable_at: dict[int, int] = {}
         self._writer: dict[int, int] = {}
         self._updated: dict[int, tuple[int, int]] = {}
-        self._carried: list[CarriedRead] = []
-        self._of_variables: list[tuple[int, int, int, When]] = []
+        self._carried: list[LoopCarriedRead] = []
+        self._of_variables: list[tuple[int, int, int, ReadTime]] = []
         self._received: list[tuple[int, int, int, int, int]] = []
         self._forms: dict[int, tuple[tuple[int, int], ...]] = {}
         """How the elements of a version lie that was not written row by row."""
@@ -123,7 +123,7 @@ class _Play:
         self._made_at: dict[int, int] = {}
         """The place of each version that is written, or joined, where places lie in one another."""
 
-    def run(self) -> Carried:
+    def run(self) -> LoopCarried:
         self._take_forms()
         self._take_joins()
         self._take_ports()
@@ -133,7 +133,7 @@ class _Play:
         self._check_tokens()
         self._check_written()
         self._carry_variables()
-        return Carried(tuple(self._carried), tuple(self._writer.items()))
+        return LoopCarried(tuple(self._carried), tuple(self._writer.items()))
 
     # -- what is there before anything runs --
 
@@ -347,11 +347,11 @@ class _Play:
         if variable.before == variable.after == version:
             return
         if version == variable.before:
-            when = When.BEFORE
+            when = ReadTime.BEFORE
         elif version == variable.after:
-            when = When.AFTER
+            when = ReadTime.AFTER
         elif version == variable.between:
-            when = When.BETWEEN
+            when = ReadTime.BETWEEN
         else:
             raise self._stale(actor, index, view, version)
         self._of_variables.append((actor.id, index, number, when))
@@ -465,9 +465,9 @@ class _Play:
             if not self._holds(place, version) and not is_after:
                 raise self._stale(self._plan.actors[actor], index, view, version)
             if updater != actor:
-                when = When.AFTER if is_after else When.BEFORE
+                when = ReadTime.AFTER if is_after else ReadTime.BEFORE
                 register = self._plan.views[view].register
-                self._carried.append(CarriedRead(actor, index, updater, register, when))
+                self._carried.append(LoopCarriedRead(actor, index, updater, register, when))
         for item in self._plan.fields:
             place = self._places.of_view[item.view]
             if place == NO_BYTES:
@@ -500,8 +500,8 @@ class _Play:
             view = plan.variables[variable].view
             if writer != actor:
                 register = plan.views[view].register
-                self._carried.append(CarriedRead(actor, index, writer, register, when))
-            elif when is not When.BEFORE:
+                self._carried.append(LoopCarriedRead(actor, index, writer, register, when))
+            elif when is not ReadTime.BEFORE:
                 raise self._error(
                     plan.actors[actor],
                     index,

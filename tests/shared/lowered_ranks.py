@@ -9,13 +9,13 @@ from graphs import made_up
 from actors.race.race import check_races
 from compiler.contract.placement import MeshLink, joined
 from compiler.contract.rank_plans import RankPlans
-from compiler.fusion.join_updates import join_updates
+from compiler.fusion.join_updates import merge_updates
 from compiler.graph.target import CompileOptions
 from compiler.lowering.lower import lower
 from compiler.ops.primitives.body import hash_graph
 from compiler.pipeline.pipeline import LOWERING_NEEDS, PASSES, _within_budget
-from compiler.pipeline.rewrites import check_order, rewritten
-from compiler.sbp.distribute import Layouts, distribute, turns_between
+from compiler.pipeline.rewrites import check_order, run_passes
+from compiler.sbp.distribute import SbpAssignment, distribute, turns_between
 from compiler.sbp.infer import MeshAxis, Speed, choose
 from compiler.verify.cross_rank import verify_ranks
 from compiler.verify.verify import verify_plan
@@ -31,7 +31,7 @@ def laid_out(graph, mesh, fixed_words, link=NEAR):
         earlier = list(zip(mesh.shape, choices, strict=False))
         own = MeshAxis(mesh.shape[axis], MeshLink(), Speed())
         choices.append(choose(graph, earlier, own, fixed_words(graph, name)))
-    return Layouts(mesh, (link,) * len(mesh.shape), tuple(choices))
+    return SbpAssignment(mesh, (link,) * len(mesh.shape), tuple(choices))
 
 
 def graphs_of(graph, layouts):
@@ -50,7 +50,7 @@ def ordered(local, mesh, hardware=None, **asked):
     steps = [s for s in check_order(PASSES, options, LOWERING_NEEDS) if s.name != "distribute"]
     names = [step.name for step in steps]
     steps = steps[names.index("stage_updates") :]
-    return rewritten(local, steps, hardware, options, None), hardware, options
+    return run_passes(local, steps, hardware, options, None), hardware, options
 
 
 def plan_of(local, mesh, fingerprint="", hardware=None, **asked):
@@ -58,7 +58,7 @@ def plan_of(local, mesh, fingerprint="", hardware=None, **asked):
     graph, hardware, options = ordered(local, mesh, hardware, **asked)
 
     def lowered(ordered):
-        return lower(join_updates(ordered, hardware), hardware, options, fingerprint)
+        return lower(merge_updates(ordered, hardware), hardware, options, fingerprint)
 
     if options.asks_for_less:
         plan = _within_budget(graph, hardware, options, lowered, None)

@@ -14,7 +14,7 @@ from compiler.graph.target import CompileOptions
 from compiler.ops.language.define import update
 from compiler.ops.primitives.sources import INPUT, NUMBERS, VARIABLE
 from compiler.passes import autodiff, batches, simplify
-from compiler.sbp.distribute import Layouts, distribute
+from compiler.sbp.distribute import SbpAssignment, distribute
 from compiler.sbp.infer import MeshAxis, Speed, choose
 
 _SPEED = Speed()
@@ -85,7 +85,7 @@ def laid_out(graph, mesh, split_weights=lambda name: BROADCAST, speed=_SPEED):
         earlier = list(zip(mesh.shape, choices, strict=False))
         own = MeshAxis(mesh.shape[axis], MeshLink(), speed)
         choices.append(choose(graph, earlier, own, fixed_words(graph, name, split_weights)))
-    return Layouts(mesh, (MeshLink(),) * len(mesh.shape), tuple(choices))
+    return SbpAssignment(mesh, (MeshLink(),) * len(mesh.shape), tuple(choices))
 
 
 def part(graph, layouts, value, rank, of=None):

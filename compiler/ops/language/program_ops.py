@@ -257,7 +257,7 @@ def program_flops(program: FusedProgram, space: Space) -> float:
 #
 # What is written over comes first, member by member, and so the outputs; then what else each member
 # has of full size; then the numbers, which all share, and perhaps `skip` [] int64: where it is not
-# 0, nothing changes. Only `compiler.fusion.join_updates` emits it, for devices that take it.
+# 0, nothing changes. Only `compiler.fusion.merge_updates` emits it, for devices that take it.
 
 JOINED_UPDATES = define("joined_updates")
 """See above. Attrs: program; over (the operand of the program under each output); count (of

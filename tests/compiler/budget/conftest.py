@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 
-from compiler.budget.search import Trials
+from compiler.budget.search import BudgetEvaluator
 from compiler.lowering.lower import lower
 from compiler.pipeline.pipeline import with_choice
 
@@ -13,6 +13,8 @@ def budget_trials():
 
     def make(graph, hardware, options):
         rewrite = partial(with_choice, graph, hardware=hardware, options=options)
-        return Trials(graph, hardware, options, rewrite, lambda g: lower(g, hardware, options, "x"))
+        return BudgetEvaluator(
+            graph, hardware, options, rewrite, lambda g: lower(g, hardware, options, "x")
+        )
 
     return make

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from graphs import descend, made_up, variable
 
-from compiler.budget.search import fit
+from compiler.budget.search import fit_by_recompute
 from compiler.contract.errors import BudgetError
 from compiler.graph.graph import GraphBuilder
 from compiler.graph.target import BudgetChoice, CompileOptions
@@ -67,7 +67,7 @@ def test_the_smallest_budget_named_fits_and_a_smaller_one_names_it_again(budget_
 
     def fitted(budget):
         trials = budget_trials(graph, hardware, CompileOptions("job", memory_budget=budget))
-        choice, _ = fit(trials, BudgetChoice())
+        choice, _ = fit_by_recompute(trials, BudgetChoice())
         return trials.arena_bytes(choice)
 
     def refused(budget):

@@ -16,7 +16,7 @@ from compiler.graph.target import CompileOptions
 from compiler.ops.families.arithmetic import EXP
 from compiler.ops.primitives.sources import INPUT, VARIABLE
 from compiler.pipeline.pipeline import compile_graph
-from compiler.sbp.distribute import Layouts, distribute
+from compiler.sbp.distribute import SbpAssignment, distribute
 from compiler.sbp.infer import MeshAxis, Speed, choose
 
 
@@ -89,7 +89,7 @@ def graphs_of(rows, mesh, words):
         earlier = list(zip(mesh.shape, choices, strict=False))
         own = MeshAxis(mesh.shape[axis], MeshLink(), Speed())
         choices.append(choose(graph, earlier, own, fixed))
-    layouts = Layouts(mesh, (MeshLink(),) * len(mesh.shape), tuple(choices))
+    layouts = SbpAssignment(mesh, (MeshLink(),) * len(mesh.shape), tuple(choices))
     return [distribute(graph, layouts, rank) for rank in range(mesh.num_ranks)]
 
 

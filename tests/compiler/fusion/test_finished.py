@@ -6,8 +6,8 @@ from graphs import Net, descend
 
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from compiler.fusion import fuse
-from compiler.fusion.fuse import finished_values
-from compiler.fusion.members import Members
+from compiler.fusion.fuse import epilogue_saved_values
+from compiler.fusion.members import FusionCandidates
 from compiler.fusion.regions import fuse_products
 from compiler.ops.families.activation import GELU, SILU
 from compiler.ops.families.arithmetic import ADD, MUL
@@ -66,9 +66,9 @@ def test_a_product_goes_on_to_what_a_device_says_and_runs_as_one_launch(net, eva
 
 def test_devices_that_end_at_what_is_kept_say_so_and_the_graph_is_that_of_before(net):
     graph = prepared(net.trained(lambda h: net.b.emit_one(GELU, h)))
-    assert finished_values(Members(graph), lambda device: ()) == frozenset()
-    assert finished_values(Members(graph), lambda device: ("silu",)) == frozenset()
-    assert len(finished_values(Members(graph), goes_on)) == 1
+    assert epilogue_saved_values(FusionCandidates(graph), lambda device: ()) == frozenset()
+    assert epilogue_saved_values(FusionCandidates(graph), lambda device: ("silu",)) == frozenset()
+    assert len(epilogue_saved_values(FusionCandidates(graph), goes_on)) == 1
 
 
 OTHERWISE = {
@@ -86,4 +86,4 @@ OTHERWISE = {
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_else_a_cluster_ends_at_what_is_kept(net, name):
     graph = prepared(net.trained(lambda h: OTHERWISE[name](net, h)))
-    assert finished_values(Members(graph), goes_on) == frozenset()
+    assert epilogue_saved_values(FusionCandidates(graph), goes_on) == frozenset()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from compiler.contract.program import Kind
 from compiler.fusion import fuse
-from compiler.fusion.members import Members
+from compiler.fusion.members import FusionCandidates
 from compiler.graph.graph import Graph, SourceLocation, Write
 from compiler.ops.families.activation import GELU, RELU, TANH
 from compiler.ops.families.arithmetic import ADD, EXP, MUL, NEG, SQUARE, SUB
@@ -214,7 +214,7 @@ def test_neither_phases_nor_rates_mix(net, every):
     loss, w = loss_of_a_bent_product(net)
     staged = fuse.stage_reductions(trained(net, loss, [w], every))
     per_step = needed_per_step(staged)
-    found = fuse.find_clusters(Members(staged))
+    found = fuse.find_clusters(FusionCandidates(staged))
     rows = [[(staged.nodes[m.node].phase, per_step[m.node]) for m in g.members] for g in found]
     assert all(len(set(row)) == 1 for row in rows)
     assert len({row[0] for row in rows}) > 1
@@ -389,13 +389,13 @@ def chain_of(length):
 
 def test_the_work_grows_as_the_graph_does(monkeypatch):
     counts = []
-    place = Members._placed
+    place = FusionCandidates._placed
 
     def counted(self, *arguments):
         counts[-1] += 1
         return place(self, *arguments)
 
-    monkeypatch.setattr(Members, "_placed", counted)
+    monkeypatch.setattr(FusionCandidates, "_placed", counted)
     for length in (200, 400, 800):
         counts.append(0)
         fuse.run(chain_of(length))
@@ -411,13 +411,13 @@ def test_graphs_are_plain_values_still(net):
 
 def test_the_work_grows_as_a_chain_whose_backward_pass_could_all_wait(monkeypatch):
     counts = []
-    place = Members._placed
+    place = FusionCandidates._placed
 
     def counted(self, *arguments):
         counts[-1] += 1
         return place(self, *arguments)
 
-    monkeypatch.setattr(Members, "_placed", counted)
+    monkeypatch.setattr(FusionCandidates, "_placed", counted)
     for length in (50, 100, 200):
         net, counts = Net(), [*counts, 0]
         h = w = net.variable(R, C)

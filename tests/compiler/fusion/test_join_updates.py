@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from graphs import Target
 
-from compiler.fusion.join_updates import join_updates, update_programs
+from compiler.fusion.join_updates import merge_updates, update_programs
 from compiler.graph.graph import Output, Write
 from compiler.graph.target import one_device
 from compiler.ops.families.arithmetic import EXP, NEG
@@ -52,7 +52,7 @@ def trained(sketch):
 
 def joined(graph, most=100):
     """Return the graph with programs, ordered and joined; the verifier has seen it."""
-    made = join_updates(ordered(update_programs(graph)), one_device(Joining(most)))
+    made = merge_updates(ordered(update_programs(graph)), one_device(Joining(most)))
     check(made, "join_updates")
     return made
 
@@ -102,7 +102,7 @@ def test_other_attributes_or_numbers_are_another_kind(trained):
 
 def test_a_device_that_joins_none_gets_the_graph_itself(trained):
     graph = ordered(update_programs(trained([4] * 3).b.freeze()))
-    assert join_updates(graph, one_device(Joining(1))) is graph
+    assert merge_updates(graph, one_device(Joining(1))) is graph
 
 
 def test_so_many_as_a_launch_may_do_are_one(trained):
@@ -113,7 +113,7 @@ def test_so_many_as_a_launch_may_do_are_one(trained):
 @pytest.mark.parametrize("sizes", [[100, 90, 80, 70], [10, 1000, 10, 10], [64] * 5, [1, 50, 7, 9]])
 def test_no_launch_has_more_live_bytes_than_the_fullest_had(sizes, head, trained):
     graph = ordered(update_programs(trained(sizes, head=head).b.freeze()))
-    assert peak(join_updates(graph, one_device(Joining()))) <= peak(graph)
+    assert peak(merge_updates(graph, one_device(Joining()))) <= peak(graph)
 
 
 def test_updates_stand_before_what_reads_them_and_before_who_writes_what_they_read(sketch):
@@ -131,7 +131,7 @@ def test_updates_stand_before_what_reads_them_and_before_who_writes_what_they_re
     for value in (total, big):
         sketch.b.outputs.append(Output(f"o{value}", value))
     graph = update_programs(sketch.b.freeze())
-    made = join_updates(graph, one_device(Joining()))
+    made = merge_updates(graph, one_device(Joining()))
     check(made, "join_updates")
     place = {v: index for index, node in enumerate(made.nodes) for v in node.outputs}
     assert place[news[0]] < place[total]

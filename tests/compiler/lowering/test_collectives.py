@@ -68,7 +68,7 @@ def layers(shapes, rng=None):
 def met(graph, ranks, apart=None):
     """Return the graph of one of some ranks, whose buckets are perhaps cut for other links."""
     graph = simplify.simplify_graph(autodiff.differentiate(graph))
-    layouts = distribute.layouts_of(graph, ranks)
+    layouts = distribute.assign_sbp(graph, ranks)
     if apart is not None:
         layouts = replace(layouts, wires=apart.links)
     graph = check(sbp_distribute(graph, layouts, ranks.rank), "distribute")

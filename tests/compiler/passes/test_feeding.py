@@ -22,7 +22,7 @@ from compiler.ops.primitives.transfer import COPY_TO, is_copy, value_devices
 from compiler.passes import batches
 from compiler.pipeline import pipeline
 from compiler.pipeline.rewrites import check
-from compiler.storage.order import runs_beside_steps
+from compiler.storage.order import overlaps_steps
 
 SIM, OTHER = Device(DeviceKind.SIM), Device(DeviceKind.SIM, 1)
 WIDTH = 8
@@ -54,7 +54,7 @@ def copies(graph):
 def test_on_the_host_nothing_is_copied():
     graph = crossing((0, 0))
     assert batches.feed_devices(graph, (HOST,)) is graph
-    assert not any(runs_beside_steps(graph))
+    assert not any(overlaps_steps(graph))
 
 
 def test_a_device_reads_copies_of_batches_and_outputs_end_on_the_hosts_side(evaluate_graphs):
@@ -67,7 +67,7 @@ def test_a_device_reads_copies_of_batches_and_outputs_end_on_the_hosts_side(eval
     assert [o.name for o in fed.outputs] == [o.name for o in graph.outputs]
     buckets = [n.attrs["bucket"] for n in fed.nodes if is_copy(n)]
     assert buckets[0] == buckets[1] != buckets[2] == buckets[3]
-    assert [n for n, one in zip(fed.nodes, runs_beside_steps(fed), strict=True) if one] == [
+    assert [n for n, one in zip(fed.nodes, overlaps_steps(fed), strict=True) if one] == [
         n for n in fed.nodes if is_copy(n)
     ]
     values = {n: np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3) for n in "xy"}
@@ -81,7 +81,7 @@ def test_a_device_reads_copies_of_batches_and_outputs_end_on_the_hosts_side(eval
 def test_a_batch_goes_straight_to_each_device_that_reads_it():
     fed = batches.feed_devices(crossing(), (SIM, OTHER))
     assert copies(fed) == [(HOST_SIDE, 0), (HOST_SIDE, 1), (HOST_SIDE, 1), (0, 1), (0, -1), (1, -1)]
-    beside = [n for n, one in zip(fed.nodes, runs_beside_steps(fed), strict=True) if one]
+    beside = [n for n, one in zip(fed.nodes, overlaps_steps(fed), strict=True) if one]
     buckets = {(value_devices(fed)[n.inputs[0]], n.attrs["to"], n.attrs["bucket"]) for n in beside}
     assert len({bucket for *_, bucket in buckets}) == len(buckets) == 4
 

@@ -186,7 +186,7 @@ def test_an_evaluation_finds_the_variables_where_the_training_has_them(net):
         h = other.b.emit_one(MATMUL, h, w)
     other.b.outputs = [Output("y", h)]
     graph = unplaced(other.b.freeze())
-    after = place.place_nodes(place.with_homes_of(graph, trained, hardware), hardware)
+    after = place.place_nodes(place.with_variable_devices_of(graph, trained, hardware), hardware)
     home = {n.attrs["name"]: n.device for n in trained.nodes if n.op is VARIABLE}
     found = {n.attrs["name"]: n.device for n in after.nodes if n.op is VARIABLE}
     assert found == {name: home[name] for name in found}
@@ -198,7 +198,7 @@ def test_an_evaluation_with_a_parameter_elsewhere_is_refused_with_both_devices(n
     trained = place.place_nodes(training(net), sims(2))
     nodes = [replace(n, device=1) for n in trained.nodes if n.op is VARIABLE]
     with pytest.raises(CompileError) as caught:
-        place.with_homes_of(replace(trained, nodes=tuple(nodes)), trained, sims(2))
+        place.with_variable_devices_of(replace(trained, nodes=tuple(nodes)), trained, sims(2))
     assert "the evaluation has variable 'var1' on sim:1, the training on sim:0 (" in str(
         caught.value
     )

@@ -15,7 +15,7 @@ from compiler.contract.attrs import Attrs
 from compiler.contract.sbp import BROADCAST, PARTIAL, Partial, Split
 from compiler.graph.columns import SbpSignature
 from compiler.graph.registry import infer_type, input_output_aliases, reference
-from compiler.sbp.local_form import ways_of
+from compiler.sbp.local_form import candidate_signatures
 
 UNSAID = {
     "argmax": "over one element the answer is always 0",
@@ -102,7 +102,7 @@ def test_whatever_is_true_of_parts_is_a_signature(name):
         wanted = [np.asarray(x) for x in reference.get(op)(attrs, *arrays)]
         if any(0 in want.shape for want in wanted):
             continue
-        known = {way.signature for way in ways_of(op, inputs, outputs, attrs, 2)}
+        known = {way.signature for way in candidate_signatures(op, inputs, outputs, attrs, 2)}
         for words in itertools.product(*map(layouts, arrays)):
             if any(word is not BROADCAST for word in words):
                 held = found_true(op, attrs, arrays, words, wanted)

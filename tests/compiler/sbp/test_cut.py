@@ -23,7 +23,7 @@ from compiler.passes import autodiff, batches, simplify
 from compiler.pipeline.rewrites import check
 from compiler.sbp import stages
 from compiler.sbp.distribute import distribute
-from compiler.sbp.stages import cut
+from compiler.sbp.stages import extract_stage
 
 WORDS = {"x": TensorType(DType.INT64, (4, 5)), "y": TensorType(DType.INT64, (4, 5))}
 ROWS = {"x": TensorType(DType.FLOAT32, (4, 6)), "y": TensorType(DType.FLOAT32, (4, 6))}
@@ -94,7 +94,7 @@ class Rank:
         self.graph = graph if flat.num_ranks == 1 else distribute(graph, layouts, self.place)
         if "stage" in mesh.names:
             count = mesh.shape[mesh.axis("stage")]
-            self.graph = check(cut(self.graph, self.stage, count), "cut")
+            self.graph = check(extract_stage(self.graph, self.stage, count), "cut")
         self.values, self.found = {}, {}
 
     def feed(self, op, arrays):
@@ -174,7 +174,7 @@ def transfers(graph, op):
 
 def test_a_stage_receives_sends_receives_and_sends_and_hands_on_what_others_read():
     graph = step_graph(words, Staged(3), WORDS, 3, optimizer=af.optim.SGD(0.1))
-    locals_ = [cut(graph, stage, 3) for stage in range(3)]
+    locals_ = [extract_stage(graph, stage, 3) for stage in range(3)]
     up, down = Phase.FORWARD, Phase.BACKWARD
     assert transfers(locals_[0], SEND) == [(0, 1, up), (1, 1, up)]
     assert transfers(locals_[1], RECEIVE)[:2] == [(0, 0, up), (1, 0, up)]
@@ -199,7 +199,7 @@ def test_what_is_read_downwards_after_the_batch_has_gone_up_is_refused():
     reader = next(i for i, n in enumerate(nodes) if i > late and value in n.inputs)
     nodes[reader] = replace(nodes[reader], stage=1)
     with pytest.raises(CompileError, match="when the batch has gone back already"):
-        cut(replace(graph, nodes=tuple(nodes)), 0, 4)
+        extract_stage(replace(graph, nodes=tuple(nodes)), 0, 4)
 
 
 GOOD = {"num_ranks": 2, "group": "stage", "peer": 1, "is_up": True, "bucket": 0, "order": 0}

@@ -10,7 +10,7 @@ from compiler.contract.sbp import BROADCAST, PARTIAL, Split
 from compiler.contract.types import DType, TensorType
 from compiler.ops.families.loops import SCAN
 from compiler.sbp.infer import Speed
-from compiler.sbp.local_form import ways_of
+from compiler.sbp.local_form import candidate_signatures
 
 SLOW = Speed(1e-4, 1e-4)
 """What a rank computes with, so that it pays to split even what is small."""
@@ -83,7 +83,7 @@ def test_what_weights_get_is_a_share_of_a_sum():
     graph = graph_of("gru")
     (*_, back) = [n for n in graph.nodes if n.op is SCAN]
     types = [tuple([graph.types[v] for v in side]) for side in (back.inputs, back.outputs)]
-    found = {way.signature for way in ways_of(SCAN, *types, back.attrs, 2)}
+    found = {way.signature for way in candidate_signatures(SCAN, *types, back.attrs, 2)}
     (split,) = [signature for signature in found if not signature.is_whole]
     assert Split(0) in split.inputs
     assert PARTIAL in split.outputs
@@ -94,6 +94,6 @@ def test_the_axis_of_steps_stays_whole():
     graph = graph_of("lstm")
     (node, *_) = [n for n in graph.nodes if n.op is SCAN]
     types = [tuple([graph.types[v] for v in side]) for side in (node.inputs, node.outputs)]
-    for way in ways_of(SCAN, *types, node.attrs, 2):
+    for way in candidate_signatures(SCAN, *types, node.attrs, 2):
         carries = node.attrs.int_("carries")
         assert Split(0) not in way.signature.outputs[carries:]

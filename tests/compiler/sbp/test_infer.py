@@ -15,8 +15,15 @@ from compiler.ops.primitives.reduce import SUM
 from compiler.ops.primitives.shape import TRANSPOSE
 from compiler.ops.primitives.sources import INPUT, VARIABLE
 from compiler.sbp import infer
-from compiler.sbp.boxing import ways_between
-from compiler.sbp.infer import LayoutProblem, MeshAxis, Speed, choose, fill, waiting_for_nobody
+from compiler.sbp.boxing import cheapest_boxing
+from compiler.sbp.infer import (
+    MeshAxis,
+    SbpSearchProblem,
+    Speed,
+    bucketable_values,
+    choose,
+    enumerate_candidates,
+)
 
 AXIS = MeshAxis(2, MeshLink(bytes_per_ns=1.0, latency_ns=10.0), Speed(50.0, 10.0))
 N = 64
@@ -64,12 +71,14 @@ def cost_of(graph, ways, own_ns):
 
 
 def move_ns(graph, value, word, need):
-    return ways_between(graph.types[value], (word,), (need,), (AXIS.parts,), (AXIS.wire,))[0]
+    return cheapest_boxing(graph.types[value], (word,), (need,), (AXIS.parts,), (AXIS.wire,))[0]
 
 
 def problem_of(graph, fixed):
-    problem = LayoutProblem(graph, graph.types, AXIS, fixed, (), bundled=waiting_for_nobody(graph))
-    fill(problem)
+    problem = SbpSearchProblem(
+        graph, graph.types, AXIS, fixed, (), bundled=bucketable_values(graph)
+    )
+    enumerate_candidates(problem)
     return problem
 
 

@@ -13,9 +13,9 @@ from compiler.graph.columns import SbpSignature
 from compiler.graph.graph import GraphBuilder, Output
 from compiler.ops.primitives.shape import COPY
 from compiler.ops.primitives.sources import INPUT
-from compiler.sbp.boxing import ways_between
-from compiler.sbp.derive import Found
-from compiler.sbp.distribute import Layouts, distribute
+from compiler.sbp.boxing import cheapest_boxing
+from compiler.sbp.derive import CandidateSignature
+from compiler.sbp.distribute import SbpAssignment, distribute
 from compiler.sbp.infer import SbpChoice
 
 S0, S1, S2, B, P = Split(0), Split(1), Split(2), BROADCAST, PARTIAL
@@ -30,12 +30,15 @@ def layouts_of(mesh, source, target):
     choices = [
         SbpChoice(
             (before, after),
-            (Found(SbpSignature((), (before,)), -1), Found(SbpSignature((after,), (after,)), -1)),
+            (
+                CandidateSignature(SbpSignature((), (before,)), -1),
+                CandidateSignature(SbpSignature((after,), (after,)), -1),
+            ),
             0.0,
         )
         for before, after in zip(source, target, strict=True)
     ]
-    return Layouts(mesh, wires, tuple(choices))
+    return SbpAssignment(mesh, wires, tuple(choices))
 
 
 def moved(array, mesh, source, target):
@@ -110,13 +113,13 @@ def test_a_rank_sends_what_it_sends_in_a_ring(parts):
         (S0, S1): share / parts, (B, S0): 0, (B, P): 0, (S1, P): 0,
     }  # fmt: skip
     for (source, target), wanted in ring.items():
-        _, steps = ways_between(type_, (source,), (target,), (parts,), (MeshLink(),))
+        _, steps = cheapest_boxing(type_, (source,), (target,), (parts,), (MeshLink(),))
         assert sum(step.sent_bytes for step in steps) == pytest.approx(wanted)
 
 
 def test_what_two_axes_split_alike_is_gathered_before_the_outer_one_moves():
     type_ = TensorType(DType.FLOAT32, (8, 8))
-    _, steps = ways_between(type_, (B, S0), (S0, S0), (2, 2), (MeshLink(), MeshLink()))
+    _, steps = cheapest_boxing(type_, (B, S0), (S0, S0), (2, 2), (MeshLink(), MeshLink()))
     assert [(step.axis, step.old, step.new) for step in steps] == [
         (1, S0, B),
         (0, B, S0),
@@ -126,6 +129,6 @@ def test_what_two_axes_split_alike_is_gathered_before_the_outer_one_moves():
 
 def test_sums_over_two_axes_are_scattered_first():
     type_ = TensorType(DType.FLOAT32, (1 << 20, 8))
-    _, steps = ways_between(type_, (P, P), (B, B), (4, 4), (MeshLink(), MeshLink()))
+    _, steps = cheapest_boxing(type_, (P, P), (B, B), (4, 4), (MeshLink(), MeshLink()))
     whole = 2 * 2 * type_.size_bytes * 3 / 4
     assert sum(step.sent_bytes for step in steps) < 0.7 * whole

@@ -32,10 +32,10 @@ from compiler.ops.primitives.transfer import (
 from compiler.passes import autodiff
 from compiler.sbp.collective_schedule import (
     first_buckets_after,
-    in_turn,
     last_buckets_before,
+    schedule_collectives,
     sorted_by,
-    turns_of,
+    with_schedule,
 )
 from compiler.verify.cross_rank import verify_ranks
 
@@ -141,8 +141,8 @@ def test_what_the_next_layer_reads_goes_alone_and_in_the_order_of_layers():
     b = chain(5)
     b.updates = []
     graph = b.freeze()
-    turns = turns_of(graph, {"data": 1e9})
-    orders = [node.attrs["order"] for node in collectives(in_turn(graph, turns))]
+    turns = schedule_collectives(graph, {"data": 1e9})
+    orders = [node.attrs["order"] for node in collectives(with_schedule(graph, turns))]
     assert orders == sorted(orders)
     assert len({turn.bucket for turn in turns.values()}) == 5
     assert {turns[i].when for i in range(4)} == {BLOCKING}
@@ -154,13 +154,15 @@ def test_metrics_of_a_job_that_trains_wait_for_nobody():
     loss = b.emit_one(SUM, b.emit_one(MUL, x, w), axes=(0,), keepdims=False)
     descend(b, loss, [w])
     b.outputs = [Output("loss", b.emit_one(ADD, *[summed(b, loss, 0)] * 2))]
-    turns = turns_of(autodiff.differentiate(b.freeze()), {})
+    turns = schedule_collectives(autodiff.differentiate(b.freeze()), {})
     assert turns[0].when == DEFERRED
 
 
 @pytest.mark.parametrize("least", [0.0, 300.0, 1e9])
 def test_buckets_are_numbered_in_the_order_and_as_large_as_the_links_ask(local, least):
-    turns = sorted(turns_of(local, {"zero": least}).values(), key=lambda turn: turn.order)
+    turns = sorted(
+        schedule_collectives(local, {"zero": least}).values(), key=lambda turn: turn.order
+    )
     assert [turn.order for turn in turns] == list(range(len(turns)))
     for one, other in pairwise(turns):
         assert other.bucket in (one.bucket, one.bucket + 1)

@@ -12,7 +12,7 @@ from compiler.graph.graph import UNKNOWN_SOURCE, GraphBuilder, Node
 from compiler.graph.registry import infer_type, reference
 from compiler.ops.primitives.sources import INPUT
 from compiler.ops.primitives.transfer import ALL_REDUCE
-from compiler.sbp.local_form import emit_part, ways_of
+from compiler.sbp.local_form import candidate_signatures, emit_part
 
 TOLERANCE = {"float16": 2e-3, "float32": 1e-5}
 
@@ -69,7 +69,7 @@ def test_what_ranks_make_of_parts_is_what_one_makes_of_the_whole(name):
         attrs, inputs = Attrs(row.attrs), types_of(row.inputs)
         outputs = infer_type.get(OPS[name])(inputs, attrs)
         for parts in (2, 3):
-            for way in ways_of(OPS[name], inputs, outputs, attrs, parts)[1:]:
+            for way in candidate_signatures(OPS[name], inputs, outputs, attrs, parts)[1:]:
                 try:
                     check(row, parts, way, rng)
                 except AssertionError as error:

@@ -32,7 +32,7 @@ from compiler.ops.primitives.sources import INPUT, SCRATCH, scalar
 from compiler.passes import autodiff, batches, simplify
 from compiler.pipeline.rewrites import check
 from compiler.sbp import stages
-from compiler.sbp.stages import cut
+from compiler.sbp.stages import extract_stage
 from compiler.storage.order import (
     batches_per_step,
     needed_per_batch,
@@ -211,7 +211,7 @@ def test_a_stage_that_sums_nothing_has_as_many_batches_as_the_others(stage):
     graph = autodiff.clip_gradients(
         autodiff.differentiate(stages.run(graph, 3)), CompileOptions("job", clip_norm=1.0)
     )
-    own = cut(graph, stage, 3)
+    own = extract_stage(graph, stage, 3)
     assert batches_per_step(own) == 3
     norm = next(output.value for output in own.outputs if output.name == "grad_norm")
     assert outputs_per_step(own) == (norm,)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from compiler.contract.errors import InternalError
-from compiler.verify.places import Carried, CarriedCount, CarriedRead, When
+from compiler.verify.places import LoopCarried, LoopCarriedCount, LoopCarriedRead, ReadTime
 
 READER, WRITER, OTHER = range(3)
 
@@ -23,8 +23,8 @@ def plan_of(*roles):
 
 def play(when, repetitions, firings, writers=(WRITER,)):
     """Play pairs (actor, times) in order."""
-    reads = [CarriedRead(READER, 0, writer, i, when) for i, writer in enumerate(writers)]
-    count = CarriedCount(plan_of(), Carried(tuple(reads), ()), repetitions)
+    reads = [LoopCarriedRead(READER, 0, writer, i, when) for i, writer in enumerate(writers)]
+    count = LoopCarriedCount(plan_of(), LoopCarried(tuple(reads), ()), repetitions)
     fired = [0, 0, 0]
     for actor, times in firings:
         count.visit(actor, fired[actor], times)
@@ -33,23 +33,23 @@ def play(when, repetitions, firings, writers=(WRITER,)):
 
 R, W, X = (READER, 1), (WRITER, 1), (OTHER, 1)
 RIGHT = [
-    (When.BEFORE, (1, 1, 1), [R, W]),
-    (When.AFTER, (1, 1, 1), [W, R]),
-    (When.BEFORE, (2, 2, 1), [R, W, R, W]),
-    (When.AFTER, (2, 2, 1), [W, R, W, R]),
-    (When.BEFORE, (4, 2, 1), [(READER, 2), W, (READER, 2), W]),  # two batches per update
-    (When.AFTER, (1, 2, 1), [W, W, R]),  # the sums of two batches
-    (When.AFTER, (2, 4, 1), [(WRITER, 2), R, (WRITER, 2), R]),
-    (When.BETWEEN, (3, 2, 1), [W, (READER, 3), W]),  # three batches of an evaluation
+    (ReadTime.BEFORE, (1, 1, 1), [R, W]),
+    (ReadTime.AFTER, (1, 1, 1), [W, R]),
+    (ReadTime.BEFORE, (2, 2, 1), [R, W, R, W]),
+    (ReadTime.AFTER, (2, 2, 1), [W, R, W, R]),
+    (ReadTime.BEFORE, (4, 2, 1), [(READER, 2), W, (READER, 2), W]),  # two batches per update
+    (ReadTime.AFTER, (1, 2, 1), [W, W, R]),  # the sums of two batches
+    (ReadTime.AFTER, (2, 4, 1), [(WRITER, 2), R, (WRITER, 2), R]),
+    (ReadTime.BETWEEN, (3, 2, 1), [W, (READER, 3), W]),  # three batches of an evaluation
 ]
 WRONG = [
-    (When.BEFORE, (1, 1, 1), [W, R]),
-    (When.AFTER, (1, 1, 1), [R, W]),
-    (When.BEFORE, (2, 2, 1), [R, R, W, W]),
-    (When.BEFORE, (4, 2, 1), [(READER, 3), W, R, W]),
-    (When.AFTER, (1, 2, 1), [W, R, W]),
-    (When.AFTER, (2, 4, 1), [(WRITER, 4), (READER, 2)]),
-    (When.BEFORE, (3, 2, 1), [(READER, 3), (WRITER, 2)]),  # no rate fits the other
+    (ReadTime.BEFORE, (1, 1, 1), [W, R]),
+    (ReadTime.AFTER, (1, 1, 1), [R, W]),
+    (ReadTime.BEFORE, (2, 2, 1), [R, R, W, W]),
+    (ReadTime.BEFORE, (4, 2, 1), [(READER, 3), W, R, W]),
+    (ReadTime.AFTER, (1, 2, 1), [W, R, W]),
+    (ReadTime.AFTER, (2, 4, 1), [(WRITER, 4), (READER, 2)]),
+    (ReadTime.BEFORE, (3, 2, 1), [(READER, 3), (WRITER, 2)]),  # no rate fits the other
 ]
 
 
@@ -66,16 +66,16 @@ def test_a_read_at_another_firing_names_launch_line_and_counts(when, repetitions
 
 def test_who_reads_between_steps_reads_all_writers_after_the_same_step():
     both = (WRITER, OTHER)
-    play(When.BETWEEN, (1, 2, 2), [W, X, R, W, X], both)
+    play(ReadTime.BETWEEN, (1, 2, 2), [W, X, R, W, X], both)
     with pytest.raises(InternalError, match="1 firings of it and 2 of 'writer'"):
-        play(When.BETWEEN, (1, 2, 2), [W, X, W, R, X], both)
+        play(ReadTime.BETWEEN, (1, 2, 2), [W, X, W, R, X], both)
 
 
 def test_state_is_written_at_one_rate_and_scratch_at_one():
     plan = plan_of("parameter", "scratch", "optimizer", "scratch")
     right = ((0, OTHER), (1, WRITER), (2, OTHER), (3, WRITER))
-    CarriedCount(plan, Carried((), right), (1, 2, 1))
+    LoopCarriedCount(plan, LoopCarried((), right), (1, 2, 1))
     for index, actor in ((2, WRITER), (3, OTHER)):
         wrong = tuple([(i, actor if i == index else a) for i, a in right])
         with pytest.raises(InternalError, match=rf"writes variable 'v{index}' \d times"):
-            CarriedCount(plan, Carried((), wrong), (1, 2, 1))
+            LoopCarriedCount(plan, LoopCarried((), wrong), (1, 2, 1))
