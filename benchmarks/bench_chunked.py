@@ -20,7 +20,7 @@ from actorflow.environment.native import ready_native
 from actorflow.environment.settings import Settings
 from actors.kernels.common.kernel import Operand
 from actors.kernels.host import catalogue
-from actors.kernels.library.launch import JoinedLaunches, NativeLaunch
+from actors.kernels.library.launch import NativeChain, NativeLaunch
 from actors.kernels.native.region import ChunkedKernel
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Launch
@@ -84,10 +84,10 @@ def bound(precision: str) -> tuple[NativeLaunch, tuple[np.ndarray, ...]]:
     operands = [Operand(v.type, 0, v.strides_bytes) for v in views]
     arrays = tuple([_array(operand) for operand in operands])
     count = len(launch.inputs)
-    name, needs = catalogue.choose(
+    name, needs = catalogue.select_kernel(
         "region", attrs, tuple(operands[:count]), tuple(operands[count:])
     )
-    kernel = catalogue.binders()[name]
+    kernel = catalogue.kernels_by_name()[name]
     assert isinstance(kernel, ChunkedKernel), name
     raw = np.empty(needs.workspace_bytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -95,9 +95,9 @@ def bound(precision: str) -> tuple[NativeLaunch, tuple[np.ndarray, ...]]:
     return kernel.bind(attrs, arrays[:count], arrays[count:], block), arrays
 
 
-def region_calls(launch: NativeLaunch) -> JoinedLaunches:
+def region_calls(launch: NativeLaunch) -> NativeChain:
     """Return the table of a region's calls."""
-    return next(x for x in launch.keep if isinstance(x, JoinedLaunches))
+    return next(x for x in launch.keep if isinstance(x, NativeChain))
 
 
 def _array(operand: Operand) -> np.ndarray:

@@ -41,8 +41,8 @@ from actorflow.tensor.initial_values import initial_values
 from actors.device.host import HostDevice
 from actors.kernels.common.host_memory import quiet_floating_point
 from actors.kernels.host import catalogue
-from actors.kernels.host.calibration import recost
-from actors.kernels.library.launch import JoinedLaunches, join
+from actors.kernels.host.calibration import estimate_launch_costs
+from actors.kernels.library.launch import NativeChain, merge_native_launches
 from actors.loop.load import load
 from actors.simulation.costs import Network, Wire
 from actors.simulation.ranks import Spread, simulate_ranks
@@ -263,7 +263,7 @@ class Launches:
 
     def __init__(self, plan):
         ports = {a.name: OnesPort() for a in plan.actors if a.kind.value in ("source", "sink")}
-        self.bound = load(plan, ports, (HostDevice(catalogue.binders(), joins=False),))
+        self.bound = load(plan, ports, (HostDevice(catalogue.kernels_by_name(), joins=False),))
         self.step = max(plan.actors, key=lambda actor: len(actor.launches) * actor.duration_ns)
         for name, value in initial_values(plan, {}, 0).items():
             self.bound.variables.write(name, value)
@@ -273,8 +273,8 @@ class Launches:
         best: list[int] = []
         for _ in range(LAUNCH_ROUNDS):
             times: list[int] = []
-            for part in join(self.bound.chains[self.step.id][0]):
-                if isinstance(part, JoinedLaunches):
+            for part in merge_native_launches(self.bound.chains[self.step.id][0]):
+                if isinstance(part, NativeChain):
                     times += part.timed()
                     continue
                 before = time.perf_counter_ns()
@@ -293,7 +293,7 @@ def print_launches(races: dict[str, Race], found: Calibration) -> None:
     for name, race in races.items():
         launches = Launches(race.plan)
         sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-        prices = recost(race.plan, found.rates)[launches.step.id]
+        prices = estimate_launch_costs(race.plan, found.rates)[launches.step.id]
         measured = launches.measure_ns()
         for launch, ns, price in zip(launches.step.launches, measured, prices, strict=True):
             row = sums[launch.kernel]

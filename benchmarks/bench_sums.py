@@ -104,7 +104,7 @@ def answer(args: argparse.Namespace) -> None:
             continue
         label, operand, error, launch = next(made, ("", "", 0.0, launch))
         print(f"{label}|{operand}|{error}" if label else "", flush=True)
-    runtime.turn_off()
+    runtime.disable()
 
 
 def _cases(
@@ -116,7 +116,7 @@ def _cases(
         if path == "native":
             if found is None:
                 return
-            runtime.turn_on(found, 1)
+            runtime.enable(found, 1)
         for size in sizes:
             for case in _sums(size):
                 label = f"{path} {case[0]}"
@@ -243,11 +243,11 @@ def _launch(graph: object, node: object, held: dict[int, np.ndarray]) -> Callabl
         return lambda: None
     given = tuple(Operand(types[v], 0, x.strides) for v, x in zip(node.inputs, inputs, strict=True))
     taken = tuple(Operand(t, 0, x.strides) for t, x in zip(made, outputs, strict=True))
-    kernel, needs = catalogue.choose(name, attrs, given, taken)
+    kernel, needs = catalogue.select_kernel(name, attrs, given, taken)
     raw = np.zeros(needs.workspace_bytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     workspace = raw[start : start + needs.workspace_bytes] if needs.workspace_bytes else None
-    binder = catalogue.binders()[kernel]
+    binder = catalogue.kernels_by_name()[kernel]
     return binder.bind(attrs, tuple(inputs), tuple(outputs), workspace)
 
 

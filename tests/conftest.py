@@ -144,9 +144,9 @@ def native(native_toolchain, monkeypatch):
     """Turn native kernels on, with two threads, for one test; returns the module `runtime`."""
     monkeypatch.setenv("ACTORFLOW_NATIVE", "1")
     monkeypatch.setattr(runtime._state, "broken", {})  # what a test has refused is its own affair
-    runtime.turn_on(native_toolchain, 2)
+    runtime.enable(native_toolchain, 2)
     yield runtime
-    runtime.turn_off()
+    runtime.disable()
 
 
 @pytest.fixture

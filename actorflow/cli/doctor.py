@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from actorflow.environment.host import CUDA_PACKAGES, Host, described, dotted, examine
 from actorflow.environment.settings import ENVIRONMENT, Settings, SettingsError
 from actors.device.cuda.driver import OLDEST_CUDA
-from actors.device.cuda.nvml import GpuListed
+from actors.device.cuda.nvml import NvmlDevice
 from actors.kernels.library.openblas import HOLDING_VARIABLES
 from compiler.contract.errors import CompileError
 
@@ -208,7 +208,7 @@ def _cuda_findings(host: Host) -> Iterator[Finding]:
             yield Finding(name, text)
 
 
-def _how_to_plan(gpu: GpuListed) -> str:
+def _how_to_plan(gpu: NvmlDevice) -> str:
     """Return what to do about a GPU that there is no description of; "" for any other."""
     try:
         described(gpu)

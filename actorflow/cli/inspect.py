@@ -364,7 +364,9 @@ def _kernels(op: Op) -> str:
         return "fused"
     if is_source.get(op) or is_comm.get(op):
         return "."
-    kinds = dict.fromkeys([kernel.name.partition(".")[0] for kernel in catalogue.find(op.name)])
+    kinds = dict.fromkeys(
+        [kernel.name.partition(".")[0] for kernel in catalogue.kernels_for(op.name)]
+    )
     return " ".join(kinds) or "-"
 
 

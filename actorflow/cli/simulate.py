@@ -36,7 +36,7 @@ from actorflow.options.fit_options import FitOptions
 from actorflow.run.runner import Runner
 from actorflow.tensor.tensor import Tensor
 from actors.kernels.common.cost import Rates
-from actors.kernels.common.files import DamagedFile, kept, replace_object
+from actors.kernels.common.files import DamagedFile, load_measurements, replace_object
 from actors.kernels.common.host_memory import quiet_floating_point
 from actors.kernels.host.c_calibration import stopwatch_c
 from actors.kernels.host.calibration import cached_rates, calibrate, firing_prices, stopwatch
@@ -215,7 +215,9 @@ def cached_costs(folder: Path, name: str, settings: Settings, *, is_fresh: bool)
     A line says where they are damaged, and so measured anew.
     """
     path = folder / f"run-costs-{name}.json"
-    found = None if is_fresh else kept(path, _decoded, "what a run costs is measured anew")
+    found = (
+        None if is_fresh else load_measurements(path, _decoded, "what a run costs is measured anew")
+    )
     if found is not None:
         return found
     costs = measure_costs(settings)
@@ -262,10 +264,10 @@ def calibration(settings: Settings, *, is_fresh: bool = False) -> Calibration:
     quiet_floating_point()
     ready_native(settings)
     # What is measured must be what runs have, and its name may not depend on what ran before.
-    openblas.use_threads(1 if runtime.is_on() else settings.threads)
+    openblas.use_threads(1 if runtime.is_enabled() else settings.threads)
     begun = time.perf_counter()
     measure = stopwatch(time.perf_counter_ns)
-    measure_c = stopwatch_c(time.perf_counter_ns) if runtime.is_on() else None
+    measure_c = stopwatch_c(time.perf_counter_ns) if runtime.is_enabled() else None
     if settings.cache is None:
         return Calibration(calibrate(measure, measure_c), measure_costs(settings))
     machine = f"{processor()} {os.cpu_count()} {openblas.loaded_blas()} {runtime.fingerprint()}"

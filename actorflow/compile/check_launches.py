@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 import compiler.pipeline.standard_ops  # noqa: F401  # fills the columns
 from actorflow.environment.host import gpu_of, is_cuda
-from actors.kernels.common.kernel import Asked, KernelNeeds, Operand
+from actors.kernels.common.kernel import KernelNeeds, KernelSpec, Operand
 from actors.kernels.cuda import catalogue as cuda_catalogue
 from actors.kernels.cuda.kernel import known_gpus
 from actors.kernels.host import catalogue
@@ -92,14 +92,14 @@ def check_launches(plan: Plan, *, is_run: bool = True) -> None:
                 raise PlanFormatError(_where(plan, actor, index, launch) + str(error)) from None
 
 
-def _kernels_by_device(plan: Plan, *, is_run: bool) -> dict[Device, Mapping[str, Asked]]:
+def _kernels_by_device(plan: Plan, *, is_run: bool) -> dict[Device, Mapping[str, KernelSpec]]:
     """Return the kernels of each device, by name: a simulated one has the host's."""
     devices = dict.fromkeys([stream.device for stream in plan.streams])
     gpu = gpu_of(plan)
-    host: Mapping[str, Asked] = catalogue.binders()
+    host: Mapping[str, KernelSpec] = catalogue.kernels_by_name()
     if not is_run and gpu not in known_gpus():
         return {d: {} if is_cuda(d) else host for d in devices}
-    return {d: cuda_catalogue.binders(gpu) if is_cuda(d) else host for d in devices}
+    return {d: cuda_catalogue.kernels_by_name(gpu) if is_cuda(d) else host for d in devices}
 
 
 def _packed(plan: Plan) -> dict[RegisterId, RegisterId]:
@@ -124,7 +124,7 @@ class _Prover:
     """
 
     plan: Plan
-    kernels: Mapping[Device, Mapping[str, Asked]]
+    kernels: Mapping[Device, Mapping[str, KernelSpec]]
     packed: Mapping[RegisterId, RegisterId]
     is_run: bool
     answers: dict[object, tuple[Pairs, int | None]] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class _Prover:
 
     def _asked(
         self,
-        kernel: Asked | None,
+        kernel: KernelSpec | None,
         launch: Launch,
         inputs: Views,
         outputs: Views,
@@ -187,7 +187,7 @@ class _Prover:
             if kernel_op.get(op)
             else (*needs.in_place, *input_output_aliases.get(op))
         )
-        return pairs, needs.keeps
+        return pairs, needs.prepacked_input
 
     def _check_homes(
         self,
@@ -231,7 +231,7 @@ class _Prover:
 
 
 def _needs(
-    kernel: Asked | None,
+    kernel: KernelSpec | None,
     launch: Launch,
     op: Op,
     attrs: Mapping[str, AttrValue],

@@ -31,8 +31,8 @@ from actors.kernels.common.files import (
     distrust_of_folder,
     mark_used,
     prune,
-    read_sealed,
-    replace_sealed,
+    read_checksummed,
+    write_checksummed,
 )
 from actors.kernels.host import catalogue
 from compiler.contract.errors import ActorflowError, BudgetError, OutOfMemory, PlanFormatError
@@ -189,7 +189,7 @@ class PlanCache:
             return None
         path = self._directory / f"{key}.plan"
         try:
-            plan = Plan.from_bytes(read_sealed(path), str(path))
+            plan = Plan.from_bytes(read_checksummed(path), str(path))
             mark_used(path)
             return plan
         except FileNotFoundError:
@@ -207,7 +207,7 @@ class PlanCache:
         if self._directory is None:
             return
         try:
-            replace_sealed(self._directory / f"{key}.plan", plan.to_bytes())
+            write_checksummed(self._directory / f"{key}.plan", plan.to_bytes())
         except OSError as error:
             self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
             return

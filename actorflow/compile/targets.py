@@ -103,7 +103,9 @@ class CudaTarget:
         family = kernel_op.get(Op(call.op))
         given = (call.op, call.attrs, *operands_of_call(call), family)
         try:
-            name, needs = cuda_catalogue.choose(self._gpu.name, *given, uses_cudnn=self._uses_cudnn)
+            name, needs = cuda_catalogue.select_kernel(
+                self._gpu.name, *given, uses_cudnn=self._uses_cudnn
+            )
         except LookupError as error:
             text = f"{self._device}: {error.args[0]}{self._mend(call.op)}"
             raise LookupError(text) from None
@@ -158,8 +160,10 @@ class HostTarget:
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose the first kernel that takes the call. Raises LookupError when there is none."""
         family = kernel_op.get(Op(call.op))
-        name, needs = host_catalogue.choose(call.op, call.attrs, *operands_of_call(call), family)
-        made = (needs.workspace_bytes, needs.in_place, needs.duration_ns, needs.keeps)
+        name, needs = host_catalogue.select_kernel(
+            call.op, call.attrs, *operands_of_call(call), family
+        )
+        made = (needs.workspace_bytes, needs.in_place, needs.duration_ns, needs.prepacked_input)
         return KernelInfo(name, *made)
 
     def max_merged_updates(self, num_full: int) -> int:
@@ -306,7 +310,9 @@ def step_ns(plan: Plan) -> float:
     """Return the time of a step at fixed rates, in nanoseconds."""
     threads = num_threads()
     in_c = reference_in_c(threads)
-    rates = replace(REFERENCE, in_c=in_c, blas_threads=1.0 if runtime.is_on() else float(threads))
+    rates = replace(
+        REFERENCE, in_c=in_c, blas_threads=1.0 if runtime.is_enabled() else float(threads)
+    )
     capacity = in_c.capacity_of(usable_cores())
     durations, host = on_host(plan, firing_prices(plan, rates), capacity, COSTS)
     return simulate(plan, _STEPS, durations, host=host).period_ns

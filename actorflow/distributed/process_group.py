@@ -21,7 +21,7 @@ from actorflow.environment.native import toolchain_of
 from actorflow.environment.settings import MOST_SECONDS, Settings
 from actorflow.tensor.tracer import find_source
 from actors.machine.errors import ActorFailed
-from actors.machine.protocol import Communicator, Gather
+from actors.machine.protocol import AllGatherObject, Communicator
 from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import CompileError, DeviceError, InternalError, PlanFormatError
 from compiler.contract.placement import HOST, Mesh
@@ -78,7 +78,9 @@ class Among:
         member: what runs of all ranks begin and end by; None, each by itself.
     """
 
-    def __init__(self, rank: int, gather: Gather, member: RankMember | None = None) -> None:
+    def __init__(
+        self, rank: int, gather: AllGatherObject, member: RankMember | None = None
+    ) -> None:
         self.rank = rank
         self.member = member
         self._gather = gather
@@ -94,7 +96,7 @@ class Among:
         return self is ONE_RANK
 
     def gather(self, name: str, value: PlainValue) -> list[PlainValue]:
-        """Return the values of all ranks, by rank; as `Gather`."""
+        """Return the values of all ranks, by rank; as `AllGatherObject`."""
         return self._gather(name, value)
 
     def communicator(self, plan: Plan, settings: Settings) -> Communicator | None:

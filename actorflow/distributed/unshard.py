@@ -28,7 +28,7 @@ import numpy as np
 
 from actorflow.compile.plan_facts import saved_variables
 from actorflow.distributed.process_group import Among
-from actors.machine.protocol import Gather
+from actors.machine.protocol import AllGatherObject
 from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import InternalError, PeerFailed
 from compiler.contract.placement import Mesh
@@ -99,7 +99,7 @@ def cut(plan: Plan, values: Mapping[str, Array], rank: int) -> dict[str, Array]:
 
 
 def gather_whole(
-    plan: Plan, arrays: Mapping[str, Array], gather: Gather, rank: int
+    plan: Plan, arrays: Mapping[str, Array], gather: AllGatherObject, rank: int
 ) -> dict[str, Array]:
     """Return whole variables of which `arrays` has what this rank has; equal on all ranks.
 
@@ -122,7 +122,7 @@ def gather_whole(
 
 
 def tellers_of(
-    mesh: Mesh, held: Iterable[OfRank], gather: Gather
+    mesh: Mesh, held: Iterable[OfRank], gather: AllGatherObject
 ) -> dict[str, tuple[tuple[int, Told], ...]]:
     """Return who tells which part of each variable, by name and in order of names; a rank and it.
 
@@ -223,7 +223,7 @@ def _exchange(
     queues: Sequence[Sequence[tuple[str, Told]]],
     joined: Mapping[str, Array],
     arrays: Mapping[str, Array],
-    gather: Gather,
+    gather: AllGatherObject,
     rank: int,
 ) -> None:
     """Tell this rank's parts, and put all ranks' into `joined`, in rounds of bounded size."""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from actorflow.environment.settings import Settings, SettingsError
 from actors.device.cuda import cudnn
-from actors.device.cuda.nvml import GpuListed, Listing, listed_gpus
+from actors.device.cuda.nvml import NvmlDevice, NvmlDevices, listed_gpus
 from actors.kernels.cuda.catalogue import is_with_cudnn
 from actors.kernels.cuda.kernel import Gpu, gpu_named, known_gpus
 from actors.kernels.library import runtime
@@ -66,7 +66,7 @@ class Host:
     python: tuple[int, int, int]
     system: str
     packages: Mapping[str, str | None]
-    cuda: Listing
+    cuda: NvmlDevices
     cuda_packages: Mapping[str, str | None]
     blas: BlasInfo | None
     free_blas: BlasInfo | None
@@ -320,7 +320,7 @@ def _gpu_here(device: Device) -> Gpu:
     return described(here.gpus[device.index])
 
 
-def described(seen: GpuListed) -> Gpu:
+def described(seen: NvmlDevice) -> Gpu:
     """Return the description of a GPU that is here. Raises CompileError where there is none."""
     known = [gpu_named(name) for name in known_gpus()]
     for gpu in known:
@@ -360,6 +360,6 @@ def dotted(version: tuple[int, int]) -> str:
 
 def num_threads() -> int:
     """Return the threads that kernels may use here; the choice of streams depends on them."""
-    if runtime.is_on():
+    if runtime.is_enabled():
         return runtime.num_threads()
     return Settings.from_env(os.environ).threads or usable_cores()

@@ -39,11 +39,11 @@ def ready_native(settings: Settings, *, deterministic: bool = False) -> bool:
     Which library computes a product is chosen by measured times, unless it is to be deterministic.
     """
     if not settings.native:
-        runtime.turn_off()
+        runtime.disable()
         return False
     tuning.configure(_folder(settings), deterministic)
     threads = settings.threads or usable_cores()
-    if runtime.is_on() and runtime.num_threads() == threads:
+    if runtime.is_enabled() and runtime.num_threads() == threads:
         return True
     return _turned_on(settings, threads)
 
@@ -84,13 +84,13 @@ def retune(settings: Settings) -> bool:
 
 def choices(devices: Sequence[Device]) -> str:
     """Return what the choice among native kernels depends on besides compiler and processor."""
-    is_chosen = runtime.is_on() and takes_host_kernels(devices)
+    is_chosen = runtime.is_enabled() and takes_host_kernels(devices)
     return f"{tuning.epoch()} {onednn.fingerprint()}" if is_chosen else ""
 
 
 def has_refusals() -> bool:
     """Whether the compiler refused something: plans of this process may lack native kernels."""
-    return runtime.is_on() and bool(runtime.refusals())
+    return runtime.is_enabled() and bool(runtime.refusals())
 
 
 def is_native(plan: Plan) -> bool:
@@ -122,10 +122,10 @@ def build(plan: Plan) -> bool:
 
     A line of the log has the compiler's words then.
     """
-    if not runtime.is_on():
+    if not runtime.is_enabled():
         return True
     try:
-        prepare_plan(plan, catalogue.binders())
+        prepare_plan(plan, catalogue.kernels_by_name())
     except CompilerError as error:
         _say_refused(plan.name, error)
         return False
@@ -150,7 +150,7 @@ def _turned_on(settings: Settings, threads: int) -> bool:
         )
         return False
     try:
-        runtime.turn_on(toolchain, threads)
+        runtime.enable(toolchain, threads)
     except CompilerError as error:
         _say_once(f"{error}; numpy's kernels run, which is slower")
         return False

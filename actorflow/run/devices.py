@@ -34,7 +34,7 @@ def open_devices(plan: Plan, settings: Settings) -> tuple[OpenDevice, ...]:
     Those that the host acts, simulated and emulated ones, share one schedule. With the log level
     DEBUG the host makes launches one by one. Raises DeviceError where a device cannot be opened.
     """
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     schedule = LateSchedule(Random(settings.sim_seed))
     simulated = [
         SimulatedDevice(schedule, kernels, index) for index in _indices(plan, DeviceKind.SIM)

@@ -26,7 +26,7 @@ from actorflow.distributed.shared_run import NOTHING_WRITTEN, digest_of_state
 from actorflow.distributed.unshard import cut, gather_whole
 from actorflow.tensor.initial_values import check_values, steps_done
 from actorflow.tensor.tracer import find_source, users_line
-from actors.loop.admission import Rest, Visit
+from actors.loop.admission import QuiescentCallback, QuiescentCondition
 from actors.loop.bound import VariableMemory
 from actors.loop.loop import Loop
 from actors.machine.errors import ActorFailed
@@ -111,7 +111,7 @@ class LiveVariables:
     @property
     def is_over(self) -> bool:
         """Whether nothing will change the variables any more."""
-        return self._loop.is_still
+        return self._loop.is_idle
 
     def read(self, names: Iterable[str]) -> dict[str, Array] | None:
         """Return read-only copies of variables, all of them after the last finished step.
@@ -153,11 +153,11 @@ class LiveVariables:
         """Return copies of what this rank has."""
         copies: dict[str, Array] = {}
         rest = self._between_steps if self._is_stepped else self._between_updates(wanted)
-        visit = Visit(rest, lambda: copies.update(self._copy(wanted)))
-        self._loop.visit(visit)
+        visit = QuiescentCallback(rest, lambda: copies.update(self._copy(wanted)))
+        self._loop.run_when_quiescent(visit)
         if visit.wait():
             return copies
-        if not self._loop.is_still:
+        if not self._loop.is_idle:
             raise CompileError(
                 f"plan {self._plan.name!r} is being closed in the middle of a step: its variables"
                 " are neither those before the step nor those after it. Read them when it is closed"
@@ -182,7 +182,9 @@ class LiveVariables:
                 self._written |= values
                 self._wrote = users_line()
         if known and self._among.is_alone:
-            self._loop.visit(Visit(self._between_steps, lambda: self._apply(self.pending)))
+            self._loop.run_when_quiescent(
+                QuiescentCallback(self._between_steps, lambda: self._apply(self.pending))
+            )
 
     def flush(self) -> tuple[int, str]:
         """Have what was written to one of several ranks count from the next step on.
@@ -196,7 +198,9 @@ class LiveVariables:
         if not written:
             return NOTHING_WRITTEN
         if pending:
-            self._loop.visit(Visit(self._between_steps, lambda: self._apply(pending)))
+            self._loop.run_when_quiescent(
+                QuiescentCallback(self._between_steps, lambda: self._apply(pending))
+            )
         return digest_of_state(written), self._wrote
 
     def agree_on_writes(self) -> None:
@@ -250,7 +254,7 @@ class LiveVariables:
         self._set_back(variables, steps, None)
         return variables
 
-    def when_updated(self, steps: int) -> Rest:
+    def when_updated(self, steps: int) -> QuiescentCondition:
         """Return when all that is saved was written in so many steps, and the run has come to rest.
 
         Sources may block meanwhile, and what meets other ranks, which may not come any more.
@@ -259,7 +263,7 @@ class LiveVariables:
         still = frozenset([int(a.id) for a in self._plan.actors if a.kind not in waits])
         writers = {a for n in self._saved for a in self._writers.get(self._registers[n], ())}
         each = tuple([((actor, 1),) for actor in sorted(writers)])
-        return Rest(still, each, least=steps, is_idle=True)
+        return QuiescentCondition(still, each, least=steps, is_idle=True)
 
     # -- on the dispatcher's thread --------------------------------------------------------------
 
@@ -286,11 +290,11 @@ class LiveVariables:
 
     # -- when ------------------------------------------------------------------------------------
 
-    def _between_updates(self, names: Iterable[str]) -> Rest:
+    def _between_updates(self, names: Iterable[str]) -> QuiescentCondition:
         """Return when variables can be read: all that write them have done so equally often."""
         writers = {a for name in names for a in self._writers.get(self._registers[name], ())}
         rounds = tuple([(actor, 1) for actor in sorted(writers)])
-        return Rest(frozenset(writers), (rounds,) if rounds else ())
+        return QuiescentCondition(frozenset(writers), (rounds,) if rounds else ())
 
     @cached_property
     def _saved(self) -> tuple[str, ...]:
@@ -308,7 +312,7 @@ class LiveVariables:
         return writers
 
     @cached_property
-    def _between_steps(self) -> Rest:
+    def _between_steps(self) -> QuiescentCondition:
         """When variables can be written: no step has begun and not ended, and no evaluation.
 
         What touches no variable counts for none: copies beside steps are never where the steps are.
@@ -337,7 +341,7 @@ class LiveVariables:
             each = repetitions[ids["evaluation"]]
             parts = [a for a in kernels if a in evaluates]
             rounds.append(tuple([(a, repetitions[a] // each) for a in parts]))
-        return Rest(frozenset(kernels), tuple(rounds))
+        return QuiescentCondition(frozenset(kernels), tuple(rounds))
 
     def _touched(self, actor: Actor) -> set[RegisterId]:
         views = [view for x in actor.launches for view in (*x.inputs, *x.outputs)]

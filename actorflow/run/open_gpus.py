@@ -11,8 +11,8 @@ from actorflow.environment.settings import Settings, logger
 from actors.device.cuda import cudnn
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.device import CudaDevice
-from actors.device.cuda.driver import CudaDriver, GpuSeen
-from actors.device.cuda.memory import Reports
+from actors.device.cuda.driver import CudaDriver, DeviceProperties
+from actors.device.cuda.memory import StatusReports
 from actors.device.cuda.nvml import listed_gpus
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.cudnn_kernels import CUDNN
@@ -35,7 +35,7 @@ def open_gpus(
     one cannot be opened or is of another kind than the plan is for, OutOfMemory for one too small.
     """
     gpu, is_deterministic = gpu_of(plan), bool(plan.option("deterministic", False))
-    kernels: dict[str, CudaKernel] = {**catalogue.binders(gpu)}
+    kernels: dict[str, CudaKernel] = {**catalogue.kernels_by_name(gpu)}
     drivers: list[CudaDriver]
     if settings.emulated_gpus:
         kernels |= CUDA_POISON_KERNELS
@@ -50,7 +50,7 @@ def open_gpus(
     if settings.gpu or not settings.emulated_gpus:
         for index, driver in zip(indices, drivers, strict=True):
             _check_planned(plan, Device(DeviceKind.CUDA, index), gpu_named(gpu), driver.seen())
-    reports = Reports()
+    reports = StatusReports()
     return [
         CudaDevice(
             driver,
@@ -99,7 +99,7 @@ def _real_drivers(plan: Plan, indices: Sequence[int], settings: Settings) -> lis
         ) from error
 
 
-def _check_planned(plan: Plan, device: Device, planned: Gpu, seen: GpuSeen) -> None:
+def _check_planned(plan: Plan, device: Device, planned: Gpu, seen: DeviceProperties) -> None:
     """Hold the GPU that is here against the one that the plan was made for."""
     what = f"plan {plan.name!r} was compiled for {planned.says}, and {device} is {seen.name}"
     if seen.capability != planned.capability:

@@ -332,7 +332,7 @@ class DataPort:
         return is_lacking and self._fetching.is_inside
 
     def give_up(self) -> bool:
-        """See `GivesUp.give_up`."""
+        """See `AbandonableSource.abandon`."""
         if not self._fetching.give_up():
             return False
         self._on_end()
@@ -469,7 +469,7 @@ class MetricsPort:
         return read
 
     def give_up(self) -> bool:
-        """Hand on nothing more; return whether the listener has not returned. See `GivesUp`."""
+        """Hand on nothing more; return whether the listener has not returned. See `AbandonableSource`."""
         self._is_given_up = True
         return self._taken()
 

@@ -139,7 +139,7 @@ class EvaluationDataPort:
         return fetch
 
     def abandon(self) -> bool:
-        """See `GivesUp.give_up`."""
+        """See `AbandonableSource.abandon`."""
         return self._fetching.give_up()
 
     def close(self) -> None:

@@ -43,12 +43,12 @@ from actorflow.run.run_options import (
     evaluation_ports,
 )
 from actors.kernels.common.host_memory import quiet_floating_point
-from actors.loop.admission import Visit
+from actors.loop.admission import QuiescentCallback
 from actors.loop.dispatch import LoopOptions
 from actors.loop.load import load
 from actors.loop.loop import Loop
 from actors.loop.timeline import LaunchTrace, Timeline, write_chrome_trace
-from actors.loop.watchdog import Watch
+from actors.loop.watchdog import WatchdogOptions
 from actors.machine.errors import ActorFailed
 from actors.machine.protocol import DeviceFault, HostPort
 from actors.machine.table import MachineTable
@@ -159,7 +159,9 @@ class Run:
             self.bound,
             LoopOptions(
                 window=None if self._together is None else 0,
-                watch=Watch(settings.stall_seconds, folder=options.directory or settings.dump),
+                watch=WatchdogOptions(
+                    settings.stall_seconds, folder=options.directory or settings.dump
+                ),
                 timeline=None if self._trace is None else self._trace.timeline,
                 on_finished=self._finish,
                 prepare_thread=quiet_floating_point,
@@ -241,7 +243,7 @@ class Run:
         """Have `wait` end the run as soon as this rank has come to rest with a step behind it."""
         self._cut = step
         rest = self.variables.when_updated(step - self._first_step)
-        self.loop.visit(Visit(rest, self._on_finished or (lambda: None)))
+        self.loop.run_when_quiescent(QuiescentCallback(rest, self._on_finished or (lambda: None)))
 
     @property
     def num_steps(self) -> int:

@@ -1,8 +1,8 @@
 """Tensors between the ranks of one host, through shared memory.
 
-Each rank maps what the others have. Before the first step all ranks exchange an `Offer` and check
-that they will meet for the same; from then on a launch of a collective is one call of C, which
-waits for the other ranks and reads and writes their memory.
+Each rank maps what the others have. Before the first step all ranks exchange a `RankDescriptor` and
+check that they will meet for the same; from then on a launch of a collective is one call of C,
+which waits for the other ranks and reads and writes their memory.
 
 - `collective`     which bytes go where, between whom, and what ranks compare beforehand.
 - `segments`       memory that processes share, the board of a rank, the functions of meet.c.

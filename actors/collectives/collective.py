@@ -246,7 +246,7 @@ def _axis(call: CollectiveCall, name: str, type_: TensorType) -> int:
 _NONE = -1
 
 
-class RankLane(NamedTuple):
+class CommunicatorKey(NamedTuple):
     """An axis, and which of the streams all ranks along it meet on, or who sends to whom there.
 
     `sender` and `receiver` are coordinates along the axis; what two streams of two ranks have to do
@@ -278,31 +278,31 @@ Row = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveOffer:
+class CollectiveDescriptor:
     """A collective of one rank: its place among those of a lane, its text, and its rows."""
 
-    lane: RankLane
+    lane: CommunicatorKey
     place: tuple[int, int]
     text: str
     rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class RankDescriptor:
     """All that a rank tells: which host and process, its segments, its collectives."""
 
     host: str
     pid: int
     segments: tuple[tuple[int, int], ...]
     mesh: str
-    collectives: tuple[CollectiveOffer, ...]
+    collectives: tuple[CollectiveDescriptor, ...]
 
     @property
-    def lanes(self) -> list[RankLane]:
+    def lanes(self) -> list[CommunicatorKey]:
         """The lanes that the rank is in, as they lie on its board."""
         return sorted({c.lane for c in self.collectives})
 
-    def along(self, lane: RankLane) -> list[CollectiveOffer]:
+    def along(self, lane: CommunicatorKey) -> list[CollectiveDescriptor]:
         """Return the collectives of a lane, in their order."""
         return sorted([c for c in self.collectives if c.lane == lane], key=lambda c: c.place)
 
@@ -314,13 +314,13 @@ class Offer:
         )  # fmt: skip
 
     @staticmethod
-    def of(value: Any, rank: int) -> Offer:
+    def of(value: Any, rank: int) -> RankDescriptor:
         """Read what a rank sent. Raises PeerFailed where that is no offer."""
         try:
             format_, host, pid, segments, mesh, collectives = value
             if format_ != FORMAT:
                 raise ValueError(f"format {format_}")
-            return Offer(
+            return RankDescriptor(
                 str(host),
                 int(pid),
                 tuple([(int(fd), int(size)) for fd, size in segments]),
@@ -335,10 +335,14 @@ class Offer:
             ) from None
 
 
-def _collective(lane: Sequence[int], place: Sequence[int], text: str, rows: Any) -> CollectiveOffer:
+def _collective(
+    lane: Sequence[int], place: Sequence[int], text: str, rows: Any
+) -> CollectiveDescriptor:
     program, order = place
     found = tuple([(int(a), int(b), int(c), int(d)) for a, b, c, d in rows])
-    return CollectiveOffer(RankLane(*map(int, lane)), (int(program), int(order)), str(text), found)
+    return CollectiveDescriptor(
+        CommunicatorKey(*map(int, lane)), (int(program), int(order)), str(text), found
+    )
 
 
 def this_host() -> str:
@@ -350,7 +354,7 @@ def this_host() -> str:
         return os.uname().nodename
 
 
-def check_hosts(offers: Sequence[Offer]) -> None:
+def check_hosts(offers: Sequence[RankDescriptor]) -> None:
     """Check that all ranks are on one host, of one mesh. Raises PeerFailed."""
     first = offers[0]
     for rank, offer in enumerate(offers):
@@ -367,7 +371,9 @@ def check_hosts(offers: Sequence[Offer]) -> None:
             )
 
 
-def check_collectives(offers: Sequence[Offer], groups: Sequence[tuple[int, Sequence[int]]]) -> None:
+def check_collectives(
+    offers: Sequence[RankDescriptor], groups: Sequence[tuple[int, Sequence[int]]]
+) -> None:
     """Check that ranks of a group meet for the same, in one order.
 
     `groups` are all of them, as the number of an axis and the ranks. Raises PeerFailed, which names
@@ -388,7 +394,7 @@ def check_collectives(offers: Sequence[Offer], groups: Sequence[tuple[int, Seque
 
 
 def _pairs(
-    mine: Sequence[CollectiveOffer], theirs: Sequence[CollectiveOffer]
+    mine: Sequence[CollectiveDescriptor], theirs: Sequence[CollectiveDescriptor]
 ) -> Iterator[tuple[str, str]]:
     for a, b in zip_longest(mine, theirs):
         none = "no further collective"

@@ -174,7 +174,7 @@ REDUCTIONS = ("sum", "max", "min")
 """Likewise."""
 
 ALL_REDUCE, REDUCE_SCATTER, MOVE, TRANSFER = range(4)
-DONE, GIVEN_UP, LATE, GONE, ELSEWHERE, OTHER_FIRING = range(6)
+DONE, ABORTED, TIMED_OUT, PEER_EXITED, WRONG_COLLECTIVE, WRONG_FIRING = range(6)
 MAX_RANKS = 256
 
 SOURCE = Path(__file__).with_name("meet.c")
@@ -182,20 +182,20 @@ _libraries: dict[str, ctypes.CDLL] = {}
 _lock = forkable_lock()
 
 
-class CameTo(ctypes.Structure):
+class Arrival(ctypes.Structure):
     """What a rank arrives for."""
 
     _fields_ = [(name, ctypes.c_uint64) for name in ("digest", "firing", "row")]
 
 
-class Line(ctypes.Structure):
+class ArrivalLine(ctypes.Structure):
     """What a rank says of itself in a lane: two lines of 64 bytes."""
 
     _fields_ = [
         ("arrivals", ctypes.c_uint32),
         ("_apart", ctypes.c_uint8 * 60),
         ("arrived", ctypes.c_uint64),
-        ("came_to", CameTo * 2),
+        ("came_to", Arrival * 2),
         ("_end", ctypes.c_uint8 * 8),
     ]
 
@@ -221,7 +221,7 @@ class ByteBlocks(ctypes.Structure):
     ]
 
 
-class MeetingState(ctypes.Structure):
+class CollectiveState(ctypes.Structure):
     """One bound launch of a collective."""
 
     _fields_ = [
@@ -264,17 +264,17 @@ def addresses(values: list[int]) -> ctypes.Array[ctypes.c_void_p]:
 
 # A rank's board is what all others look at while they meet. First comes the word of who gave the
 # run up, with the reason of the rank whose board it is; then, for each lane, the two lines of the
-# rank (`Line`); then two places aside for each lane.
+# rank (`ArrivalLine`); then two places aside for each lane.
 
-ASIDE_BYTES = 16 << 10
+STAGING_BYTES = 16 << 10
 """Operands up to this size are copied aside: one arrival, which costs as much as copying them."""
 
 _AT_FAULT_AT, _REASON_AT, _LINES_AT = 32, 64, 4096
 _REASON_BYTES = _LINES_AT - _REASON_AT
-_LINE_BYTES = ctypes.sizeof(Line)
+_LINE_BYTES = ctypes.sizeof(ArrivalLine)
 
 
-class Board:
+class StatusPage:
     """A board in a segment of this process; `num_lanes` is that of the rank."""
 
     __slots__ = ("_num_lanes", "_segment")
@@ -290,34 +290,34 @@ class Board:
     @staticmethod
     def size_bytes(num_lanes: int) -> int:
         """Return the bytes of a board."""
-        return _LINES_AT + num_lanes * (_LINE_BYTES + 2 * ASIDE_BYTES)
+        return _LINES_AT + num_lanes * (_LINE_BYTES + 2 * STAGING_BYTES)
 
     @property
-    def mark(self) -> int:
+    def abort_word(self) -> int:
         """The address of the word of who gave up first: 0, or one more than the rank."""
         return self._segment.address
 
     def marked_by(self) -> int | None:
         """Return who gave up first."""
-        number = ctypes.c_uint32.from_address(self.mark).value
+        number = ctypes.c_uint32.from_address(self.abort_word).value
         return number - 1 if number else None
 
     def line(self, lane: int) -> int:
         """Return the address of the rank's line of a lane."""
         return self._segment.address + _LINES_AT + lane * _LINE_BYTES
 
-    def aside(self, lane: int) -> int:
+    def staging_buffers(self, lane: int) -> int:
         """Return the address of the two places aside of a lane."""
         lines = _LINES_AT + self._num_lanes * _LINE_BYTES
-        return self._segment.address + lines + lane * 2 * ASIDE_BYTES
+        return self._segment.address + lines + lane * 2 * STAGING_BYTES
 
     def arrived(self, lane: int) -> int:
         """Return how often the rank has arrived in a lane."""
-        return int(Line.from_address(self.line(lane)).arrived)
+        return int(ArrivalLine.from_address(self.line(lane)).arrived)
 
-    def came_to(self, lane: int, turn: int) -> CameTo:
+    def last_arrival(self, lane: int, turn: int) -> Arrival:
         """Return what the rank said of an arrival; `turn` is the arrival's number, modulo 2."""
-        found: CameTo = Line.from_address(self.line(lane)).came_to[turn]
+        found: Arrival = ArrivalLine.from_address(self.line(lane)).came_to[turn]
         return found
 
     def write_reason(self, text: str, at_fault: int) -> None:
@@ -337,7 +337,7 @@ class Board:
         return ctypes.string_at(at, _REASON_BYTES).partition(b"\0")[0].decode("utf-8", "replace")
 
 
-def watched(pid: int) -> int:
+def open_pidfd(pid: int) -> int:
     """Return a descriptor that tells when a process has ended; -1 for this one.
 
     A number of a process may be given to another one later; the descriptor stays with this one.

@@ -1,9 +1,9 @@
 """The transport between ranks on one host: registers lie in shared memory, and ranks meet there.
 
 Each rank makes a segment per block that the loader asks for, and one for its board. When all is
-bound, the ranks tell each other where their operands are (`Offer`), check that they will meet for
-the same, and map what the others have. From then on nothing goes between them but reads and writes
-(`meet.c`).
+bound, the ranks tell each other where their operands are (`RankDescriptor`), check that they will
+meet for the same, and map what the others have. From then on nothing goes between them but reads
+and writes (`meet.c`).
 
 Who gives up marks the board of rank 0, where the first one stays, and wakes whoever sleeps.
 """
@@ -22,29 +22,29 @@ from actors.collectives import segments
 from actors.collectives.collective import (
     MEND,
     Collective,
-    CollectiveOffer,
-    Offer,
-    RankLane,
+    CollectiveDescriptor,
+    CommunicatorKey,
+    RankDescriptor,
     Row,
     check_collectives,
     check_hosts,
     this_host,
 )
 from actors.collectives.segments import (
-    ASIDE_BYTES,
     PAGE_BYTES,
-    Board,
+    STAGING_BYTES,
     ByteBlocks,
+    CollectiveState,
     GroupState,
-    MeetingState,
     OwnSegments,
     Segment,
+    StatusPage,
     map_all,
-    watched,
+    open_pidfd,
 )
 from actors.kernels.common.host_memory import address
 from actors.kernels.library.runtime import Toolchain
-from actors.machine.protocol import Array, Block, CollectiveCall, Gather, Launch
+from actors.machine.protocol import AllGatherObject, Array, Block, CollectiveCall, Launch
 from compiler.contract.errors import DeviceError, InternalError, OutOfMemory, PeerFailed
 from compiler.contract.placement import Mesh
 
@@ -62,7 +62,7 @@ class GroupView:
     ranks: tuple[int, ...]
     lanes: Sequence[int]
     segments: Sequence[Sequence[Segment]]
-    boards: Sequence[Board]
+    boards: Sequence[StatusPage]
     processes: Sequence[int]
     texts: Mapping[int, str]
     deadline_ns: int
@@ -76,34 +76,35 @@ class GroupView:
         """Make what C sees of it."""
         boards = list(zip(self.boards, self.lanes, strict=True))
         lines = segments.addresses([board.line(lane) for board, lane in boards])
-        aside = segments.addresses([board.aside(lane) for board, lane in boards])
+        aside = segments.addresses([board.staging_buffers(lane) for board, lane in boards])
         processes = (ctypes.c_int32 * len(self.ranks))(*self.processes)
         self._kept = (lines, aside, processes)
         self.struct = GroupState(
-            len(self.ranks), self.ranks.index(rank), self.deadline_ns, ASIDE_BYTES, 0, 0, 0,
+            len(self.ranks), self.ranks.index(rank), self.deadline_ns, STAGING_BYTES, 0, 0, 0,
             *[ctypes.addressof(array) for array in (lines, aside, processes)],
         )  # fmt: skip
 
     def error(self, collective: Collective, status: int, firing: int) -> PeerFailed:
         """Return the error of a launch that ended with a status, and have all others end too."""
         kind, place = status & 255, status >> 8
-        if kind == segments.GIVEN_UP:
+        if kind == segments.ABORTED:
             return self.given_up()
         own, rank = self.ranks[self.struct.own], self.ranks[place]
         here = f"{collective}, firing {firing}"
-        came_to = self.boards[place].came_to(self.lanes[place], self.struct.num_arrivals & 1)
+        came_to = self.boards[place].last_arrival(self.lanes[place], self.struct.num_arrivals & 1)
         other = self.texts.get(came_to.digest, "something unknown")
         # Who is late may itself wait for another: at fault is the one that waits for nobody.
-        *waiting, rank = (own, *self.follow(rank)) if kind == segments.LATE else (own, rank)
+        *waiting, rank = (own, *self.follow(rank)) if kind == segments.TIMED_OUT else (own, rank)
         before = "".join([f", for which rank {one} waits" for one in reversed(waiting[:-1])])
         said = {
-            segments.LATE: f"rank {rank} did not come within {self.deadline_ns / 1e9:g} s to"
+            segments.TIMED_OUT: f"rank {rank} did not come within {self.deadline_ns / 1e9:g} s to"
             f" where rank {waiting[-1]} waits{before}: {here}. Its process lives, but is stopped,"
             " hangs or is slow",
-            segments.GONE: f"the process of rank {rank} has ended; rank {own} waits for it: {here}",
-            segments.ELSEWHERE: f"rank {rank} came to {other}, firing {came_to.firing},"
+            segments.PEER_EXITED: f"the process of rank {rank} has ended; rank {own} waits for"
+            f" it: {here}",
+            segments.WRONG_COLLECTIVE: f"rank {rank} came to {other}, firing {came_to.firing},"
             f" where rank {own} came to {here}; {MEND}",
-            segments.OTHER_FIRING: f"rank {rank} came to firing {came_to.firing} where rank {own}"
+            segments.WRONG_FIRING: f"rank {rank} came to firing {came_to.firing} where rank {own}"
             f" came to {here}; {MEND}",
         }
         text = said[kind]
@@ -111,7 +112,7 @@ class GroupView:
         return PeerFailed(text, rank=rank)
 
 
-class MeetLaunch:
+class CollectiveLaunch:
     """A bound launch: meets the other ranks each time that it is called."""
 
     __slots__ = ("_collective", "_connected", "_firings", "_given", "_group", "_left", "_meet")
@@ -126,7 +127,7 @@ class MeetLaunch:
         self._collective, self._firings, self._meet = collective, firings, meet
         self._given, self._left = operands
         self._group: GroupView | None = None
-        self._connected: tuple[MeetingState, tuple[object, ...]] | None = None
+        self._connected: tuple[CollectiveState, tuple[object, ...]] | None = None
 
     def connect(
         self, group: GroupView, digest: int, row: int, rows: Sequence[Sequence[Row]]
@@ -137,7 +138,7 @@ class MeetLaunch:
         own.
         """
         c, own = self._collective, group.struct.own
-        is_aside = c.aside_bytes <= ASIDE_BYTES
+        is_aside = c.aside_bytes <= STAGING_BYTES
         if c.kind == segments.TRANSFER:
             found = [c.region(0, 1)]
         elif c.kind == segments.MOVE:
@@ -150,7 +151,7 @@ class MeetLaunch:
         regions = (ByteBlocks * max(1, len(found)))(*found)
         tables = _addresses(rows, group.segments)
         pointers = [segments.addresses([ctypes.addressof(of) for of in table]) for table in tables]
-        meeting = MeetingState(
+        meeting = CollectiveState(
             group=ctypes.addressof(group.struct),
             digest=digest,
             firings=ctypes.addressof(self._firings),
@@ -205,11 +206,11 @@ class _Bound:
     """A collective of this rank, its place in its lane, and the launches bound to it."""
 
     collective: Collective
-    lane: RankLane
+    lane: CommunicatorKey
     place: tuple[int, int]
     firings: ctypes.c_uint64 = field(default_factory=ctypes.c_uint64)
     rows: list[Row] = field(default_factory=list)
-    launches: list[MeetLaunch] = field(default_factory=list)
+    launches: list[CollectiveLaunch] = field(default_factory=list)
 
 
 class SharedMemory:
@@ -229,7 +230,7 @@ class SharedMemory:
         self,
         rank: int,
         mesh: Mesh,
-        gather: Gather,
+        gather: AllGatherObject,
         toolchain: Toolchain | None,
         *,
         deadline_s: float = 300.0,
@@ -249,8 +250,8 @@ class SharedMemory:
         self._deadline_ns = int(deadline_s * 1e9)
         self._own = OwnSegments()
         self._bound: dict[tuple[str, int], _Bound] = {}
-        self._boards: list[Board] = []
-        self._lanes_of: list[list[RankLane]] = []
+        self._boards: list[StatusPage] = []
+        self._lanes_of: list[list[CommunicatorKey]] = []
         self._processes: list[int] = []
         self._given_up: tuple[str, int] | None = None
         # Reentrant: the collector may drop a run of this thread while it gives this one up.
@@ -304,17 +305,17 @@ class SharedMemory:
             for array in operands
         ]
         row = (*places[0], *places[1])
-        if collective.aside_bytes > ASIDE_BYTES:
+        if collective.aside_bytes > STAGING_BYTES:
             _check_shared(collective, operands, row)
         ends = collective.ends
-        lane = RankLane(axis, *((-1, *ends) if ends else (call.stream,)))
+        lane = CommunicatorKey(axis, *((-1, *ends) if ends else (call.stream,)))
         bound = self._bound_of(collective, lane, call.actor)
-        launch = MeetLaunch(collective, operands, bound.firings, self._library.af_meet)
+        launch = CollectiveLaunch(collective, operands, bound.firings, self._library.af_meet)
         bound.rows.append(row)
         bound.launches.append(launch)
         return launch
 
-    def _bound_of(self, collective: Collective, lane: RankLane, actor: str) -> _Bound:
+    def _bound_of(self, collective: Collective, lane: CommunicatorKey, actor: str) -> _Bound:
         """Return the entry of a collective. Two of one order are of two programs of the plan."""
         key = (actor, collective.order)
         if key not in self._bound:
@@ -332,7 +333,7 @@ class SharedMemory:
     def ready(self) -> None:
         """Meet all ranks once, agree and map their memory; see `Communicator.ready`."""
         try:
-            self._own.allocate("board", Board.size_bytes(len(self._lanes())))
+            self._own.allocate("board", StatusPage.size_bytes(len(self._lanes())))
         except MemoryError as error:
             raise OutOfMemory(
                 f"rank {self._rank} of {self._mesh.num_ranks} has no memory to meet the others in:"
@@ -340,21 +341,21 @@ class SharedMemory:
                 " 'ulimit -f', which counts for shared memory as well): raise it"
             ) from error
         collectives = [
-            CollectiveOffer(b.lane, b.place, b.collective.text, tuple(b.rows))
+            CollectiveDescriptor(b.lane, b.place, b.collective.text, tuple(b.rows))
             for b in self._bound.values()
         ]
-        own = Offer(
+        own = RankDescriptor(
             this_host(), os.getpid(), self._own.offer(), str(self._mesh), tuple(collectives)
         )
         said = self._gather("share memory for collectives", own.row())
-        offers = [Offer.of(value, rank) for rank, value in enumerate(said)]
+        offers = [RankDescriptor.of(value, rank) for rank, value in enumerate(said)]
         check_hosts(offers)
         check_collectives(offers, self._all_groups())
         failure = ""
         try:
             mapped = [self._segments_of(rank, offer) for rank, offer in enumerate(offers)]
             for offer in offers:
-                self._processes.append(watched(offer.pid))
+                self._processes.append(open_pidfd(offer.pid))
         except OSError as error:
             failure = (
                 f"rank {self._rank} cannot map the memory of the others: {error}; all ranks must be"
@@ -371,14 +372,14 @@ class SharedMemory:
             if self._given_up is not None:
                 self._wake_all(*self._given_up)
 
-    def _segments_of(self, rank: int, offer: Offer) -> list[Segment]:
+    def _segments_of(self, rank: int, offer: RankDescriptor) -> list[Segment]:
         """Map what a rank offers: all of it for one that this one meets, else its board."""
         if rank == self._rank:
             return self._own.made
         meets = any([rank in lane.members(self._ranks_along(lane.axis)) for lane in self._lanes()])
         return map_all(offer.pid, offer.segments if meets else offer.segments[-1:])
 
-    def _lanes(self) -> list[RankLane]:
+    def _lanes(self) -> list[CommunicatorKey]:
         return sorted({bound.lane for bound in self._bound.values()})
 
     def _ranks_along(self, axis: int, rank: int | None = None) -> tuple[int, ...]:
@@ -394,10 +395,10 @@ class SharedMemory:
         ]
         return list(dict.fromkeys(found))
 
-    def _connect(self, offers: Sequence[Offer], mapped: Sequence[list[Segment]]) -> None:
+    def _connect(self, offers: Sequence[RankDescriptor], mapped: Sequence[list[Segment]]) -> None:
         """Fill in where everything of other ranks is; launches may run from then on."""
         self._boards = [
-            Board(segments[-1], len(offer.lanes))
+            StatusPage(segments[-1], len(offer.lanes))
             for segments, offer in zip(mapped, offers, strict=True)
         ]
         self._lanes_of = [offer.lanes for offer in offers]
@@ -452,7 +453,7 @@ class SharedMemory:
         try:
             self._boards[self._rank].write_reason(reason, at_fault)
         finally:  # or they would sleep until the deadline
-            self._library.af_mark(self._boards[0].mark, self._rank + 1)
+            self._library.af_mark(self._boards[0].abort_word, self._rank + 1)
             for board in self._boards:
                 for lane in range(board.num_lanes):
                     self._library.af_give_up(board.line(lane))

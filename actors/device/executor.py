@@ -85,7 +85,7 @@ class EventRing:
         return min(self.count, len(self.events))
 
 
-class Lane:
+class StreamState:
     """A stream with its device.
 
     `num_launches` were put on it; `known` is by actor the last firing that what comes next on it
@@ -100,7 +100,7 @@ class Lane:
         self.known = [-1] * num_actors
         self.num_launches = 0
 
-    def wait_for(self, other: Lane) -> Callable[[DeviceEvent], object]:
+    def wait_for(self, other: StreamState) -> Callable[[DeviceEvent], object]:
         """Return what holds this stream until an event of another one is done.
 
         Devices of two kinds know nothing of each other's events: there the host waits, and with it
@@ -112,7 +112,7 @@ class Lane:
         return _wait_on_host
 
 
-class Gate:
+class EventWaiter:
     """Lets a firing of one actor pass once it has waited for all that it needs.
 
     `wait_for` is by actor what waits for its events; `known` is by actor the last firing that
@@ -135,7 +135,7 @@ class Gate:
         self.known = known
         self.wait_for = wait_for
 
-    def let_pass(self, firing: int) -> None:
+    def wait_for_inputs(self, firing: int) -> None:
         """Wait for what an ordinary firing needs."""
         known = self.known
         for actor, times, plus, over, _, _ in self.needed:
@@ -143,12 +143,12 @@ class Gate:
             if last > known[actor]:
                 ring = self.rings[actor]
                 if last >= ring.count:
-                    self.let_pass_late(firing, self.every)
+                    self.wait_at_end(firing, self.every)
                     return
                 self.wait_for[actor](ring.event_of(last))
                 known[actor] = last
 
-    def let_pass_late(self, firing: int, waits: tuple[EventWait, ...]) -> None:
+    def wait_at_end(self, firing: int, waits: tuple[EventWait, ...]) -> None:
         """Wait for what a firing needs at the end of a run, where no wait implies another.
 
         A consumer that has ended hands slots back without a firing; what it read before is waited
@@ -208,7 +208,7 @@ class Executor:
         late = [number for number, home in streams.items() if home.device.is_asynchronous]
         self.waits = waits = wait_table(table, late, max_ahead)
         self._lanes = {
-            number: Lane(home.device, home.name, table.num_actors)
+            number: StreamState(home.device, home.name, table.num_actors)
             for number, home in streams.items()
         }
         self._rings = tuple(
@@ -220,10 +220,10 @@ class Executor:
         self._waiting = {number: self._wait_for(lane) for number, lane in self._lanes.items()}
         self._bodies = tuple([self._make_body(actor) for actor in range(table.num_actors)])
 
-    def _lane(self, actor: int) -> Lane:
+    def _lane(self, actor: int) -> StreamState:
         return self._lanes[self.table.streams[actor]]
 
-    def _wait_for(self, lane: Lane) -> tuple[Callable[[DeviceEvent], object], ...]:
+    def _wait_for(self, lane: StreamState) -> tuple[Callable[[DeviceEvent], object], ...]:
         """Return by actor what makes a stream wait for its events."""
         return tuple([lane.wait_for(self._lane(actor)) for actor in range(self.table.num_actors)])
 
@@ -235,7 +235,7 @@ class Executor:
         # An actor of the host knows what it waited for itself: its stream may be several threads.
         known = lane.known if is_late else [-1] * self.table.num_actors
         wait_for = self._waiting[self.table.streams[actor]]
-        gate = Gate(self.waits.needed[actor], every, self._rings, known, wait_for)
+        gate = EventWaiter(self.waits.needed[actor], every, self._rings, known, wait_for)
         if not is_late:
             return _HostBody(gate, self._blame)
         ring, throttle = self._rings[actor], self.waits.throttles[actor]
@@ -310,7 +310,13 @@ class _DeviceBody:
     __slots__ = ("_actor", "_blame", "_gate", "_lane", "_ring", "_throttle")
 
     def __init__(
-        self, actor: int, gate: Gate, ring: EventRing, lane: Lane, throttle: Throttle, blame: Blame
+        self,
+        actor: int,
+        gate: EventWaiter,
+        ring: EventRing,
+        lane: StreamState,
+        throttle: Throttle,
+        blame: Blame,
     ) -> None:
         self._actor = actor
         self._gate = gate
@@ -330,9 +336,9 @@ class _DeviceBody:
             if ahead >= 0:
                 ring.event_of(ahead).synchronize()
             if waits is None:
-                self._gate.let_pass(firing)
+                self._gate.wait_for_inputs(firing)
             else:
-                self._gate.let_pass_late(firing, waits)
+                self._gate.wait_at_end(firing, waits)
             index = firing % len(ring.events)
             ring.firings[index] = firing
             ring.first_launches[index] = lane.num_launches
@@ -369,7 +375,7 @@ class _HostBody:
 
     __slots__ = ("_blame", "_firing", "_gate")
 
-    def __init__(self, gate: Gate, blame: Blame) -> None:
+    def __init__(self, gate: EventWaiter, blame: Blame) -> None:
         self._gate = gate
         self._blame = blame
         self._firing = 0
@@ -384,9 +390,9 @@ class _HostBody:
         self._firing = firing + 1
         try:
             if waits is None:
-                self._gate.let_pass(firing)
+                self._gate.wait_for_inputs(firing)
             else:
-                self._gate.let_pass_late(firing, waits)
+                self._gate.wait_at_end(firing, waits)
         except DeviceFault as fault:
             raise self._blame(fault) from fault.__cause__
 

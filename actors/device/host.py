@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from actors.kernels.common import host_memory
-from actors.kernels.library.launch import join
+from actors.kernels.library.launch import merge_native_launches
 from actors.machine.protocol import Array, Arrays, Chain, DeviceEvent, DeviceStream, Launch
 from compiler.contract.attrs import AttrValue
 from compiler.contract.errors import ActorflowError, DeviceError
@@ -87,7 +87,7 @@ class HostDevice(HostKernels):
 
     def bind_chain(self, stream: DeviceStream, launches: Chain) -> Chain:
         """Return the launches, with neighbouring native ones as one call."""
-        return join(launches) if self._joins else launches
+        return merge_native_launches(launches) if self._joins else launches
 
     def synchronize(self) -> None:
         """Wait for nothing."""

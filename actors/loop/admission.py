@@ -131,7 +131,7 @@ _UNDER_WAY = (State.FIRING, State.FLUSHING)
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class QuiescentCondition:
     """When a visit can be made.
 
     None of the actors `still` is running. `rounds` are groups of pairs (actor, firings per round):
@@ -145,7 +145,7 @@ class Rest:
     is_idle: bool = False
 
 
-class Visit:
+class QuiescentCallback:
     """One visit: `look` is called once on the dispatcher's thread, or never.
 
     Args:
@@ -153,7 +153,7 @@ class Visit:
         look: what to do then; what it raises, `wait` raises.
     """
 
-    def __init__(self, rest: Rest, look: Callable[[], object]) -> None:
+    def __init__(self, rest: QuiescentCondition, look: Callable[[], object]) -> None:
         self.rest = rest
         self._look = look
         self._is_made = False
@@ -181,7 +181,7 @@ class Visit:
         return self._is_made
 
 
-def is_at_rest(machine: Machine, running: Set[int], rest: Rest) -> bool:
+def is_quiescent_for(machine: Machine, running: Set[int], rest: QuiescentCondition) -> bool:
     """Whether a visit can be made; what was started and not handed over does not run."""
     if not running.isdisjoint(rest.still):
         return False
@@ -200,15 +200,15 @@ def is_at_rest(machine: Machine, running: Set[int], rest: Rest) -> bool:
     return True
 
 
-class Visitors:
+class QuiescentQueue:
     """Those who wait for a visit to one run. `waiting` is empty or not: the dispatcher looks."""
 
     def __init__(self) -> None:
-        self.waiting: deque[Visit] = deque()
+        self.waiting: deque[QuiescentCallback] = deque()
         self._door = threading.RLock()  # a finalizer may visit from within
         self.is_shut = False
 
-    def admit(self, visit: Visit, wake: Callable[[], object]) -> None:
+    def admit(self, visit: QuiescentCallback, wake: Callable[[], object]) -> None:
         """Let a visit wait and wake the dispatcher, or dismiss it when nobody comes; any thread."""
         with self._door:
             if not self.is_shut:
@@ -225,7 +225,7 @@ class Visitors:
         while self.waiting:
             self.waiting.popleft().dismiss()
 
-    def receive(self, can_make: Callable[[Rest], bool], *, is_over: bool) -> None:
+    def receive(self, can_make: Callable[[QuiescentCondition], bool], *, is_over: bool) -> None:
         """Make the visits that can be made now; when the run is over, dismiss the others."""
         for _ in range(len(self.waiting)):
             visit = self.waiting[0]

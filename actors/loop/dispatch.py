@@ -29,24 +29,31 @@ from threading import Thread
 from traceback import clear_frames
 from typing import TYPE_CHECKING, TypeVar
 
-from actors.loop.admission import Admission, OpenPorts, Rest, Visit, Visitors, is_at_rest
+from actors.loop.admission import (
+    Admission,
+    OpenPorts,
+    QuiescentCallback,
+    QuiescentCondition,
+    QuiescentQueue,
+    is_quiescent_for,
+)
 from actors.loop.timeline import Timeline
-from actors.loop.watchdog import Watch
+from actors.loop.watchdog import WatchdogOptions
 from actors.loop.worker import (
     Failure,
-    FiringNote,
     FiringTimes,
-    InFlight,
     Job,
+    RunningLaunch,
+    ThreadActivity,
     Worker,
-    blamed,
     explain,
-    is_told,
-    traced,
+    failed_launch,
+    is_same_failure,
+    root_failure,
 )
 from actors.machine.errors import SourceExhausted
 from actors.machine.machine import Machine
-from actors.machine.protocol import Clock, DeviceFailure, GivesUp
+from actors.machine.protocol import AbandonableSource, Clock, DeviceFailure
 from actors.machine.transitions import KIND_BITS, KIND_MASK, Message, message, subject_of
 from compiler.contract.errors import InternalError
 from compiler.contract.plan_tables import PORTED
@@ -88,7 +95,7 @@ class LoopOptions:
     on_finished: Callable[[], object] | None = None
     prepare_thread: Callable[[], object] = _prepare_nothing
     window: int | None = None
-    watch: Watch | None = None
+    watch: WatchdogOptions | None = None
     join_timeout_s: float = 10.0
     source_timeout_s: float = 2.0
     report: Callable[[str], object] = _report
@@ -126,12 +133,12 @@ class Dispatcher:
         self._failures: dict[int, Failure] = {}
         self._running: set[int] = set()
         self.given_up: set[int] = set()
-        self._visitors = Visitors()
+        self._visitors = QuiescentQueue()
         self.admission = Admission(self.machine, options.window)
         self.busy_ns = [0] * self.table.num_actors
         self._times = FiringTimes(options.clock, self.busy_ns, options.timeline)
         self._num_launches = [1 if a.kind in PORTED else len(a.launches) for a in self.plan.actors]
-        self._note = FiringNote(self._num_launches)
+        self._note = ThreadActivity(self._num_launches)
         self._jobs: list[Iterator[Job]] = [
             _forever(tuple([(actor, chain) for chain in phases]))
             for actor, phases in enumerate(bound.chains)
@@ -153,34 +160,36 @@ class Dispatcher:
             actors,
             self.table,
             times=self._times,
-            note=FiringNote(self._num_launches),
+            note=ThreadActivity(self._num_launches),
             employer=self,
             prepare=self._prepare if has_compute else _nothing,
         )
 
     # -- for any thread --------------------------------------------------------------------------
 
-    def command(self, command: Callable[[], object]) -> None:
+    def call_soon_threadsafe(self, command: Callable[[], object]) -> None:
         """Have the dispatcher's thread call something, after the messages already sent."""
         # In this order: who takes the message finds the command. Both are atomic in CPython, so a
         # signal handler may come in between, and no lock is needed that it could wait for.
         self._commands.append(command)
         self._inbox.put(_COMMAND)
 
-    def visit(self, visit: Visit) -> None:
+    def run_when_quiescent(self, visit: QuiescentCallback) -> None:
         """Have a visit made as soon as its actors are at rest, or dismissed when the run is over.
 
         A failed run is over for visitors when none of its kernels runs any more.
         """
-        self._visitors.admit(visit, lambda: self.command(_nothing))  # it may be waiting
+        self._visitors.admit(
+            visit, lambda: self.call_soon_threadsafe(_nothing)
+        )  # it may be waiting
 
     @property
-    def is_still(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no kernel runs and none will; a closed run may leave some behind."""
         is_shut = self._visitors.is_shut
         return (self.machine.is_halted or is_shut) and self._running <= self.ports.ported
 
-    def in_flight(self, thread: Thread) -> InFlight | None:
+    def in_flight(self, thread: Thread) -> RunningLaunch | None:
         """Return the inline chain that runs on the dispatcher's thread, or None; for any thread."""
         return self._note.look(thread, Dispatcher._serve.__code__)
 
@@ -188,9 +197,9 @@ class Dispatcher:
         """Keep a failure until its message arrives; for any thread."""
         self._failures[failure.actor] = failure
 
-    def refuse(self, error: BaseException) -> None:
+    def fail_worker_start(self, error: BaseException) -> None:
         """Fail the run with what kept a worker from beginning; for any thread."""
-        self.command(partial(self.abort, error))
+        self.call_soon_threadsafe(partial(self.abort, error))
 
     # -- commands --------------------------------------------------------------------------------
 
@@ -211,7 +220,7 @@ class Dispatcher:
         """
         for actor in sorted(ported - self.given_up):
             port = self._bound.ports[self.table.names[actor]]
-            if not isinstance(port, GivesUp) or not port.give_up():
+            if not isinstance(port, AbandonableSource) or not port.abandon():
                 continue
             self.given_up.add(actor)
             if self.table.admission[actor] is not None:
@@ -270,7 +279,7 @@ class Dispatcher:
             self._bound.synchronize()
         except DeviceFailure as failure:
             self.halt()
-            self._explain(blamed(failure))
+            self._explain(failed_launch(failure))
         except BaseException as error:
             # No launch raised this: the frames are the dispatcher's own, and know the last chain.
             clear_frames(error.__traceback__)
@@ -366,11 +375,11 @@ class Dispatcher:
         if machine.outbox:
             # The end of a firing, and not yet what it leads to: that might start the next step.
             machine.receive(machine.outbox.pop(0))
-        is_over = machine.is_halted and self.is_still
+        is_over = machine.is_halted and self.is_idle
         self._visitors.receive(self._can_visit, is_over=is_over)
 
-    def _can_visit(self, rest: Rest) -> bool:
-        if self.machine.is_halted or not is_at_rest(self.machine, self._running, rest):
+    def _can_visit(self, rest: QuiescentCondition) -> bool:
+        if self.machine.is_halted or not is_quiescent_for(self.machine, self._running, rest):
             return False
         self._bound.synchronize()
         return True
@@ -383,7 +392,7 @@ class Dispatcher:
             self.admission.end_with(subject_of(code))
         elif kind == _FAILED:
             self.halt()
-            self._explain(traced(self._failures.pop(subject_of(code))))
+            self._explain(root_failure(self._failures.pop(subject_of(code))))
             self._close_sources()
 
     def _is_over(self) -> bool:
@@ -407,7 +416,7 @@ class Dispatcher:
             self.failure = explain(self.plan, failure, self.machine.story(failure.actor))
         elif failure.actor not in self.ports.sources:
             also = explain(self.plan, failure, ())
-            if not is_told(also, self.failure):
+            if not is_same_failure(also, self.failure):
                 self.failure.add_note(f"at the same time {also}")
 
     def _prepare_flush(self, actor: int) -> None:

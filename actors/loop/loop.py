@@ -17,9 +17,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from actors.loop.admission import Visit
+from actors.loop.admission import QuiescentCallback
 from actors.loop.dispatch import Dispatcher, LoopOptions
-from actors.loop.watchdog import MESSAGES_TOLD, Situation, Watchdog
+from actors.loop.watchdog import MESSAGES_TOLD, RunSnapshot, Watchdog
 from actors.loop.worker import Worker
 from actors.machine.errors import ForkedRun
 from actors.machine.history import Statistics, collect
@@ -120,7 +120,7 @@ class Loop:
         with self._lock:
             if self._is_ended or self._is_closed:
                 raise RuntimeError("steps were admitted after the end of the run was asked for")
-            self._dispatcher.command(partial(self._dispatcher.admission.ask, steps))
+            self._dispatcher.call_soon_threadsafe(partial(self._dispatcher.admission.ask, steps))
 
     def grant(self, steps: int, *, is_last: bool = False) -> None:
         """Permit a run with a window to begin so many steps in all; with `is_last`, never any more.
@@ -134,7 +134,7 @@ class Loop:
         if steps < 0:
             raise ValueError(f"expected to grant 0 steps or more in all, got {steps}")
         grant = partial(self._dispatcher.admission.grant, steps, is_last=is_last)
-        self._dispatcher.command(grant)
+        self._dispatcher.call_soon_threadsafe(grant)
 
     def end(self) -> None:
         """Let the run finish cleanly with the steps that are admitted. Idempotent."""
@@ -142,7 +142,7 @@ class Loop:
         with self._lock:
             if not self._is_ended:
                 self._is_ended = True
-                self._dispatcher.command(self._dispatcher.admission.end)
+                self._dispatcher.call_soon_threadsafe(self._dispatcher.admission.end)
 
     def abort(self, error: BaseException) -> None:
         """End the run with an error, in whatever state it is, as if a launch had raised it.
@@ -152,23 +152,25 @@ class Loop:
         that is over or closed. Takes no lock, so a signal handler may call it.
         """
         self.check_process()
-        self._dispatcher.command(partial(self._dispatcher.abort_unless_over, error))
+        self._dispatcher.call_soon_threadsafe(partial(self._dispatcher.abort_unless_over, error))
 
     def give_up_sources(self) -> None:
         """Let the run finish cleanly although sources block: as if they had no more data.
 
-        Only those whose port says so (`GivesUp`); the others are waited for.
+        Only those whose port says so (`AbandonableSource`); the others are waited for.
         """
         dispatcher = self._dispatcher
-        dispatcher.command(partial(dispatcher.give_up, dispatcher.ports.sources))
+        dispatcher.call_soon_threadsafe(partial(dispatcher.give_up, dispatcher.ports.sources))
 
     def give_up_sinks(self) -> None:
         """Let the run go on without the sinks that block: they are handed nothing any more.
 
-        Only those whose port says so (`GivesUp`); the others are waited for.
+        Only those whose port says so (`AbandonableSource`); the others are waited for.
         """
         ports = self._dispatcher.ports
-        self._dispatcher.command(partial(self._dispatcher.give_up, ports.ported - ports.sources))
+        self._dispatcher.call_soon_threadsafe(
+            partial(self._dispatcher.give_up, ports.ported - ports.sources)
+        )
 
     def expect_cut(self) -> None:
         """Take nothing that a launch raises from now on for a failure: others may cut first."""
@@ -179,7 +181,7 @@ class Loop:
 
         What runs is waited for, and may raise what it likes; whoever cuts has it return.
         """
-        self._dispatcher.command(self._dispatcher.cut)
+        self._dispatcher.call_soon_threadsafe(self._dispatcher.cut)
 
     def ports_at(self) -> dict[str, str]:
         """Return where the threads of sources and sinks are ("file:line in function"), by actor."""
@@ -188,7 +190,7 @@ class Loop:
         ports = self._dispatcher.ports.ported
         return {names[r.actor]: r.where for r in running if r is not None and r.actor in ports}
 
-    def visit(self, visit: Visit) -> None:
+    def run_when_quiescent(self, visit: QuiescentCallback) -> None:
         """Have a visit made on the dispatcher's thread, or dismissed when the run is over first.
 
         Raises RuntimeError on that thread itself, where it could only be waited for in vain.
@@ -196,12 +198,12 @@ class Loop:
         self.check_process()
         if threading.current_thread() is self._thread:
             raise RuntimeError("the thread that runs a plan cannot wait for a visit to it")
-        self._dispatcher.visit(visit)
+        self._dispatcher.run_when_quiescent(visit)
 
     @property
-    def is_still(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether no kernel of this run is running and none will."""
-        return self._dispatcher.is_still or self._is_joined
+        return self._dispatcher.is_idle or self._is_joined
 
     @property
     def is_closed(self) -> bool:
@@ -251,7 +253,7 @@ class Loop:
         # First the word that it is meant, then the ports: what a launch raises because its port is
         # closed would be a failure else.
         dispatcher.is_closing = True
-        dispatcher.command(dispatcher.halt)
+        dispatcher.call_soon_threadsafe(dispatcher.halt)
         errors = dispatcher.ports.close()
         try:
             if _is_started(self._thread):
@@ -306,7 +308,7 @@ class Loop:
         ended = [tuple(worker.firings) for worker in self._dispatcher.workers]
         return [(machine.firing_index(a), machine.state(a)) for a in every], ended
 
-    def _examine(self) -> Situation:
+    def _examine(self) -> RunSnapshot:
         """Return who is doing what now; exact when nothing moves."""
         dispatcher = self._dispatcher
         machine = dispatcher.machine
@@ -314,12 +316,12 @@ class Loop:
         inline = dispatcher.in_flight(self._thread)
         running = [inline, *[worker.in_flight() for worker in dispatcher.workers]]
         ended = {a: worker.firings[a] for worker in dispatcher.workers for a in worker.actors}
-        return Situation(
+        return RunSnapshot(
             plan=dispatcher.plan,
             table=machine.table,
             states=tuple([machine.state(a) for a in every]),
             firings=tuple([machine.firing_index(a) + 1 for a in every]),
-            lacks=tuple([machine.lacks(a) for a in every]),
+            lacks=tuple([machine.missing_messages(a) for a in every]),
             in_flight={r.actor: r for r in running if r is not None},
             is_delivered=tuple([ended.get(a, 0) <= machine.firing_index(a) for a in every]),
             dispatcher=None if inline is None else inline.actor,

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from actors.loop.worker import InFlight, place_of
+from actors.loop.worker import RunningLaunch, place_of
 from actors.machine.table import OUTSIDE, MachineTable
 from actors.machine.transitions import Message, State, kind_of, subject_of
 from compiler.contract.files import open_regular
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import ActorKind
 
-# `diagnose` is pure: from a `Situation` it follows the waits, from the sinks to an actor that is
+# `diagnose` is pure: from a `RunSnapshot` it follows the waits, from the sinks to an actor that is
 # running (a source that blocks in user code, a kernel that hangs, a sink whose callback does not
 # return) or round a cycle. An actor waits for *all* that it lacks, so a cycle never resolves. A run
 # whose sources have used up what was admitted is idle, and no stall.
@@ -32,7 +32,7 @@ from compiler.contract.plan_tables import ActorKind
 _STARTED = (State.FIRING, State.FLUSHING)
 
 
-class LackKind(Enum):
+class WaitKind(Enum):
     """What an actor waits for."""
 
     INPUT = "input"
@@ -48,21 +48,21 @@ class LackKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class WaitReason:
     """One thing that an actor waits for. `on` is the actor that must act, or `OUTSIDE`."""
 
-    cause: LackKind
+    cause: WaitKind
     on: int
     register: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class RunSnapshot:
     """A run at one moment. Columns are by actor.
 
-    `lacks` are the messages that an actor waits for (`Machine.lacks`); `in_flight` says what runs,
-    by actor; `is_delivered` is False where a thread has ended a firing whose message the dispatcher
-    has not taken. `dispatcher` is the actor whose chain it runs, or None.
+    `lacks` are the messages that an actor waits for (`Machine.missing_messages`); `in_flight` says
+    what runs, by actor; `is_delivered` is False where a thread has ended a firing whose message the
+    dispatcher has not taken. `dispatcher` is the actor whose chain it runs, or None.
     """
 
     plan: Plan
@@ -70,7 +70,7 @@ class Situation:
     states: tuple[State, ...]
     firings: tuple[int, ...]
     lacks: tuple[tuple[int, ...], ...]
-    in_flight: Mapping[int, InFlight]
+    in_flight: Mapping[int, RunningLaunch]
     is_delivered: tuple[bool, ...]
     dispatcher: int | None
     is_halted: bool
@@ -88,7 +88,7 @@ class ActorReport:
     name: str
     state: str
     firing: int
-    waits: tuple[Lack, ...]
+    waits: tuple[WaitReason, ...]
     doing: str
     stack: tuple[str, ...] = ()
 
@@ -119,7 +119,7 @@ class Stall:
         return tuple(rows)
 
 
-def diagnose(situation: Situation, seconds: float) -> Stall | None:
+def diagnose(situation: RunSnapshot, seconds: float) -> Stall | None:
     """Return why nothing happens, or None when the run only waits for more steps.
 
     Linear in actors and edges.
@@ -147,27 +147,27 @@ def diagnose(situation: Situation, seconds: float) -> Stall | None:
     )
 
 
-def _waits_of(situation: Situation, actor: int) -> tuple[Lack, ...]:
+def _waits_of(situation: RunSnapshot, actor: int) -> tuple[WaitReason, ...]:
     """Return what an actor waits for; nothing when it runs on its own account."""
     table, kind = situation.table, situation.plan.actors[actor].kind
     if actor in situation.in_flight:
-        return (Lack(LackKind.PEER, OUTSIDE),) if kind is ActorKind.COMM else ()
+        return (WaitReason(WaitKind.PEER, OUTSIDE),) if kind is ActorKind.COMM else ()
     if situation.states[actor] in _STARTED:
         occupant = _occupant(situation, actor)
-        return () if occupant is None else (Lack(LackKind.STREAM, occupant),)
+        return () if occupant is None else (WaitReason(WaitKind.STREAM, occupant),)
     waits = []
     for code in situation.lacks[actor]:
         edge = table.edges[subject_of(code)]
         if kind_of(code) is Message.FREE:
-            waits.append(Lack(LackKind.REGISTER, edge.consumer, edge.name))
+            waits.append(WaitReason(WaitKind.REGISTER, edge.consumer, edge.name))
         elif edge.producer == OUTSIDE:
-            waits.append(Lack(LackKind.ADMISSION, OUTSIDE))
+            waits.append(WaitReason(WaitKind.ADMISSION, OUTSIDE))
         else:
-            waits.append(Lack(LackKind.INPUT, edge.producer, edge.name))
+            waits.append(WaitReason(WaitKind.INPUT, edge.producer, edge.name))
     return tuple(waits)
 
 
-def _occupant(situation: Situation, actor: int) -> int | None:
+def _occupant(situation: RunSnapshot, actor: int) -> int | None:
     """Return who keeps a firing that was started from beginning, or its message from arriving."""
     if situation.table.is_detached[actor] and situation.is_delivered[actor]:
         stream = situation.table.streams[actor]
@@ -176,7 +176,7 @@ def _occupant(situation: Situation, actor: int) -> int | None:
     return situation.dispatcher
 
 
-def _reached(waits: tuple[tuple[Lack, ...], ...], starts: Iterable[int]) -> tuple[int, ...]:
+def _reached(waits: tuple[tuple[WaitReason, ...], ...], starts: Iterable[int]) -> tuple[int, ...]:
     """Return the actors that `starts` wait for, at any remove, and themselves."""
     seen = dict.fromkeys(starts)
     left = list(seen)
@@ -188,7 +188,7 @@ def _reached(waits: tuple[tuple[Lack, ...], ...], starts: Iterable[int]) -> tupl
     return tuple(seen)
 
 
-def _cycle(waits: tuple[tuple[Lack, ...], ...], seen: Iterable[int]) -> tuple[int, ...]:
+def _cycle(waits: tuple[tuple[WaitReason, ...], ...], seen: Iterable[int]) -> tuple[int, ...]:
     """Return actors that wait for one another, in order, the lowest first; () if there are none."""
     colour: dict[int, bool] = {}  # True while an actor is on the path
     for root in sorted(seen):
@@ -212,8 +212,8 @@ def _cycle(waits: tuple[tuple[Lack, ...], ...], seen: Iterable[int]) -> tuple[in
 
 
 def _reason(
-    situation: Situation,
-    waits: tuple[tuple[Lack, ...], ...],
+    situation: RunSnapshot,
+    waits: tuple[tuple[WaitReason, ...], ...],
     roots: tuple[int, ...],
     cycle: tuple[int, ...],
 ) -> str:
@@ -229,14 +229,14 @@ def _reason(
                 for a, w in zip(cycle, steps, strict=True)
             ]
         )
-        full = list(dict.fromkeys([w.register for w in steps if w.cause is LackKind.REGISTER]))
+        full = list(dict.fromkeys([w.register for w in steps if w.cause is WaitKind.REGISTER]))
         mend = f"; more slots of {' or '.join(map(repr, full))} would let it go on" if full else ""
         return f"the actors wait for one another: {chain}{mend}"
     held = "; ".join([f"{names[a]!r} {_doing(situation, waits[a], a)}" for a in roots])
     return f"{held}; after a failure the run waits for it" if situation.is_halted else held
 
 
-def _report_on(situation: Situation, waits: tuple[Lack, ...], actor: int) -> ActorReport:
+def _report_on(situation: RunSnapshot, waits: tuple[WaitReason, ...], actor: int) -> ActorReport:
     running = situation.in_flight.get(actor)
     return ActorReport(
         situation.table.names[actor],
@@ -248,7 +248,7 @@ def _report_on(situation: Situation, waits: tuple[Lack, ...], actor: int) -> Act
     )
 
 
-def _doing(situation: Situation, waits: tuple[Lack, ...], actor: int) -> str:
+def _doing(situation: RunSnapshot, waits: tuple[WaitReason, ...], actor: int) -> str:
     names = situation.table.names
     running = situation.in_flight.get(actor)
     if running is not None:
@@ -267,14 +267,14 @@ def _doing(situation: Situation, waits: tuple[Lack, ...], actor: int) -> str:
     return "starts nothing more" if situation.is_halted else "lacks nothing"
 
 
-def _words(names: tuple[str, ...], wait: Lack) -> str:
-    if wait.cause is LackKind.INPUT:
+def _words(names: tuple[str, ...], wait: WaitReason) -> str:
+    if wait.cause is WaitKind.INPUT:
         return f"input {wait.register!r} from {names[wait.on]!r}"
-    if wait.cause is LackKind.REGISTER:
+    if wait.cause is WaitKind.REGISTER:
         return f"a free slot of register {wait.register!r} from {names[wait.on]!r}"
-    if wait.cause is LackKind.STREAM:
+    if wait.cause is WaitKind.STREAM:
         return f"its stream, which {names[wait.on]!r} occupies"
-    return "another rank" if wait.cause is LackKind.PEER else "more steps to be admitted"
+    return "another rank" if wait.cause is WaitKind.PEER else "more steps to be admitted"
 
 
 MESSAGES_TOLD = 1000
@@ -285,7 +285,7 @@ _LOOKS_PER_LIMIT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class WatchdogOptions:
     """How a run is watched.
 
     Args:
@@ -313,10 +313,10 @@ class Watchdog:
 
     def __init__(
         self,
-        watch: Watch,
+        watch: WatchdogOptions,
         *,
         progress: Callable[[], object],
-        examine: Callable[[], Situation],
+        examine: Callable[[], RunSnapshot],
         wait: Callable[[float], bool],
         report: Callable[[str], object],
         clock: Callable[[], float] = time.monotonic,

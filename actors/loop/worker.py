@@ -43,16 +43,16 @@ class Failure:
     error: BaseException
 
 
-def blamed(failure: DeviceFailure) -> Failure:
+def failed_launch(failure: DeviceFailure) -> Failure:
     """Return the failure of the launch that failed on a device."""
     cause = failure.__cause__ or failure
     return Failure(failure.actor, failure.firing, failure.launch, cause)
 
 
-def traced(failure: Failure) -> Failure:
+def root_failure(failure: Failure) -> Failure:
     """Return the failure of a device's launch where this one only found it, else itself."""
     error = failure.error
-    return blamed(error) if isinstance(error, DeviceFailure) else failure
+    return failed_launch(error) if isinstance(error, DeviceFailure) else failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed
     return failed
 
 
-def is_told(failed: ActorFailed, by: BaseException) -> bool:
+def is_same_failure(failed: ActorFailed, by: BaseException) -> bool:
     """Whether an error is of the same launch: every wait for a device tells of the one that failed.
 
     A launch that is not known may be any other.
@@ -153,8 +153,8 @@ def _line(plan: Plan, actor: Actor) -> str:
     return lines[0] if lines else ""
 
 
-# A thread that runs chains has one `FiringNote` and writes in it, once per firing, references that
-# it has anyway; that is all that being watched costs until somebody asks, which is when a run
+# A thread that runs chains has one `ThreadActivity` and writes in it, once per firing, references
+# that it has anyway; that is all that being watched costs until somebody asks, which is when a run
 # stalls or a launch fails. Frames of the thread are read only for the calls of user code below a
 # chain, never for what the loop itself knows.
 
@@ -166,7 +166,7 @@ _LIBRARIES = (str(Path(threading.__file__).parent), "<frozen ")
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
+class RunningLaunch:
     """A launch that is running.
 
     `launch` is its number in the plan's chain, None where the chain does not tell. `since_ns` is
@@ -186,7 +186,7 @@ class InFlight:
         return (*own, *self.stack, "")[0]
 
 
-class FiringNote:
+class ThreadActivity:
     """What a thread runs: `job` (None while it waits), `launches` (the iterator over its chain).
 
     Its thread writes the attributes; `since_ns` is when the chain began. Any thread may look.
@@ -216,7 +216,7 @@ class FiringNote:
         item = max(0, len(chain) - length_hint(launches) - 1)
         return launch_number(chain, item, self._num_launches[actor])
 
-    def look(self, thread: threading.Thread, code: CodeType) -> InFlight | None:
+    def look(self, thread: threading.Thread, code: CodeType) -> RunningLaunch | None:
         """Return what the thread runs, with its calls below the function with this code, or None.
 
         The thread goes on meanwhile: the answer is exact for one that is stuck.
@@ -224,7 +224,7 @@ class FiringNote:
         job = self.job
         if job is None:
             return None
-        return InFlight(job[0], self.launch(), self.since_ns, _calls_below(thread, code))
+        return RunningLaunch(job[0], self.launch(), self.since_ns, _calls_below(thread, code))
 
 
 def _calls_below(thread: threading.Thread, code: CodeType) -> tuple[str, ...]:
@@ -264,7 +264,7 @@ class FiringTimes:
     timeline: Timeline | None
 
 
-class Employer(Protocol):
+class WorkerCallbacks(Protocol):
     """Who hears from a worker, on the worker's thread."""
 
     @property
@@ -274,7 +274,7 @@ class Employer(Protocol):
     def note_failure(self, failure: Failure) -> None:
         """Take a failure, before its message."""
 
-    def refuse(self, error: BaseException) -> None:
+    def fail_worker_start(self, error: BaseException) -> None:
         """Take what kept the thread from beginning; it runs no job."""
 
 
@@ -340,8 +340,8 @@ class Worker:
         table: MachineTable,
         *,
         times: FiringTimes,
-        note: FiringNote,
-        employer: Employer,
+        note: ThreadActivity,
+        employer: WorkerCallbacks,
         prepare: Callable[[], object],
     ) -> None:
         self.name = name
@@ -371,7 +371,7 @@ class Worker:
             if job is not None:
                 dropped.append(job[0])
 
-    def in_flight(self) -> InFlight | None:
+    def in_flight(self) -> RunningLaunch | None:
         """Return what the thread is running, or None while it waits. Callable from any thread."""
         return self._note.look(self.thread, Worker._serve.__code__)
 
@@ -379,7 +379,7 @@ class Worker:
         try:
             self._prepare()
         except BaseException as error:
-            self._employer.refuse(error)
+            self._employer.fail_worker_start(error)
         else:
             self._serve()
 

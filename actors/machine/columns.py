@@ -4,11 +4,12 @@ A *condition* is one end of an edge as its actor sees it: ready tokens at the co
 at the producer. It is numbered by the message that refills it, so that a message is its own index
 and nothing is decoded on the hot path. `Wiring` holds what never changes, computed once per run.
 
-`Columns` holds what changes. By message: `level` and `refill` of its condition. By actor: `state`,
-`unmet` conditions, `firings` that were started, `has_end` (an input has ended) and `flush_tokens`
-of a last firing. By edge: `is_ended`. Then what the caller takes over (`outbox`, `fireable`,
-`detached`, `flushing`) and the `ring` of the last messages. The lists stay the same objects for as
-long as the machine lives: `Machine.deliver` has them in locals while others change them.
+`MachineState` holds what changes. By message: `level` and `refill` of its condition. By actor:
+`state`, `unmet` conditions, `firings` that were started, `has_end` (an input has ended) and
+`flush_tokens` of a last firing. By edge: `is_ended`. Then what the caller takes over (`outbox`,
+`fireable`, `detached`, `flushing`) and the `ring` of the last messages. The lists stay the same
+objects for as long as the machine lives: `Machine.deliver` has them in locals while others change
+them.
 """
 
 from __future__ import annotations
@@ -150,7 +151,9 @@ def describe(table: MachineTable, code: int) -> str:
     return f"{kind.name} {edge.name!r} {ends[0]} -> {ends[1]}"
 
 
-def tell(table: MachineTable, codes: Iterable[int], actor: int, limit: int) -> tuple[str, ...]:
+def actor_history(
+    table: MachineTable, codes: Iterable[int], actor: int, limit: int
+) -> tuple[str, ...]:
     """Return the last `limit` messages to `actor` or about the ends of its neighbours' firings."""
     edges = [table.edges[e] for e in table.inputs[actor] + table.outputs[actor]]
     near = {actor} | {edge.producer for edge in edges} | {edge.consumer for edge in edges}
@@ -163,7 +166,7 @@ def tell(table: MachineTable, codes: Iterable[int], actor: int, limit: int) -> t
     return tuple([describe(table, code) for code in rows[-limit:]])
 
 
-def tell_all(
+def message_history(
     table: MachineTable,
     posts: Sequence[tuple[int, ...]],
     flushed: Iterable[int],
@@ -193,7 +196,7 @@ def tell_all(
     return tuple(reversed(rows[:limit]))
 
 
-def missing(
+def describe_missing(
     table: MachineTable, takes: Iterable[tuple[int, int]], level: Sequence[int]
 ) -> tuple[str, ...]:
     """Return in words what the conditions lack that a firing `takes` from."""
@@ -303,7 +306,7 @@ _STORY_LIMIT = 12
 _RETURN_TO_FREE = Message.RETURN ^ Message.FREE
 
 
-class Columns:
+class MachineState:
     """The state of one run of an actor graph, as it is before the first message."""
 
     __slots__ = (
@@ -376,7 +379,7 @@ class Columns:
 
     def story(self, actor: int) -> tuple[str, ...]:
         """Return what last happened to an actor and its neighbours: see `Machine.story`."""
-        return tell(self.table, self.ring, actor, _STORY_LIMIT)
+        return actor_history(self.table, self.ring, actor, _STORY_LIMIT)
 
     def refuse(self, code: int) -> NoReturn:
         """Raise the ProtocolError about a message that is not allowed now."""

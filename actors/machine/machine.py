@@ -30,7 +30,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 
-from actors.machine.columns import Columns, causes, check_actors, check_edges, missing, tell_all
+from actors.machine.columns import (
+    MachineState,
+    causes,
+    check_actors,
+    check_edges,
+    describe_missing,
+    message_history,
+)
 from actors.machine.errors import ProtocolError
 from actors.machine.table import MachineTable
 from actors.machine.transitions import (
@@ -61,7 +68,7 @@ class Ending:
 
     __slots__ = ("_columns", "send")
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: MachineState) -> None:
         self._columns = columns
         self.send: Callable[[Iterable[int]], object] = columns.outbox.extend
 
@@ -222,7 +229,7 @@ class Machine:
         "detached", "fireable", "flushing", "outbox", "start_causes", "table",
     )  # fmt: skip
 
-    columns_type, ending_type = Columns, Ending
+    columns_type, ending_type = MachineState, Ending
 
     def __init__(self, table: MachineTable) -> None:
         self.table = table
@@ -323,7 +330,7 @@ class Machine:
         """
         state, codes = self.columns.state, tuple(self.columns.ring)
         flushed = [a for a, t in enumerate(self.columns.flush_tokens) if t and state[a] in _OVER]
-        return tell_all(self.table, self._posts, flushed, codes, limit)
+        return message_history(self.table, self._posts, flushed, codes, limit)
 
     def causes(self, actor: int) -> tuple[tuple[str, str, int], ...]:
         """Return how many firings each thing started that came last.
@@ -334,9 +341,9 @@ class Machine:
 
     def waits_for(self, actor: int) -> tuple[str, ...]:
         """Return what an actor lacks for its next firing, in words."""
-        return missing(self.table, self._takes[actor], self.columns.level)
+        return describe_missing(self.table, self._takes[actor], self.columns.level)
 
-    def lacks(self, actor: int) -> tuple[int, ...]:
+    def missing_messages(self, actor: int) -> tuple[int, ...]:
         """Return the messages that an actor waits for before it can fire again, or end.
 
         READY and FREE stand for a token and a slot that is missing, END for the end of an input.
@@ -383,12 +390,12 @@ class Machine:
             except IndexError:
                 columns.refuse(code)
             if refill:
-                # The table's cell is COUNT, looked up in advance: see `Columns`.
+                # The table's cell is COUNT, looked up in advance: see `MachineState`.
                 level = levels[code] + refill
                 if level >= refill:
                     # The condition was met before: nothing new can fire. Only here can a slot be
                     # one too many, because a level that crosses zero is below its limit while slots
-                    # come and go by whole firings: see `Columns.count`.
+                    # come and go by whole firings: see `MachineState.count`.
                     if level > limits[code]:
                         columns.refuse(code)
                     levels[code] = level

@@ -72,10 +72,10 @@ class HostPort(Protocol):
 
 
 @runtime_checkable
-class GivesUp(Protocol):
+class AbandonableSource(Protocol):
     """A port of which a firing that blocks need not be waited for."""
 
-    def give_up(self) -> bool:
+    def abandon(self) -> bool:
         """Block in no firing more; return whether one is under way.
 
         Whatever that one still brings no longer counts: it must not touch its slot from now on
@@ -222,7 +222,7 @@ class DeviceFailure(ActorflowError):
         self.launch = launch
 
 
-class Gather(Protocol):
+class AllGatherObject(Protocol):
     """How ranks come to know what each of them has to say; no tensors go this way."""
 
     def __call__(self, name: str, value: PlainValue) -> list[PlainValue]:

@@ -11,7 +11,7 @@ last firing happens before it, and opens another where there is none. So 970 act
 have clocks of a handful of numbers. Streams only say where to look: that the firings of a line are
 ordered is seen in their clocks, never assumed.
 
-**Rounds** of a long period that come round again are left out (`Rounds`). `Check` and
+**Rounds** of a long period that come round again are left out (`SteadyStateDetector`). `Check` and
 `ConflictFinder` watch the unrolled graph and say whether accesses conflict.
 
 Source: Fidge, "Timestamps in message-passing systems that preserve the partial ordering", 1988;
@@ -40,7 +40,7 @@ Clock = tuple[int, ...]
 """How many firings of each line end before this one starts; of a line that it lacks, none."""
 
 
-class Moment(NamedTuple):
+class FiringStamp(NamedTuple):
     """A firing among all: it is number `position` of `line`, and comes after what `clock` says."""
 
     line: int
@@ -59,7 +59,7 @@ class Row:
 
     def __init__(self) -> None:
         self.first = 0
-        self.items: list[Moment] = []
+        self.items: list[FiringStamp] = []
 
     @property
     def count(self) -> int:
@@ -83,7 +83,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SkippedRounds:
     """Rounds that are not visited: `times` rounds in which actor a fires `fired[a]` times.
 
     Line i grows by `grown[i]` in each, and had length `lengths[i]` when the last one visited began.
@@ -94,18 +94,18 @@ class LeftOut:
     grown: tuple[int, ...]
     lengths: tuple[int, ...]
 
-    def moved(self, moment: Moment) -> Moment:
+    def moved(self, moment: FiringStamp) -> FiringStamp:
         """Return a moment of the last round visited, as it is in the last one left out."""
         by = [self.times * growth for growth in self.grown]
         clock = tuple([n + by[i] if n else 0 for i, n in enumerate(moment.clock)])
-        return Moment(moment.line, moment.position + by[moment.line], clock)
+        return FiringStamp(moment.line, moment.position + by[moment.line], clock)
 
-    def is_recent(self, moment: Moment) -> bool:
+    def is_recent(self, moment: FiringStamp) -> bool:
         """Return whether a moment belongs to the last round visited."""
         return moment.position >= self.lengths[moment.line]
 
 
-class Rounds:
+class SteadyStateDetector:
     """Finds rounds while a table is unrolled for some periods.
 
     `phases` are by actor the firings after which it touches the same bytes again: a round is only
@@ -134,7 +134,7 @@ class Rounds:
         self._count = dict.fromkeys(self._kept, 0)
         self._failed = dict.fromkeys(self._kept, 0)
 
-    def find(self, actor: int) -> LeftOut | None:
+    def find(self, actor: int) -> SkippedRounds | None:
         """Return what may be left out now that `actor` was visited, and keep where it was."""
         if actor not in self._kept:
             return None
@@ -169,7 +169,7 @@ class Rounds:
         recent = [tuple(row.items[-self.window(a) :]) for a, row in enumerate(rows)]
         return _RoundStart([row.count for row in rows], list(self._lengths), recent)
 
-    def _compared(self, kept: _RoundStart) -> LeftOut | None:
+    def _compared(self, kept: _RoundStart) -> SkippedRounds | None:
         """Return what may be left out if all since then is a round."""
         rows = self._rows
         if len(kept.lengths) != len(self._lengths):
@@ -188,7 +188,7 @@ class Rounds:
         times = self._most(fired) - 1
         if times < 1:
             return None
-        return LeftOut(times, tuple(fired), tuple(grown), tuple(kept.lengths))
+        return SkippedRounds(times, tuple(fired), tuple(grown), tuple(kept.lengths))
 
     def _is_balanced(self, fired: list[int], counts: list[int]) -> bool:
         """Return whether a round takes as many tokens as it makes, in whole phases.
@@ -242,10 +242,10 @@ class _RoundStart(NamedTuple):
 
     counts: list[int]
     lengths: list[int]
-    recent: list[tuple[Moment, ...]]
+    recent: list[tuple[FiringStamp, ...]]
 
 
-def _is_moved(before: Moment, after: Moment, grown: Sequence[int]) -> bool:
+def _is_moved(before: FiringStamp, after: FiringStamp, grown: Sequence[int]) -> bool:
     """Return whether a moment is another one, moved on by what lines grew."""
     if before.line != after.line or after.position - before.position != grown[before.line]:
         return False
@@ -258,7 +258,7 @@ _MAX_OPENED = 2
 are at most three per actor, whatever the graph."""
 
 
-def unroll(table: MachineTable, periods: int, limit: int) -> Iterator[tuple[int, int, Moment]]:
+def unroll(table: MachineTable, periods: int, limit: int) -> Iterator[tuple[int, int, FiringStamp]]:
     """Yield actor, firing and moment, each after all that happens before it.
 
     Stops after `periods`, or once `limit` firings are reached. Keeps all clocks: one int per firing
@@ -283,7 +283,7 @@ def watch(
     """
     rows = [Row() for _ in range(table.num_actors)]
     lines = _Lines(table.streams)
-    rounds = Rounds(table, periods, phases, rows, lines.lengths)
+    rounds = SteadyStateDetector(table, periods, phases, rows, lines.lengths)
     for actor, firing, moment in _unroll(table, periods, limit, rows, lines):
         watcher.visit(actor, firing, moment)
         left_out = rounds.find(actor)
@@ -300,7 +300,7 @@ def watch(
 
 def _unroll(
     table: MachineTable, periods: int, limit: int, rows: Sequence[Row], lines: _Lines
-) -> Iterator[tuple[int, int, Moment]]:
+) -> Iterator[tuple[int, int, FiringStamp]]:
     open_ = list(range(table.num_actors))
     budget = limit
     while open_ and budget > 0:
@@ -320,9 +320,11 @@ def _unroll(
         open_ = [a for a in open_ if rows[a].count < periods * table.repetitions[a]]
 
 
-def _past(table: MachineTable, rows: Sequence[Row], actor: int, firing: int) -> list[Moment] | None:
+def _past(
+    table: MachineTable, rows: Sequence[Row], actor: int, firing: int
+) -> list[FiringStamp] | None:
     """Return what a firing comes directly after, or None while some of it was not visited."""
-    past: list[Moment] = [rows[actor].items[-1]] if firing else []
+    past: list[FiringStamp] = [rows[actor].items[-1]] if firing else []
     for index in table.inputs[actor]:
         edge = table.edges[index]
         last, row = edge.made_by(firing), rows[edge.producer]
@@ -352,7 +354,7 @@ class _Lines:
         self._line = [-1] * len(streams)
         self._num_opened = [0] * len(streams)
 
-    def append(self, actor: int, past: Sequence[Moment]) -> Moment:
+    def append(self, actor: int, past: Sequence[FiringStamp]) -> FiringStamp:
         """Return the moment of an actor's next firing, which comes directly after `past`."""
         clock = [0] * len(self.lengths)
         for line, position, known in past:
@@ -363,7 +365,7 @@ class _Lines:
             line = self._line[actor] = self._find(actor, clock)
         position = self.lengths[line]
         self.lengths[line] = position + 1
-        return Moment(line, position, tuple(clock))
+        return FiringStamp(line, position, tuple(clock))
 
     def _find(self, actor: int, clock: list[int]) -> int:
         """Return a line of the actor's stream that ends before a clock, perhaps a new one."""
@@ -450,10 +452,10 @@ class Conflict(NamedTuple):
     second_firing: int
 
 
-_Accessed = tuple[int, PhasedFiring, Moment]
+_Accessed = tuple[int, PhasedFiring, FiringStamp]
 """A firing that accessed the bytes of a class, and when."""
 
-_NEVER = Moment(0, -1, ())
+_NEVER = FiringStamp(0, -1, ())
 """Before every firing."""
 
 
@@ -479,8 +481,8 @@ class Check:
             for actor, modulus, residue, is_write in phases:
                 if is_write or PhasedFiring(actor, modulus, residue, is_write=True) not in phases:
                     self._phases[actor].append((index, modulus, residue, is_write))
-        self._writes: list[Moment] = [_NEVER] * len(classes)
-        self._reads: list[dict[int, Moment]] = [{} for _ in classes]
+        self._writes: list[FiringStamp] = [_NEVER] * len(classes)
+        self._reads: list[dict[int, FiringStamp]] = [{} for _ in classes]
         self.phases = [lcm(*[modulus for _, modulus, _, _ in row]) for row in self._phases]
         self.is_racy = False
         self.num_firings = 0
@@ -488,7 +490,7 @@ class Check:
         self.num_lines = 0
         self.num_pairs = 0
 
-    def visit(self, actor: int, firing: int, moment: Moment) -> None:
+    def visit(self, actor: int, firing: int, moment: FiringStamp) -> None:
         """Take the next firing."""
         self.num_firings += 1
         line, clock, writes = moment.line, moment.clock, self._writes
@@ -510,7 +512,7 @@ class Check:
             reads.clear()
             writes[index] = moment
 
-    def leave_out(self, rounds: LeftOut) -> None:
+    def leave_out(self, rounds: SkippedRounds) -> None:
         """Take rounds like the last one: what accessed bytes last has moved on."""
         self.num_left_out += rounds.times * sum(rounds.fired)
         self._writes = [rounds.moved(m) if rounds.is_recent(m) else m for m in self._writes]
@@ -534,7 +536,7 @@ class ConflictFinder:
         self._reads: list[dict[int, _Accessed]] = [{} for _ in classes]
         self.conflicts: dict[tuple[int, int, int], Conflict] = {}
 
-    def visit(self, actor: int, firing: int, moment: Moment) -> None:
+    def visit(self, actor: int, firing: int, moment: FiringStamp) -> None:
         """Take the next firing; keep the first conflict of each class and pair of actors."""
         for index, phase in self._phases[actor]:
             if firing % phase.modulus != phase.residue:
@@ -549,7 +551,7 @@ class ConflictFinder:
                         )
             (writes if phase.is_write else reads)[actor] = (firing, phase, moment)
 
-    def leave_out(self, rounds: LeftOut) -> None:
+    def leave_out(self, rounds: SkippedRounds) -> None:
         """Take rounds like the last one: what accessed bytes last has moved on."""
         for accessed in (*self._writes, *self._reads):
             for actor, (firing, phase, moment) in accessed.items():

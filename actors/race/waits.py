@@ -34,7 +34,7 @@ from math import ceil
 from typing import NamedTuple
 
 from actors.machine.table import ENDLESS, Edge, MachineTable
-from actors.race.happens_before import Moment, downstream, unroll
+from actors.race.happens_before import FiringStamp, downstream, unroll
 from compiler.contract.placement import DeviceKind
 from compiler.contract.plan import Plan
 from compiler.contract.types import StreamId
@@ -168,7 +168,7 @@ def _throttles(table: MachineTable, max_ahead: int) -> tuple[Throttle, ...]:
     return tuple([Throttle(max(1, int(n)), max(1, ceil(max_ahead * n))) for n in per_step])
 
 
-_Moments = Sequence[Sequence[Moment]]
+_Moments = Sequence[Sequence[FiringStamp]]
 """By actor and firing."""
 
 
@@ -207,7 +207,7 @@ def _is_implied(
     return False
 
 
-def _is_before(moments: _Moments, actor: int, firing: int, later: Moment) -> bool:
+def _is_before(moments: _Moments, actor: int, firing: int, later: FiringStamp) -> bool:
     """Return whether a firing, or none if negative, happens before a moment."""
     if firing < 0:
         return True
@@ -219,7 +219,7 @@ def _moments_of_inputs(table: MachineTable) -> _Moments:
 
     A flushed actor has no inputs here. There are none when a period is too long to be unrolled.
     """
-    moments: list[list[Moment]] = [[] for _ in range(table.num_actors)]
+    moments: list[list[FiringStamp]] = [[] for _ in range(table.num_actors)]
     laps = [
         (e.num_slots + e.initial) // (e.produce * table.repetitions[e.producer])
         for e in table.edges

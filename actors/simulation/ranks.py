@@ -1,9 +1,9 @@
 """Many ranks on virtual time: what training on a mesh will cost that no one here can run.
 
 Every rank is a machine of its own with the plan of its class, its own speed and jitter. All stand
-in one calendar and meet in collectives (`Fleet`). So a slow rank holds up the others, as far as
-plans do not overlap. The launches of one firing travel together: their bytes add up, their messages
-do not. `actors.simulation.costs` says what a transfer takes.
+in one calendar and meet in collectives (`MultiRankSimulator`). So a slow rank holds up the others,
+as far as plans do not overlap. The launches of one firing travel together: their bytes add up,
+their messages do not. `actors.simulation.costs` says what a transfer takes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FleetOptions:
 
 
 @dataclass(slots=True)
-class Gathering:
+class SimulatedCollective:
     """A meeting of one group: who takes part, and when each time began to move bytes and ended.
 
     `members` are kinds of ranks with the actor and the turn in its firing; `present` are the kinds
@@ -57,7 +57,7 @@ class Gathering:
     times: list[tuple[int, int]] = field(default_factory=list)
 
 
-class Fleet:
+class MultiRankSimulator:
     """Ranks with their plans on virtual time.
 
     Args:
@@ -85,7 +85,7 @@ class Fleet:
         self.counts = [0] * len(first)
         for kind in self._kinds:
             self.counts[kind] += 1
-        self._met: list[dict[int, list[Gathering]]] = [{} for _ in first]
+        self._met: list[dict[int, list[SimulatedCollective]]] = [{} for _ in first]
         self.gatherings = self._gather()
         tables = [MachineTable.of(plan) for plan in ranks.plans]
         self.runs = [
@@ -137,12 +137,12 @@ class Fleet:
 
     # -- who meets whom --------------------------------------------------------------------------
 
-    def _gather(self) -> list[Gathering]:
+    def _gather(self) -> list[SimulatedCollective]:
         """Return all gatherings, in the one order of the job, and note whom each kind meets.
 
         A group of one rank is none: what it does is a firing like any other.
         """
-        found: dict[tuple[str, frozenset[int], tuple[int, int]], Gathering] = {}
+        found: dict[tuple[str, frozenset[int], tuple[int, int]], SimulatedCollective] = {}
         kinds_of: dict[tuple[int, ...], frozenset[int]] = {}
         for kind, rank in enumerate(self.first_rank):
             for meeting in self.ranks.meetings[self.ranks.class_of[rank]]:
@@ -153,7 +153,9 @@ class Fleet:
                     kinds_of[group] = frozenset([self._kinds[member] for member in group])
                 key = meeting.group, kinds_of[group], meeting.place
                 if key not in found:
-                    found[key] = Gathering(group, meeting, self._prices.duration_ns(rank, meeting))
+                    found[key] = SimulatedCollective(
+                        group, meeting, self._prices.duration_ns(rank, meeting)
+                    )
                 own = self._met[kind].setdefault(meeting.actor, [])
                 found[key].members.append((kind, meeting.actor, len(own)))
                 own.append(found[key])
@@ -170,7 +172,7 @@ class Fleet:
             for actor in range(num_actors)
         ]
 
-    def _come(self, gathering: Gathering, kind: int, _actor: int = 0) -> None:
+    def _come(self, gathering: SimulatedCollective, kind: int, _actor: int = 0) -> None:
         """Let a kind of ranks come to a gathering; the last one starts the transfer."""
         gathering.present.append(kind)
         if len(gathering.present) < len(gathering.members):
@@ -184,7 +186,7 @@ class Fleet:
         gathering.times.append((now, end))
         self.calendar.together(end, gathering.number)
 
-    def _part(self, gathering: Gathering, now: int) -> None:
+    def _part(self, gathering: SimulatedCollective, now: int) -> None:
         """End a gathering: each rank comes to its next one, or its firing is done."""
         gathering.present.clear()
         for kind, actor, turn in gathering.members:
@@ -352,7 +354,7 @@ def simulate_ranks(
         ]
     )
     slowdowns = spread.slowdowns(num_ranks, Random(f"{seed} slowdowns"))
-    fleet = Fleet(ranks, local, FleetOptions(network, slowdowns, jitter, seed))
+    fleet = MultiRankSimulator(ranks, local, FleetOptions(network, slowdowns, jitter, seed))
     makespan = exposed = late = longest = slowest_kind = 0
     step_ns = 0.0
     slowest: SimulatedRun | None = None
@@ -404,7 +406,7 @@ def _local_ns(
     ]
 
 
-def _coverage(fleet: Fleet, kind: int, run: SimulatedRun) -> tuple[int, int, int]:
+def _coverage(fleet: MultiRankSimulator, kind: int, run: SimulatedRun) -> tuple[int, int, int]:
     """Return three times of a rank's run.
 
     In which it computes; in which bytes move that no compute covers; and in which neither is true

@@ -30,7 +30,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from actors.machine.table import ENDLESS, OUTSIDE, Edge, MachineTable
-from actors.race.happens_before import Moment, unroll
+from actors.race.happens_before import FiringStamp, unroll
 from actors.race.race import RaceError, check_order
 from actors.race.waits import EventWait, Waits, asynchronous_streams, order_of_work, wait_table
 from compiler.contract.errors import InternalError
@@ -58,7 +58,7 @@ def check_promises(plan: Plan, table: MachineTable, order: MachineTable) -> None
     """
     writers = [int(actor.id) for actor in plan.actors if _is_update(plan, actor)]
     sinks = [int(actor.id) for actor in plan.actors if actor.kind is ActorKind.SINK]
-    moments: list[list[Moment]] = [[] for _ in range(order.num_actors)]
+    moments: list[list[FiringStamp]] = [[] for _ in range(order.num_actors)]
     for actor, _, moment in unroll(order, _PERIODS, ENDLESS):
         moments[actor].append(moment)
     _check_told(table, order, moments, sinks, writers)
@@ -77,7 +77,7 @@ def _is_update(plan: Plan, actor: Actor) -> bool:
     return not registers.isdisjoint(written)
 
 
-def _check_met(order: MachineTable, moments: list[list[Moment]], meeting: list[int]) -> None:
+def _check_met(order: MachineTable, moments: list[list[FiringStamp]], meeting: list[int]) -> None:
     """Check that actors which meet other ranks fire one after another, as they are numbered."""
     for one, other in pairwise(meeting):
         if order.repetitions[one] != order.repetitions[other]:
@@ -93,7 +93,7 @@ def _check_met(order: MachineTable, moments: list[list[Moment]], meeting: list[i
 def _check_told(
     table: MachineTable,
     order: MachineTable,
-    moments: list[list[Moment]],
+    moments: list[list[FiringStamp]],
     sinks: list[int],
     writers: list[int],
 ) -> None:
@@ -376,13 +376,13 @@ def _lost(run: _PlanRun, dependency: Dependency) -> list[Edge]:
 def _ways(order: MachineTable, lost: Sequence[Edge]) -> list[str]:
     """Return another way for each of some edges; "" where there is none."""
     periods = 4 + max([_lag(order, edge) for edge in (*order.edges, *lost)])
-    moments: list[list[Moment]] = [[] for _ in range(order.num_actors)]
+    moments: list[list[FiringStamp]] = [[] for _ in range(order.num_actors)]
     for actor, _, moment in unroll(order, periods, ENDLESS):
         moments[actor].append(moment)
     return [_way(order, moments, edge) for edge in lost]
 
 
-def _way(order: MachineTable, moments: Sequence[Sequence[Moment]], lost: Edge) -> str:
+def _way(order: MachineTable, moments: Sequence[Sequence[FiringStamp]], lost: Edge) -> str:
     """Return a way from the late firings of a consumer to what each of them was to come after."""
     made = moments[lost.producer]
     past = [lost.made_by(firing) for firing in range(len(moments[lost.consumer]))]

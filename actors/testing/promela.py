@@ -79,7 +79,7 @@ def any_(conditions: list[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class ModelCheckCase:
     """What is to be tried on a plan.
 
     Every source is admitted up to `firings` times its firings per step; it may find no more data at
@@ -124,7 +124,7 @@ c_decl {{
 """Tells each change of state once; no part of the model's own state."""
 
 
-def model(study: Study, transitions: Table = TRANSITIONS, bug: Bug = NO_BUG) -> str:
+def model(study: ModelCheckCase, transitions: Table = TRANSITIONS, bug: Bug = NO_BUG) -> str:
     """Return the Promela text of a study; `transitions` and `bug` are for seeded faults."""
     return _Writer(study, transitions, bug).text()
 
@@ -132,7 +132,7 @@ def model(study: Study, transitions: Table = TRANSITIONS, bug: Bug = NO_BUG) -> 
 class _Writer:
     """Writes the model; every method returns Promela statements, one per line."""
 
-    def __init__(self, study: Study, transitions: Table, bug: Bug) -> None:
+    def __init__(self, study: ModelCheckCase, transitions: Table, bug: Bug) -> None:
         self.study = study
         self.table = study.table
         self.transitions = transitions

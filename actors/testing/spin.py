@@ -39,7 +39,7 @@ from actors.machine.transitions import (
     message,
 )
 from actors.testing.oracle import channel_of
-from actors.testing.promela import NO_BUG, Bug, Study, Table, model
+from actors.testing.promela import NO_BUG, Bug, ModelCheckCase, Table, model
 from compiler.contract.errors import ActorflowError, InternalError
 
 # Why the machine's own states are counted: a proof about a model says nothing about a machine that
@@ -93,7 +93,7 @@ class _Restorable(Machine):
             getattr(columns, name)[:] = values
 
 
-def reach(study: Study) -> StateSpace:
+def reach(study: ModelCheckCase) -> StateSpace:
     """Take the machine through every order of events and validate it in every state.
 
     Raises InternalError for a state that breaks an invariant, and for one in which nothing can
@@ -120,7 +120,7 @@ def reach(study: Study) -> StateSpace:
 class _StateSearch:
     """The events that can follow a state."""
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: ModelCheckCase) -> None:
         self.study = study
         self.table = study.table
         self.machine = _Restorable(study.table)
@@ -263,7 +263,7 @@ def _plan(
 _LINK = re.compile(r"(\d+)>([\d,]+)(?::(\d+)/(\d+))?(?:\*(\d+))?(?:\+(\d+))?")
 
 
-def _family() -> Iterator[tuple[str, Study]]:
+def _family() -> Iterator[tuple[str, ModelCheckCase]]:
     for slots in (1, 2, 3):
         s = f"*{slots}"
         chain = [f"{a}>{a + 1}{s}" for a in range(4)]
@@ -273,41 +273,56 @@ def _family() -> Iterator[tuple[str, Study]]:
         metrics = _plan(f"0>1{s} 1>2:1/3*{slots + 2} 2>3{s}", flushed=[2])
         snapshot = _plan(f"0>1{s} 1>2:1/2*2 2>3{s} 1>4{s}", flushed=[2])
         fork = _plan(f"0>1,2,3{s} 1>4{s} 2>4{s} 3>4*1")
-        failing = Study(_plan(diamond), 3, failing=(0, 1, 2, 3))
-        pair = Study(_plan(chain[0]), 6, is_exhausting=True, is_limited=True)
-        joined = Study(two, 3, is_exhausting=True, is_limited=True)
+        failing = ModelCheckCase(_plan(diamond), 3, failing=(0, 1, 2, 3))
+        pair = ModelCheckCase(_plan(chain[0]), 6, is_exhausting=True, is_limited=True)
+        joined = ModelCheckCase(two, 3, is_exhausting=True, is_limited=True)
         yield f"pair, {slots} slots", pair
-        limited = Study(_plan(" ".join(chain[:2])), 5, is_limited=True)
+        limited = ModelCheckCase(_plan(" ".join(chain[:2])), 5, is_limited=True)
         yield f"chain of 3, {slots} slots", limited
-        yield f"chain of 4, {slots} slots", Study(_plan(" ".join(chain[:3])), 5)
-        yield f"chain of 5, {slots} slots", Study(_plan(" ".join(chain)), 4)
-        yield f"diamond, {slots} slots", Study(_plan(diamond), 4)
-        yield f"fork and join, {slots} slots", Study(fork, 3)
-        yield f"skip past a chain, {slots} slots", Study(_plan(f"0>1{s} 1>2{s} 0>2{s}"), 5)
-        yield f"accumulate 2:1 and log, {slots} slots", Study(accumulate, 5)
-        yield f"metrics 3:1, flushed, {slots} slots", Study(metrics, 5)
-        yield f"snapshot, flushed with staging, {slots} slots", Study(snapshot, 4)
-        exhausted = Study(_plan(f"0>1{s} 1>2{s} 1>3{s}"), 4, is_exhausting=True)
+        yield f"chain of 4, {slots} slots", ModelCheckCase(_plan(" ".join(chain[:3])), 5)
+        yield f"chain of 5, {slots} slots", ModelCheckCase(_plan(" ".join(chain)), 4)
+        yield f"diamond, {slots} slots", ModelCheckCase(_plan(diamond), 4)
+        yield f"fork and join, {slots} slots", ModelCheckCase(fork, 3)
+        yield f"skip past a chain, {slots} slots", ModelCheckCase(_plan(f"0>1{s} 1>2{s} 0>2{s}"), 5)
+        yield f"accumulate 2:1 and log, {slots} slots", ModelCheckCase(accumulate, 5)
+        yield f"metrics 3:1, flushed, {slots} slots", ModelCheckCase(metrics, 5)
+        yield f"snapshot, flushed with staging, {slots} slots", ModelCheckCase(snapshot, 4)
+        exhausted = ModelCheckCase(_plan(f"0>1{s} 1>2{s} 1>3{s}"), 4, is_exhausting=True)
         yield f"source that is exhausted, {slots} slots", exhausted
         yield f"two sources with limits and ends, {slots} slots", joined
         yield f"any actor fails, {slots} slots", failing
-    yield "scatter 1:3 and gather 2:1", Study(_plan("0>1:3/1*4 1>2:1/2*3"), 4, is_limited=True)
-    yield "rates 2:3 and 3:2", Study(_plan("0>1:2/3*4 1>2:3/2*5", flushed=[2]), 5)
-    yield "two flushed in a row", Study(_plan("0>1:1/2*2 1>2:1/2*2 2>3*1", flushed=[1, 2]), 6)
-    yield "flushed join of two rates", Study(_plan("0>1:1/2*2 0>2*2 1>2:2/1*2", flushed=[2]), 5)
-    late = Study(_plan("0>1*2 1>2:1/2*2 2>3*1", flushed=[2]), 4, failing=(2,))
+    yield (
+        "scatter 1:3 and gather 2:1",
+        ModelCheckCase(_plan("0>1:3/1*4 1>2:1/2*3"), 4, is_limited=True),
+    )
+    yield "rates 2:3 and 3:2", ModelCheckCase(_plan("0>1:2/3*4 1>2:3/2*5", flushed=[2]), 5)
+    yield (
+        "two flushed in a row",
+        ModelCheckCase(_plan("0>1:1/2*2 1>2:1/2*2 2>3*1", flushed=[1, 2]), 6),
+    )
+    yield (
+        "flushed join of two rates",
+        ModelCheckCase(_plan("0>1:1/2*2 0>2*2 1>2:2/1*2", flushed=[2]), 5),
+    )
+    late = ModelCheckCase(_plan("0>1*2 1>2:1/2*2 2>3*1", flushed=[2]), 4, failing=(2,))
     yield "flushed after a failure", late
     between = "0>2:1/2*2 1>2*3+1 1>3:1/2*2 2>3:1/2*2 2>4*1"
-    failing = Study(_plan(between, sources=[0, 1], flushed=[2]), 3, failing=(2,))
+    failing = ModelCheckCase(_plan(between, sources=[0, 1], flushed=[2]), 3, failing=(2,))
     yield "flushed between two sources, may fail", failing
-    yield "credits to start with", Study(_plan("0>1*2 1>2:1/3*3+2 2>3*1"), 5, is_exhausting=True)
-    yield "credits for a firing at birth", Study(_plan("0>1*1 1>2:1/2*3+3", flushed=[2]), 4)
-    yield "loop with credits", Study(_plan("0>1*2 1>2*1 2>1*1+1"), 4, is_exhausting=True)
-    yield "source with an input", Study(_plan("0>1:1/2*3 1>2*2", sources=[0, 1]), 6)
-    yield "two parts", Study(_plan("0>2*2 1>3*1", sources=[0, 1]), 3, is_limited=True)
+    yield (
+        "credits to start with",
+        ModelCheckCase(_plan("0>1*2 1>2:1/3*3+2 2>3*1"), 5, is_exhausting=True),
+    )
+    yield (
+        "credits for a firing at birth",
+        ModelCheckCase(_plan("0>1*1 1>2:1/2*3+3", flushed=[2]), 4),
+    )
+    yield "loop with credits", ModelCheckCase(_plan("0>1*2 1>2*1 2>1*1+1"), 4, is_exhausting=True)
+    yield "source with an input", ModelCheckCase(_plan("0>1:1/2*3 1>2*2", sources=[0, 1]), 6)
+    yield "two parts", ModelCheckCase(_plan("0>2*2 1>3*1", sources=[0, 1]), 3, is_limited=True)
 
 
-FAMILY: Mapping[str, Study] = MappingProxyType(dict(_family()))
+FAMILY: Mapping[str, ModelCheckCase] = MappingProxyType(dict(_family()))
 """Plans of up to five actors, every shape with 1 to 3 slots."""
 
 

@@ -55,7 +55,7 @@ def native_gemms(a, b, out) -> dict[str, Callable[[], object]]:
     ready_native(Settings.from_env(os.environ))
     gemm = gemm_of(*[view_of_array(array) for array in (a, b, out)])
     found = {}
-    for library in LIBRARIES if runtime.is_on() else ():
+    for library in LIBRARIES if runtime.is_enabled() else ():
         size = workspace_bytes(library, gemm)
         if size is not None:
             raw = np.empty(size + 64, np.uint8)

@@ -11,7 +11,7 @@ from actorflow.tensor.initial_values import initial_values
 from actors.device.host import HostDevice
 from actors.kernels.host import catalogue
 from actors.kernels.library import openblas
-from actors.kernels.library.launch import JoinedLaunches, join
+from actors.kernels.library.launch import NativeChain, merge_native_launches
 from actors.loop.bound import BoundPlan
 from actors.loop.load import load
 from actors.machine.protocol import Array, Launch, Token
@@ -93,7 +93,7 @@ def launch_times_ns(
     """
     openblas.use_one_thread()
     ports = {actor.name: _IdlePort(batch or {}) for actor in plan.actors if actor.kind in PORTED}
-    bound = load(plan, ports, (HostDevice(catalogue.binders(), joins=False),))
+    bound = load(plan, ports, (HostDevice(catalogue.kernels_by_name(), joins=False),))
     try:
         for name, array in initial_values(plan, dict(values), 0).items():
             bound.variables.write(name, array)
@@ -108,8 +108,8 @@ def _chains_ns(bound: BoundPlan, plan: Plan) -> list[int]:
     for actor, phases in zip(plan.actors, bound.chains, strict=True):
         if not actor.launches:
             continue
-        for item in join(phases[0]):
-            if isinstance(item, JoinedLaunches):
+        for item in merge_native_launches(phases[0]):
+            if isinstance(item, NativeChain):
                 found += item.timed()
             else:
                 begin = time.perf_counter_ns()

@@ -176,7 +176,7 @@ def _change_launch(body: list, column: int, rng: random.Random) -> str:
             attr[1] = _other_plain(attr[1], rng)
         return f"launch.attrs.{attr[0] if len(attr[0]) < 20 else '?'}"
     elif what == "kernel":
-        names = list(catalogue.binders())
+        names = list(catalogue.kernels_by_name())
         own = [n for n in names if n.endswith("." + launch[1])]
         launch[0] = rng.choice(own if own and rng.random() < 0.7 else [*names, *HOSTILE])
     elif what == "op":

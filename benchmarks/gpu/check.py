@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from actors.device.cuda.nvml import GpuListed, Listing, listed_gpus  # noqa: E402
+from actors.device.cuda.nvml import NvmlDevice, NvmlDevices, listed_gpus  # noqa: E402
 from gpu.picture import write_png  # noqa: E402
 from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, table  # noqa: E402
 from gpu.section import (  # noqa: E402
@@ -56,7 +56,7 @@ class Run:
     shared: Path
     ends: float
     is_emulated: bool
-    here: Listing
+    here: NvmlDevices
 
     def limit_s(self, section: Section, later: Sequence[Section]) -> float:
         """Return how long a section may take: its own time is safe from those before it.
@@ -116,7 +116,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def _here(counting: str = _COUNTING) -> Listing:
+def _here(counting: str = _COUNTING) -> NvmlDevices:
     """Return the GPUs that are here.
 
     Where the library that lists them is missing or has nothing, CUDA itself is asked, in a process
@@ -130,7 +130,7 @@ def _here(counting: str = _COUNTING) -> Listing:
         count = int(subprocess.run(asked, capture_output=True, check=True, timeout=60).stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return here
-    unlisted = GpuListed(f"unlisted ({here.problem})", "", (0, 0), 0)
+    unlisted = NvmlDevice(f"unlisted ({here.problem})", "", (0, 0), 0)
     return replace(here, gpus=(unlisted,) * count, problem="" if count else here.problem)
 
 

@@ -75,7 +75,7 @@ def open_device(
     place: Place, driver: CudaDriver | None = None, more: Mapping[str, CudaKernel] = _NO_MORE
 ) -> CudaDevice:
     """Return the device on a driver, with every kernel that there is, and more."""
-    return CudaDevice(driver or open_driver(place), {**catalogue.binders(GPU), **more})
+    return CudaDevice(driver or open_driver(place), {**catalogue.kernels_by_name(GPU), **more})
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def bound_launches(
 
     Of registers with several slots it is the first. `host_base` is where pinned memory begins.
     """
-    kernels = catalogue.binders(GPU)
+    kernels = catalogue.kernels_by_name(GPU)
 
     def view(index: int) -> DeviceView:
         said = plan.views[index]

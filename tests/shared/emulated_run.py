@@ -11,9 +11,9 @@ import numpy as np
 from actors.device.cuda.memory import argument_block
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda.calls import (
+    AlternativeCalls,
     CopyBytes,
     FillBytes,
-    OneOf,
     RunCudnn,
     RunKernel,
     RunProduct,
@@ -122,7 +122,10 @@ def single(calls, way):
     """Return calls with one way in place of several."""
     return tuple(
         itertools.chain(
-            *[call.alternatives[way] if isinstance(call, OneOf) else (call,) for call in calls]
+            *[
+                call.alternatives[way] if isinstance(call, AlternativeCalls) else (call,)
+                for call in calls
+            ]
         )
     )
 

@@ -89,8 +89,10 @@ def fused(op, attrs, inputs, dtypes=None):
 
 def chosen(op, attrs, inputs, outputs, of=operand):
     """Return the kernel that the catalogue chooses, and what it needs."""
-    name, needs = catalogue.choose(op, attrs, tuple(map(of, inputs)), tuple(map(of, outputs)))
-    return catalogue.binders()[name], needs
+    name, needs = catalogue.select_kernel(
+        op, attrs, tuple(map(of, inputs)), tuple(map(of, outputs))
+    )
+    return catalogue.kernels_by_name()[name], needs
 
 
 def bind(op, attrs, inputs, outputs):

@@ -3,7 +3,7 @@
 from itertools import islice
 from random import Random
 
-from actors.machine.columns import Columns
+from actors.machine.columns import MachineState
 from actors.machine.errors import ProtocolError
 from actors.machine.machine import Machine
 from actors.machine.transitions import TRANSITIONS, Message, Reaction, State, kind_of
@@ -12,7 +12,7 @@ from actors.testing.oracle import OracleError, make_scenario, play
 NUM_SEEDS = 600
 
 
-class LooseColumns(Columns):
+class LooseColumns(MachineState):
     """Columns without the check of limits."""
 
     def refuse(self, code):

@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 
-from actors.device.cuda.driver import CudaError, GpuSeen
+from actors.device.cuda.driver import CudaError, DeviceProperties
 from actors.kernels.cuda.calls import KernelText, RunKernel
 from actors.kernels.cuda.kernel import DeviceView
 from compiler.contract.types import numpy_dtype
@@ -65,7 +65,7 @@ class RecordingDriver:
     # -- the protocol ----------------------------------------------------------------------------
 
     def seen(self):
-        return GpuSeen("recording", (9, 0), 132, 1 << 37, 13000)
+        return DeviceProperties("recording", (9, 0), 132, 1 << 37, 13000)
 
     def free_bytes(self):
         return self._free_bytes

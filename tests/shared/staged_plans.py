@@ -7,7 +7,7 @@ from graphs import made_up
 import actorflow as af
 from actorflow import nn
 from actors.simulation.costs import Network, Wire
-from actors.simulation.ranks import Fleet, FleetOptions
+from actors.simulation.ranks import FleetOptions, MultiRankSimulator
 from compiler.contract.placement import INSIDE_A_HOST, Mesh, joined
 from compiler.contract.plan_tables import ActorKind
 from compiler.contract.rank_plans import RankPlans
@@ -92,7 +92,7 @@ def runs_of(plans, batches, forward_ns, backward_ns, *, transfer_ns=0, jitter=0.
     num_stages = len(plans)
     mesh = Mesh(("stage",), (num_stages,))
     wire = Wire(1e9, transfer_ns)
-    fleet = Fleet(
+    fleet = MultiRankSimulator(
         RankPlans(mesh, tuple(plans), tuple(range(num_stages))),
         [durations(plan, forward_ns, backward_ns) for plan in plans],
         FleetOptions(Network(wire), (1.0,) * num_stages, jitter, seed),

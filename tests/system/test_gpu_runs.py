@@ -117,13 +117,13 @@ def breaks(plan, settings, monkeypatch):
             calls = self._kernel.bind(attrs, inputs, outputs, workspace)
             return (*calls, RunKernel(HANGS, HANGS.kernels[0], 1, 64, (0,)))
 
-    before = open_gpus.catalogue.binders
+    before = open_gpus.catalogue.kernels_by_name
 
     def binders(gpu):
         kernels = before(gpu)
         return {**kernels, name: Broken(kernels[name])}
 
-    monkeypatch.setattr(open_gpus.catalogue, "binders", binders)
+    monkeypatch.setattr(open_gpus.catalogue, "kernels_by_name", binders)
     first = next(i for i, launch in enumerate(step.launches) if launch.kernel == name)
     return step.launches[first], first + 1
 

@@ -13,7 +13,7 @@ from compiler.contract.errors import PlanFormatError
 
 pytestmark = [
     pytest.mark.usefixtures("native"),
-    pytest.mark.skipif(not onednn.is_there(), reason="oneDNN is not installed"),
+    pytest.mark.skipif(not onednn.is_available(), reason="oneDNN is not installed"),
 ]
 
 EXTENT = 17

@@ -386,7 +386,7 @@ def trained(cache, tmp_path, monkeypatch, native_toolchain):
     file.write_text(FIT)
     assert main(["run", str(file)]) == 0
     yield file
-    runtime.turn_off()
+    runtime.disable()
 
 
 def table(cache):

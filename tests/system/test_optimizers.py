@@ -109,7 +109,7 @@ def test_batches_that_are_accumulated_are_one_large_batch(name):
 @every_optimizer
 def test_native_kernels_compute_the_same(name, native):
     fast, _ = trained(name)
-    native.turn_off()
+    native.disable()
     slow, _ = trained(name)
     near(fast, slow, 1e-4)
 

@@ -25,11 +25,11 @@ from actors.device.cuda.driver import (
     SCRATCH_BYTE,
     CudaDriver,
     CudaError,
-    TriedWays,
+    TimedAlternatives,
     is_of_library,
     is_out_of_memory,
 )
-from actors.kernels.common.files import DamagedFile, kept, replace_object
+from actors.kernels.common.files import DamagedFile, load_measurements, replace_object
 from actors.kernels.cuda.calls import LtEpilogue, LtLayout, LtProduct
 from compiler.contract.types import DType
 
@@ -74,7 +74,7 @@ class ProductChoices:
     def _read(self) -> dict[str, bytes]:
         if self.file is None:
             return {}
-        return kept(self.file, self._decoded, "products are timed anew") or {}
+        return load_measurements(self.file, self._decoded, "products are timed anew") or {}
 
     def _decoded(self, found: dict[str, object]) -> dict[str, bytes]:
         products = found.get("products")
@@ -496,7 +496,7 @@ class LibraryTrial:
                 ask(name, handle)
             ask("streamDestroy", stream)
 
-    def fastest_way(self, ways: TriedWays) -> int:
+    def fastest_way(self, ways: TimedAlternatives) -> int:
         """Return the number of the fastest; one that the library refuses as it runs is left out.
 
         Raises CudaError where that is each of them.

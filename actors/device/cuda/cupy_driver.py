@@ -26,8 +26,8 @@ from actors.device.cuda.cudnn import Cudnn, CudnnChoice
 from actors.device.cuda.driver import (
     OLDEST_CUDA,
     CudaError,
-    GpuSeen,
-    TriedWays,
+    DeviceProperties,
+    TimedAlternatives,
     absent,
     forked,
     is_out_of_memory,
@@ -166,7 +166,7 @@ class CupyDriver:
         self._cudnn: Cudnn | None = None
         self._cudnn_choices: list[CudnnChoice] = []
         said = self._ask("getDeviceProperties", index)
-        self._seen = GpuSeen(
+        self._seen = DeviceProperties(
             said["name"].decode(),
             (said["major"], said["minor"]),
             said["multiProcessorCount"],
@@ -174,7 +174,7 @@ class CupyDriver:
             self._ask("driverGetVersion"),
         )
 
-    def seen(self) -> GpuSeen:
+    def seen(self) -> DeviceProperties:
         """Return what the GPU is."""
         return self._seen
 
@@ -319,7 +319,9 @@ class CupyDriver:
             self._kept = ProductChoices(self._folder, made_for)
         return self._kept
 
-    def choose_way(self, key: str, trial: Callable[[], AbstractContextManager[TriedWays]]) -> int:
+    def choose_way(
+        self, key: str, trial: Callable[[], AbstractContextManager[TimedAlternatives]]
+    ) -> int:
         """Return the number of the fastest of some ways to do the same."""
         choices = self._product_choices()
         kept = choices.get(key)

@@ -13,12 +13,18 @@ from actors.device.cuda.driver import (
     SCRATCH_BYTE,
     CudaDriver,
     CudaError,
-    TriedWays,
+    TimedAlternatives,
     explained,
     fault_of,
     is_out_of_memory,
 )
-from actors.device.cuda.memory import DeviceBlock, KeptDriver, Reports, extent_of, pinned_bytes
+from actors.device.cuda.memory import (
+    DeviceBlock,
+    KeptDriver,
+    StatusReports,
+    extent_of,
+    pinned_bytes,
+)
 from actors.device.cuda.streams import (
     CudaContext,
     CudaEvent,
@@ -33,13 +39,13 @@ from actors.device.cuda.streams import (
 )
 from actors.kernels.common import host_memory
 from actors.kernels.cuda.calls import (
+    AlternativeCalls,
     CopyBytes,
     DeviceCall,
     DeviceCalls,
     FillBytes,
     KernelText,
     LaunchCalls,
-    OneOf,
     RunKernel,
     RunProduct,
     every_call,
@@ -63,7 +69,7 @@ Placed = tuple[tuple[PlacedView, ...], tuple[PlacedView, ...], DeviceView | None
 
 
 @dataclass(frozen=True, slots=True)
-class OpenLaunch:
+class UntunedLaunch:
     """A launch with ways to choose from, whose texts may not be loaded yet.
 
     `calls` are supported; `bind` gives those of the same launch on other operands.
@@ -74,19 +80,19 @@ class OpenLaunch:
     operands: Placed
     bind: Callable[[Placed], LaunchCalls]
 
-    def settle(self, context: CudaContext) -> None:
+    def autotune(self, context: CudaContext) -> None:
         """Choose, and prepare the launch; its texts must be loaded. Raises CudaError."""
         found: list[DeviceCall] = []
         for number, call in enumerate(self.calls):
-            if isinstance(call, OneOf):
+            if isinstance(call, AlternativeCalls):
                 trial = partial(self._trial, context, number)
-                found += call.ways[context.choose_way(_key(call), trial)]
+                found += call.alternatives[context.choose_way(_key(call), trial)]
             else:
                 found.append(call)
         self.launch.prepare(tuple(found))
 
     @contextmanager
-    def _trial(self, context: CudaContext, number: int) -> Iterator[TriedWays]:
+    def _trial(self, context: CudaContext, number: int) -> Iterator[TimedAlternatives]:
         """Make the ways of one call runnable on scratch, which goes at the end of the `with`."""
         driver = context.kept.driver
         with ExitStack() as held:
@@ -98,14 +104,14 @@ class OpenLaunch:
                 None if workspace is None else scratch.moved(workspace),
             )
             call = context.supported(self.bind(moved))[number]
-            if not isinstance(call, OneOf):
+            if not isinstance(call, AlternativeCalls):
                 raise InternalError(f"a launch has other calls on scratch: {call!r}")
             runs = [
                 partial(_run, driver, tuple([(step, prepared(context, step)) for step in way]))
-                for way in call.ways
+                for way in call.alternatives
             ]
             fills = tuple([(fill, 0) for fill in scratch.fills])
-            yield TriedWays(partial(_run, driver, fills), tuple(runs))
+            yield TimedAlternatives(partial(_run, driver, fills), tuple(runs))
 
 
 class _TrialScratch:
@@ -134,9 +140,9 @@ def _run(driver: CudaDriver, calls: tuple[PreparedCall, ...], stream: int) -> No
         put_on(driver, stream, *call)()
 
 
-def _key(call: OneOf) -> str:
+def _key(call: AlternativeCalls) -> str:
     """Return what a choice depends on: what each way does, but for addresses."""
-    return "; or ".join(["; then ".join(_texts(way)) for way in call.ways])
+    return "; or ".join(["; then ".join(_texts(way)) for way in call.alternatives])
 
 
 def _texts(way: DeviceCalls) -> Iterator[str]:
@@ -179,13 +185,16 @@ class CudaDevice:
         *,
         is_stepwise: bool = False,
         is_deterministic: bool = False,
-        reports: Reports | None = None,
+        reports: StatusReports | None = None,
     ) -> None:
         self.device = Device(DeviceKind.CUDA, index)
         self._kept = KeptDriver(driver)
         try:
             self._context = CudaContext(
-                self._kept, self.device, reports or Reports(), is_deterministic=is_deterministic
+                self._kept,
+                self.device,
+                reports or StatusReports(),
+                is_deterministic=is_deterministic,
             )
         except CudaError as error:
             raise explained(error, self.device) from error
@@ -193,7 +202,7 @@ class CudaDevice:
         self._is_stepwise = is_stepwise
         self._current = Current()
         self._unloaded: dict[str, KernelText] = {}
-        self._open: list[OpenLaunch] = []
+        self._open: list[UntunedLaunch] = []
 
     # -- memory ----------------------------------------------------------------------------------
 
@@ -277,11 +286,11 @@ class CudaDevice:
         self, calls: LaunchCalls, operands: Placed, bind: Callable[[Placed], LaunchCalls]
     ) -> CudaLaunch:
         launch = CudaLaunch(self._context, self._current)
-        single = tuple([call for call in calls if not isinstance(call, OneOf)])
+        single = tuple([call for call in calls if not isinstance(call, AlternativeCalls)])
         if len(single) == len(calls):
             launch.prepare(single)
         else:
-            self._open.append(OpenLaunch(launch, calls, operands, bind))
+            self._open.append(UntunedLaunch(launch, calls, operands, bind))
         return launch
 
     def _load(self) -> None:
@@ -290,7 +299,7 @@ class CudaDevice:
         self._kept.driver.load((*texts, *self._context.status.texts))
         settled, self._open = self._open, []
         for launch in settled:
-            launch.settle(self._context)
+            launch.autotune(self._context)
 
     # -- streams ---------------------------------------------------------------------------------
 

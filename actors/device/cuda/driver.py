@@ -46,7 +46,7 @@ class CudaError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class GpuSeen:
+class DeviceProperties:
     """What a driver says of a GPU that is here."""
 
     name: str
@@ -65,7 +65,7 @@ RunOn = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class TriedWays:
+class TimedAlternatives:
     """Ways to do the same on scratch: `fill` comes before the first run of any."""
 
     fill: RunOn
@@ -79,7 +79,7 @@ class CudaDriver(Protocol):
     which runs all actors of devices. Those of the host have threads of their own, which only wait.
     """
 
-    def seen(self) -> GpuSeen:
+    def seen(self) -> DeviceProperties:
         """Return what the GPU is."""
 
     def free_bytes(self) -> int:
@@ -163,7 +163,9 @@ class CudaDriver(Protocol):
     ) -> None:
         """Run a product."""
 
-    def choose_way(self, key: str, trial: Callable[[], AbstractContextManager[TriedWays]]) -> int:
+    def choose_way(
+        self, key: str, trial: Callable[[], AbstractContextManager[TimedAlternatives]]
+    ) -> int:
         """Return the number of the fastest of some ways to do the same.
 
         They are timed on the scratch of `trial()`, once, and the number is kept by `key`. The first

@@ -295,7 +295,7 @@ class StatusCell:
         return self._explain(int(self._words[2]), int(self._words[3]))
 
 
-class Reports:
+class StatusReports:
     """What kernels of all devices of a run have reported: one may compute what another brings out.
 
     `has_cells`: whether any kernel may report.
@@ -326,13 +326,13 @@ class Reports:
                 return True
         return False
 
-    def told(self) -> list[StatusCell]:
+    def raised_cells(self) -> list[StatusCell]:
         """Return the cells that have something."""
         return [c for memory in self._memories for c in memory.cells if c.has_something]
 
     def fault(self) -> DeviceFault:
         """Return the earliest bad index as a fault, when nothing works on the devices."""
-        cell = min(self.told(), key=_order)
+        cell = min(self.raised_cells(), key=_order)
         error = cell.error()
         text = f"{type(error).__name__}: {error}"
         fault = DeviceFault(text, stream=cell.stream, launch=cell.launch)
@@ -351,7 +351,7 @@ class StatusMemory:
         "_any", "_counts", "_free", "_kept", "_nowhere", "_num_counts", "_reports", "cells", "said",
     )  # fmt: skip
 
-    def __init__(self, kept: KeptDriver, reports: Reports) -> None:
+    def __init__(self, kept: KeptDriver, reports: StatusReports) -> None:
         self._kept = kept
         self._reports = reports
         self._counts: list[DeviceBlock] = []

@@ -17,7 +17,7 @@ _TEXT_BYTES = 96
 
 
 @dataclass(frozen=True, slots=True)
-class GpuListed:
+class NvmlDevice:
     """A GPU of this machine, by what its driver calls it."""
 
     name: str
@@ -27,14 +27,14 @@ class GpuListed:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class NvmlDevices:
     """The GPUs that a process may use, in order, and their driver.
 
     `cuda` is the newest version of CUDA that the driver serves, as (13, 0). `problem` says why
     there are none; it is empty where there are some.
     """
 
-    gpus: tuple[GpuListed, ...] = ()
+    gpus: tuple[NvmlDevice, ...] = ()
     driver: str = ""
     cuda: tuple[int, int] = (0, 0)
     problem: str = ""
@@ -52,7 +52,9 @@ class _NvmlError(Exception):
     """A call of the library failed; the text says which, and with what."""
 
 
-def listed_gpus(environ: Mapping[str, str], load: Callable[[str], Any] = ctypes.CDLL) -> Listing:
+def listed_gpus(
+    environ: Mapping[str, str], load: Callable[[str], Any] = ctypes.CDLL
+) -> NvmlDevices:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this process; `load` opens a library.
 
     Never raises: what is missing is said in the answer.
@@ -60,20 +62,20 @@ def listed_gpus(environ: Mapping[str, str], load: Callable[[str], Any] = ctypes.
     try:
         library = load(_LIBRARY)
     except OSError:
-        return Listing(problem=f"no NVIDIA driver is here: there is no {_LIBRARY}")
+        return NvmlDevices(problem=f"no NVIDIA driver is here: there is no {_LIBRARY}")
     try:
         _call(library, "nvmlInit_v2")
     except _NvmlError as error:
-        return Listing(problem=f"the NVIDIA driver does not answer: {error}")
+        return NvmlDevices(problem=f"the NVIDIA driver does not answer: {error}")
     try:
         return _asked(library, environ)
     except _NvmlError as error:
-        return Listing(problem=f"the NVIDIA driver does not say which GPUs there are: {error}")
+        return NvmlDevices(problem=f"the NVIDIA driver does not say which GPUs there are: {error}")
     finally:
         library.nvmlShutdown()
 
 
-def _asked(library: Any, environ: Mapping[str, str]) -> Listing:
+def _asked(library: Any, environ: Mapping[str, str]) -> NvmlDevices:
     version, count = ctypes.c_int(), ctypes.c_uint()
     driver = _text(library, "nvmlSystemGetDriverVersion")
     _call(library, "nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(version))
@@ -85,10 +87,10 @@ def _asked(library: Any, environ: Mapping[str, str]) -> Listing:
         problem = f"CUDA_VISIBLE_DEVICES={shown} hides all of {count.value} GPUs"
     # 13020 is CUDA 13.2.
     cuda = (version.value // 1000, version.value % 1000 // 10)
-    return Listing(tuple(seen), driver, cuda, problem)
+    return NvmlDevices(tuple(seen), driver, cuda, problem)
 
 
-def _gpu(library: Any, number: int) -> GpuListed:
+def _gpu(library: Any, number: int) -> NvmlDevice:
     handle, memory = ctypes.c_void_p(), _MemoryInfo()
     major, minor = ctypes.c_int(), ctypes.c_int()
     _call(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(number), ctypes.byref(handle))
@@ -97,15 +99,15 @@ def _gpu(library: Any, number: int) -> GpuListed:
     _call(library, "nvmlDeviceGetCudaComputeCapability", handle, *capability)
     name = _text(library, "nvmlDeviceGetName", handle)
     uuid = _text(library, "nvmlDeviceGetUUID", handle)
-    return GpuListed(name, uuid, (major.value, minor.value), memory.total)
+    return NvmlDevice(name, uuid, (major.value, minor.value), memory.total)
 
 
-def _visible(gpus: list[GpuListed], environ: Mapping[str, str]) -> list[GpuListed]:
+def _visible(gpus: list[NvmlDevice], environ: Mapping[str, str]) -> list[NvmlDevice]:
     """Return what CUDA would show: entries in their order, up to the first that means nothing."""
     shown = environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return gpus
-    seen: list[GpuListed] = []
+    seen: list[NvmlDevice] = []
     for entry in shown.split(","):
         found = _named(entry.strip(), gpus)
         if found is None:
@@ -114,7 +116,7 @@ def _visible(gpus: list[GpuListed], environ: Mapping[str, str]) -> list[GpuListe
     return seen
 
 
-def _named(entry: str, gpus: list[GpuListed]) -> GpuListed | None:
+def _named(entry: str, gpus: list[NvmlDevice]) -> NvmlDevice | None:
     if re.fullmatch("[0-9]+", entry):
         return gpus[int(entry)] if int(entry) < len(gpus) else None
     matching = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]

@@ -14,19 +14,26 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 
-from actors.device.cuda.driver import CudaDriver, CudaError, TriedWays, fault_of, is_of_library
+from actors.device.cuda.driver import (
+    CudaDriver,
+    CudaError,
+    TimedAlternatives,
+    fault_of,
+    is_of_library,
+)
 from actors.device.cuda.memory import (
     ArgumentBlock,
     KeptDriver,
     Known,
-    Reports,
     StatusCell,
     StatusMemory,
+    StatusReports,
     argument_block,
     capturing,
     counting,
 )
 from actors.kernels.cuda.calls import (
+    AlternativeCalls,
     CopyBytes,
     CudnnCall,
     DeviceCall,
@@ -34,7 +41,6 @@ from actors.kernels.cuda.calls import (
     FillBytes,
     LaunchCalls,
     LtProduct,
-    OneOf,
     RunCudnn,
     RunKernel,
     RunProduct,
@@ -56,7 +62,12 @@ class CudaContext:
     __slots__ = ("_choices", "_is_deterministic", "_ways", "device", "kept", "reports", "status")
 
     def __init__(
-        self, kept: KeptDriver, device: Device, reports: Reports, *, is_deterministic: bool = False
+        self,
+        kept: KeptDriver,
+        device: Device,
+        reports: StatusReports,
+        *,
+        is_deterministic: bool = False,
     ) -> None:
         self._is_deterministic = is_deterministic
         self.reports = reports
@@ -80,7 +91,9 @@ class CudaContext:
             )
         return self._choices[key]
 
-    def choose_way(self, key: str, trial: Callable[[], AbstractContextManager[TriedWays]]) -> int:
+    def choose_way(
+        self, key: str, trial: Callable[[], AbstractContextManager[TimedAlternatives]]
+    ) -> int:
         """Return which way is taken; for a key it stays, or a launch that runs again would differ.
 
         Raises CudaError.
@@ -94,21 +107,21 @@ class CudaContext:
 
         A deterministic device takes the first of those that are left. Raises CudaError for none.
         """
-        found: list[DeviceCall | OneOf] = []
+        found: list[DeviceCall | AlternativeCalls] = []
         for call in calls:
-            if not isinstance(call, OneOf):
+            if not isinstance(call, AlternativeCalls):
                 found.append(call)
                 continue
             ways = self._supported_ways(call)
             if len(ways) == 1 or self._is_deterministic:
                 found += ways[0]
             else:
-                found.append(OneOf(ways))
+                found.append(AlternativeCalls(ways))
         return tuple(found)
 
-    def _supported_ways(self, call: OneOf) -> tuple[DeviceCalls, ...]:
+    def _supported_ways(self, call: AlternativeCalls) -> tuple[DeviceCalls, ...]:
         ways, failed = [], None
-        for way in call.ways:
+        for way in call.alternatives:
             try:
                 for step in way:
                     if isinstance(step, RunProduct | RunCudnn):
@@ -131,7 +144,7 @@ class CudaContext:
         """
         if not self.reports.has_something:
             return
-        if known is not None and not any([c.is_within(known) for c in self.reports.told()]):
+        if known is not None and not any([c.is_within(known) for c in self.reports.raised_cells()]):
             return
         try:
             # What is told does not depend on how far the device has come.

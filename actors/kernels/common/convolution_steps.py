@@ -25,7 +25,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from actors.kernels.common.kernel import Attrs, Piece, integer, integers, is_dense
-from actors.kernels.common.strides import walk
+from actors.kernels.common.strides import collapse_axes
 from actors.machine.protocol import Array, Arrays
 from compiler.contract.spaces import Windows
 from compiler.contract.types import contiguous_strides
@@ -68,7 +68,7 @@ Step = Fill | Copy | Multiply
 
 
 def steps_of(
-    op: str, attrs: Attrs, inputs: Arrays, outputs: Arrays, room: Room
+    op: str, attrs: Attrs, inputs: Arrays, outputs: Arrays, room: ScratchLayout
 ) -> Iterator[tuple[Step, int]]:
     """Yield the steps of a call in order, each with how often it comes.
 
@@ -99,7 +99,7 @@ def steps_of(
         yield from _summed(room, x, y, whole, windows)
 
 
-class Room:
+class ScratchLayout:
     """Scratch by name: without `placed` it finds out how many bytes each name wants.
 
     `chunk_bytes` is what columns may take at a time.
@@ -129,7 +129,7 @@ class Room:
 
 
 def _correlated(
-    room: Room, x: Array, weight: Array, y: Array, windows: Windows
+    room: ScratchLayout, x: Array, weight: Array, y: Array, windows: Windows
 ) -> Iterator[tuple[Step, int]]:
     """Yield y[n, g, o, *T] = the sum of weight[g, o, c, *K] over windows of x[n, g, c, *S]."""
     groups, results, channels = weight.shape[:3]
@@ -151,7 +151,7 @@ def _correlated(
                 yield step, times
 
 
-def _product(room: Room, matrix: Array, seen: Array, part: Array) -> Iterator[Step]:
+def _product(room: ScratchLayout, matrix: Array, seen: Array, part: Array) -> Iterator[Step]:
     """Yield the steps of one chunk: columns of what windows see, their product, its way to y."""
     count, groups, results, *extents = part.shape
     depth, length = matrix.shape[2], math.prod(extents)
@@ -175,7 +175,7 @@ def _product(room: Room, matrix: Array, seen: Array, part: Array) -> Iterator[St
 
 
 def _spread(
-    room: Room, dy: Array, weight: Array, dx: Array, windows: Windows
+    room: ScratchLayout, dy: Array, weight: Array, dx: Array, windows: Windows
 ) -> Iterator[tuple[Step, int]]:
     """Yield the steps of dx: each remainder of a place by the strides is a convolution of dy.
 
@@ -234,7 +234,7 @@ def _remainders(
 
 
 def _summed(
-    room: Room, x: Array, dy: Array, dweight: Array, windows: Windows
+    room: ScratchLayout, x: Array, dy: Array, dweight: Array, windows: Windows
 ) -> Iterator[tuple[Step, int]]:
     """Yield the gradient of the weights: dy times the columns, added up over chunks."""
     groups, results, channels = dweight.shape[:3]
@@ -262,7 +262,7 @@ def _summed(
         yield Copy(dweight, total.reshape(dweight.shape)), 1
 
 
-def _sides(room: Room, slopes: Array, seen: Array) -> tuple[Array, Array, list[Step]]:
+def _sides(room: ScratchLayout, slopes: Array, seen: Array) -> tuple[Array, Array, list[Step]]:
     """Return some of dy and what it is multiplied by, images joined, and the copies of them."""
     count, groups, results, *extents = slopes.shape
     length, depth = count * math.prod(extents), math.prod(seen.shape[2 : seen.ndim - len(extents)])
@@ -276,7 +276,7 @@ def _sides(room: Room, slopes: Array, seen: Array) -> tuple[Array, Array, list[S
     return left, columns, [*copies, Copy(left.reshape(turned.shape), turned)]
 
 
-def _cut(room: Room, x: Array, y: Array, depth: int) -> Iterator[tuple[slice, int]]:
+def _cut(room: ScratchLayout, x: Array, y: Array, depth: int) -> Iterator[tuple[slice, int]]:
     """Yield images whose columns fit a chunk, or single ones, and how many chunks lie alike."""
     row_bytes = depth * math.prod(y.shape[3:]) * room.dtype.itemsize
     count, size = len(x), max(1, min(len(x), room.chunk_bytes // row_bytes))
@@ -289,7 +289,7 @@ def _cut(room: Room, x: Array, y: Array, depth: int) -> Iterator[tuple[slice, in
         yield slice(count - count % size, count), 1
 
 
-def _strips(room: Room, y: Array, depth: int) -> Iterator[slice]:
+def _strips(room: ScratchLayout, y: Array, depth: int) -> Iterator[slice]:
     """Yield rows of the first spatial axis whose columns fit a chunk."""
     extent, *rest = y.shape[3:]
     rows = max(1, min(extent, room.chunk_bytes // (depth * math.prod(rest) * room.dtype.itemsize)))
@@ -298,7 +298,7 @@ def _strips(room: Room, y: Array, depth: int) -> Iterator[slice]:
 
 
 def _padded(
-    room: Room, x: Array, counts: tuple[int, ...], windows: Windows
+    room: ScratchLayout, x: Array, counts: tuple[int, ...], windows: Windows
 ) -> tuple[Array, list[Step]]:
     """Return x from the first element of the first window to the last of the last, and its steps.
 
@@ -343,7 +343,7 @@ def _windows(padded: Array, counts: tuple[int, ...], windows: Windows, rows: sli
 def _as_matrix(array: Array) -> Array | None:
     """Return [n, g, c, *T] as matrices with adjacent columns; None where it is none."""
     length, item = math.prod(array.shape[3:]), array.itemsize
-    axes = walk(array.shape[3:], (array.strides[3:],), in_order=True)
+    axes = collapse_axes(array.shape[3:], (array.strides[3:],), in_order=True)
     if len(axes) > 1 or (axes and axes[0].steps[0] != item):
         return None
     if array.shape[2] > 1 and (array.strides[2] < length * item or array.strides[2] % item):

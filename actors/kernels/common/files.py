@@ -191,7 +191,7 @@ class DamagedFile(ValueError):
     """What lies at the path is not what was written under its name; the message says why."""
 
 
-def replace_sealed(path: Path, content: bytes) -> None:
+def write_checksummed(path: Path, content: bytes) -> None:
     """Replace a file whole by some content under its seal; makes its folder private.
 
     Raises OSError, and leaves nothing else in the folder then.
@@ -199,8 +199,11 @@ def replace_sealed(path: Path, content: bytes) -> None:
     replace_file(path, content + _seal(path.name, content))
 
 
-def read_sealed(path: Path) -> bytes:
-    """Return what `replace_sealed` wrote. Raises DamagedFile, or OSError where nothing is there."""
+def read_checksummed(path: Path) -> bytes:
+    """Return what `write_checksummed` wrote.
+
+    Raises DamagedFile, or OSError where nothing is there.
+    """
     try:
         whole = read_regular(path, MOST_BYTES)
     except OSError as error:
@@ -227,7 +230,7 @@ _report = logging.getLogger("actorflow").warning
 def read_object(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file, None where there is nothing. Raises DamagedFile."""
     try:
-        found: dict[str, Any] = json.loads(read_sealed(path))
+        found: dict[str, Any] = json.loads(read_checksummed(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -235,7 +238,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def kept(path: Path, decode: Callable[[dict[str, Any]], T], anew: str) -> T | None:
+def load_measurements(path: Path, decode: Callable[[dict[str, Any]], T], anew: str) -> T | None:
     """Return what `decode` makes of the object in a file; None where there is nothing of use.
 
     `decode` raises DamagedFile. A line says that a damaged file is not used, and what is measured
@@ -254,7 +257,7 @@ def replace_object(path: Path, values: dict[str, Any]) -> None:
 
     Raises OSError, and leaves nothing behind then.
     """
-    replace_sealed(path, json.dumps(values, indent=1, sort_keys=True).encode())
+    write_checksummed(path, json.dumps(values, indent=1, sort_keys=True).encode())
 
 
 def report_damage(path: Path, error: DamagedFile, anew: str) -> None:

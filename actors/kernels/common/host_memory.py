@@ -110,7 +110,7 @@ class CopyKernel:
         """Take every call, but for a reshape between two tensors that are both not dense."""
         if not can_copy(self.op, inputs, outputs):
             return None
-        phases = self.copies(shown(inputs), shown(outputs), attrs)
+        phases = self.copies(meta_views(inputs), meta_views(outputs), attrs)
         each = [_work(target, source) for copies in phases for target, source in copies]
         work = reduce(Work.then, each, Work(0.0))
         return cost.needs(inputs, outputs, work, in_place=written_over(self.op))
@@ -136,7 +136,7 @@ def written_over(op: str) -> tuple[tuple[int, int], ...]:
     return ((0, 0),) if op == "carry" else ()
 
 
-def shown(operands: Operands) -> Arrays:
+def meta_views(operands: Operands) -> Arrays:
     """Return arrays that lie as operands do, in bytes that nobody may touch."""
     return tuple([as_strided(np.empty((), x.dtype), x.shape, x.strides_bytes) for x in operands])
 

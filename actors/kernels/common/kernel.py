@@ -318,10 +318,10 @@ class KernelNeeds:
     in_place: tuple[tuple[int, int], ...] = ()
     duration_ns: float = 0.0
     work: Work | None = None
-    keeps: int | None = None
+    prepacked_input: int | None = None
 
 
-class Asked(Protocol):
+class KernelSpec(Protocol):
     """What is known of a kernel of any device before there is one."""
 
     @property
@@ -339,7 +339,7 @@ class Asked(Protocol):
         ...
 
 
-class Kernel(Asked, Protocol):
+class Kernel(KernelSpec, Protocol):
     """One way to compute an op on the host."""
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
@@ -352,7 +352,7 @@ class Kernel(Asked, Protocol):
 
 
 @runtime_checkable
-class OneOfSeveral(Protocol):
+class SelectableKernel(Protocol):
     """What a kernel has besides when `query` takes only the calls that it is chosen for.
 
     Of several kernels that could take a call, the one that is fastest on this machine is chosen. A

@@ -30,7 +30,7 @@ class Axis:
     steps: tuple[int, ...]
 
 
-def walk(
+def collapse_axes(
     shape: tuple[int, ...], strides: Sequence[tuple[int, ...]], *, in_order: bool
 ) -> tuple[Axis, ...]:
     """Return the axes that are left when those of extent 1 go and even neighbours are joined.
@@ -56,7 +56,7 @@ def walk(
 
 def walk_arrays(*arrays: Array, in_order: bool) -> tuple[Axis, ...]:
     """Return the walk over arrays of one shape."""
-    return walk(arrays[0].shape, [array.strides for array in arrays], in_order=in_order)
+    return collapse_axes(arrays[0].shape, [array.strides for array in arrays], in_order=in_order)
 
 
 def columns_of(axes: Sequence[Axis], num_operands: int, size: int = MAX_OUTER) -> list[int]:
@@ -91,7 +91,7 @@ def merge_leading(arrays: Sequence[Array], num_axes: int) -> tuple[tuple[int, ..
     Returns the merged extents and views with those extents before each array's own further axes.
     Axes of extent 1 go; of one axis or more, at least one stays.
     """
-    axes = walk(
+    axes = collapse_axes(
         arrays[0].shape[:num_axes], [array.strides[:num_axes] for array in arrays], in_order=True
     )
     if num_axes and not axes:

@@ -31,7 +31,7 @@ from actors.kernels.common.kernel import (
     number,
     size_bytes,
 )
-from actors.kernels.common.strides import cut, walk
+from actors.kernels.common.strides import collapse_axes, cut
 from actors.kernels.cuda.attention_rows import (
     AttentionRows,
     DropoutPlaces,
@@ -267,7 +267,7 @@ class AttentionChunks:
 
     def _even_target(self, name: str, x: Array) -> Array:
         """Return an array whose heads are one step apart, and rows dense: itself, or scratch."""
-        heads = walk(x.shape[:-2], (x.strides[:-2],), in_order=True)
+        heads = collapse_axes(x.shape[:-2], (x.strides[:-2],), in_order=True)
         is_even = x.strides[-1] == x.itemsize or x.shape[-1] == 1
         if not x.size or (len(heads) <= 1 and is_even):
             return x

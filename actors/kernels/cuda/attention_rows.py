@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.kernels.common.strides import MAX_OUTER, Axis, walk
+from actors.kernels.common.strides import MAX_OUTER, Axis, collapse_axes
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, Word
 from actors.kernels.cuda.kernel import DeviceView, Gpu
 from actors.machine.protocol import Array
@@ -61,7 +61,7 @@ def have_heads(operands: Sequence[Array]) -> bool:
 
 
 def _heads_of(shape: tuple[int, ...], operands: Sequence[Array]) -> tuple[Axis, ...]:
-    return walk(shape, [x.strides[: len(shape)] for x in operands], in_order=True)
+    return collapse_axes(shape, [x.strides[: len(shape)] for x in operands], in_order=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class AttentionRows:
     def _tensor(self, x: Array) -> list[Word]:
         """Return a tensor [heads, rows, columns] as the kernels have it."""
         own = x.strides[: len(self._batch)]
-        steps = walk(self._batch, [*self._strides, own], in_order=True)
+        steps = collapse_axes(self._batch, [*self._strides, own], in_order=True)
         return [
             int(x.ctypes.data),
             *x.strides[-2:],

@@ -359,24 +359,24 @@ DeviceCalls = tuple[DeviceCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class AlternativeCalls:
     """Several ways to do the same, of which the device takes one: the fastest, measured at load.
 
     The first is the one to take where nothing is measured. A way of which a library does not
     compute a call is left out; all write the same memory, and none of them reports bad indices.
     """
 
-    ways: tuple[DeviceCalls, ...]
+    alternatives: tuple[DeviceCalls, ...]
 
 
-LaunchCalls = tuple[DeviceCall | OneOf, ...]
+LaunchCalls = tuple[DeviceCall | AlternativeCalls, ...]
 """What `bind` returns: the calls of a launch, in order."""
 
 
 def every_call(calls: LaunchCalls) -> Iterator[DeviceCall]:
     """Yield the calls, those of all ways among them."""
     for call in calls:
-        if isinstance(call, OneOf):
-            yield from itertools.chain(*call.ways)
+        if isinstance(call, AlternativeCalls):
+            yield from itertools.chain(*call.alternatives)
         else:
             yield call

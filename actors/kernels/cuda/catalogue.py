@@ -63,8 +63,8 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudnnAttentionGrad(gpu),
         CudaAttention(gpu),
         CudaAttentionGrad(gpu),
-        CudaScan(gpu, binders),
-        CudaCond(gpu, binders),
+        CudaScan(gpu, kernels_by_name),
+        CudaCond(gpu, kernels_by_name),
         *cudnn_convolutions(gpu),
         *convolution_kernels(gpu),
         *pooling_kernels(gpu),
@@ -73,7 +73,7 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
     )
 
 
-def choose(
+def select_kernel(
     gpu: str,
     op: str,
     attrs: Attrs,
@@ -103,7 +103,7 @@ def choose(
     raise LookupError(f"no kernel of CUDA devices takes {call}; asked: {names}")
 
 
-def binders(gpu: str) -> Mapping[str, CudaKernel]:
+def kernels_by_name(gpu: str) -> Mapping[str, CudaKernel]:
     """Return every kernel for a GPU by its name in the plan."""
     return MappingProxyType({kernel.name: kernel for kernel in kernels_of(gpu)})
 

@@ -16,11 +16,11 @@ from types import MappingProxyType
 
 from actors.kernels.common.kernel import Attrs, KernelNeeds, Operands, plan_in, steps_of
 from actors.kernels.cuda.calls import (
+    AlternativeCalls,
     CopyBytes,
     DeviceCall,
     KernelText,
     LaunchCalls,
-    OneOf,
     RunKernel,
 )
 from actors.kernels.cuda.kernel import (
@@ -143,7 +143,7 @@ class BodyCalls:
             if new.type.size_bytes:
                 yield CopyBytes(new.address, old.address, new.type.size_bytes)
 
-    def calls(self, at: int) -> Iterator[DeviceCall | OneOf]:
+    def calls(self, at: int) -> Iterator[DeviceCall | AlternativeCalls]:
         """Yield the calls of one step; those of step -1 keep xs and ys in the frame."""
         copied = self._copied if at >= 0 else {}
         moves = [self._copy(name, view, at) for name, view in copied.items()]
@@ -245,7 +245,7 @@ class CudaCond:
     ) -> LaunchCalls:
         """Return the calls of both bodies. Raises InternalError where one is no plan."""
         given, made = on_device(inputs), on_device(outputs)
-        calls: list[DeviceCall | OneOf] = []
+        calls: list[DeviceCall | AlternativeCalls] = []
         for name, wanted in _BODIES:
             guard = given[0].address, wanted
             body = BodyCalls(self.gpu, self.binders, plan_in(attrs, name), given, made, workspace)
@@ -271,7 +271,9 @@ class CudaCond:
             yield RunKernel(text, text.kernels[0], blocks, _THREADS, words)
 
 
-def _guarded(call: DeviceCall | OneOf, guard: tuple[int, int]) -> DeviceCall | OneOf:
+def _guarded(
+    call: DeviceCall | AlternativeCalls, guard: tuple[int, int]
+) -> DeviceCall | AlternativeCalls:
     """Return a call whose bad indices count where a bool has a value; ways report none."""
     if not isinstance(call, RunKernel) or call.status is None:
         return call

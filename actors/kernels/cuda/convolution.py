@@ -21,7 +21,7 @@ from actors.kernels.common.convolution_steps import (
     Copy,
     Fill,
     Multiply,
-    Room,
+    ScratchLayout,
     Step,
     steps_of,
     windows_of,
@@ -75,7 +75,7 @@ class CudaConvolution:
         pieces, _ = self._asked(attrs, given, made)
         places = dict(zip(pieces, carve(workspace, tuple(pieces.values())), strict=True))
         arrays = {name: _bytes_at(places[name], piece) for name, piece in pieces.items()}
-        room = Room(numpy_dtype(dtype), self.chunk_bytes, arrays)
+        room = ScratchLayout(numpy_dtype(dtype), self.chunk_bytes, arrays)
         steps = steps_of(self.op, attrs, _arrays(given), _arrays(made), room)
         return tuple([call for step, _ in steps for call in self._calls(step, dtype, places)])
 
@@ -84,7 +84,7 @@ class CudaConvolution:
     ) -> tuple[Mapping[str, Piece], float]:
         """Return the scratch of a call, the library's first: it wants 256 bytes; and its time."""
         dtype, duration_ns, most = outputs[0].dtype, 0.0, 0
-        room = Room(numpy_dtype(dtype), self.chunk_bytes, None)
+        room = ScratchLayout(numpy_dtype(dtype), self.chunk_bytes, None)
         for step, times in steps_of(self.op, attrs, _arrays(inputs), _arrays(outputs), room):
             if isinstance(step, Multiply):
                 plan = self._product(step, dtype)

@@ -31,19 +31,19 @@ from actors.kernels.common.kernel import (
     number,
     size_bytes,
 )
-from actors.kernels.common.strides import Axis, walk
+from actors.kernels.common.strides import Axis, collapse_axes
 from actors.kernels.cuda.calls import (
     BACKWARD,
     CONV,
     CONV_INPUT_GRAD,
     CONV_WEIGHT_GRAD,
     FORWARD,
+    AlternativeCalls,
     ConvCall,
     CudnnTensor,
     DeviceCalls,
     Extents,
     LaunchCalls,
-    OneOf,
     RunCudnn,
     SdpaCall,
 )
@@ -173,7 +173,7 @@ def _heads(matrices: Sequence[Operand | DeviceView]) -> tuple[Axis, Axis] | None
     """Return batch and heads of some operands: two leading axes, or what can be seen as such."""
     shape = matrices[0].shape[:-2]
     strides = [x.strides_bytes[:-2] for x in matrices]
-    axes = walk(shape, strides, in_order=True)
+    axes = collapse_axes(shape, strides, in_order=True)
     if len(shape) == 2 and 1 not in shape:
         axes = tuple([Axis(n, tuple(s)) for n, *s in zip(shape, *strides, strict=True)])
     if len(axes) > 2 or any([axis.extent > _MOST_HEADS for axis in axes]):
@@ -306,7 +306,7 @@ class CudnnConvolution:
             raise InternalError(f"cuDNN does not take {', '.join([str(x.type) for x in views])}")
         places = tuple([view.address for view in views])
         its = RunCudnn(call, places, workspace.address, _workspace_bytes(call))
-        return (OneOf(((its,), self._instead.bind(attrs, inputs, outputs, workspace))),)
+        return (AlternativeCalls(((its,), self._instead.bind(attrs, inputs, outputs, workspace))),)
 
 
 def _convolution_call(

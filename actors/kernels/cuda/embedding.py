@@ -24,7 +24,7 @@ from actors.kernels.common.kernel import (
     integer,
     size_bytes,
 )
-from actors.kernels.common.strides import MAX_OUTER, walk
+from actors.kernels.common.strides import MAX_OUTER, collapse_axes
 from actors.kernels.cuda.calls import (
     DeviceCalls,
     FillBytes,
@@ -45,7 +45,7 @@ from actors.kernels.cuda.kernel import (
     places_words,
     status_of,
 )
-from actors.kernels.cuda.programs import made_for_device
+from actors.kernels.cuda.programs import scheduled_for_device
 from actors.kernels.program import values as words
 from actors.kernels.program.values import Values, indented, scalar_values, store, structs
 from compiler.contract.errors import InternalError
@@ -190,7 +190,7 @@ class RowSums:
 
 def sums_of(dy: Operand, ids: Operand, rows: int, axes: tuple[int, ...] = ()) -> RowSums | None:
     """Return the sums of a call; None for what kernels do not take."""
-    walked = walk(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
+    walked = collapse_axes(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
     is_taken = dy.type.dtype in _ROWS and len(walked) <= MAX_OUTER and rows < (1 << 32) - 1
     if not (is_taken and are_ids(ids)):
         return None
@@ -237,7 +237,7 @@ class CudaEmbedding:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take integer ids; no scratch."""
         (_, ids), (out,) = inputs, outputs
-        axes = walk(out.shape[:-1], (out.strides_bytes[:-1],), in_order=True)
+        axes = collapse_axes(out.shape[:-1], (out.strides_bytes[:-1],), in_order=True)
         if not are_ids(ids) or len(axes) > MAX_OUTER:
             return None
         moved = 2.0 * out.type.size_bytes + ids.type.size_bytes
@@ -436,7 +436,7 @@ def _pieces(sums: RowSums, table: TensorType) -> tuple[Piece, ...]:
 def _update_text(program: FusedProgram) -> KernelText:
     """Return the kernel of a program: a thread for each element of each entry."""
     num_words = words.operand(len(program.inputs) + len(program.outputs))
-    values = Values(program, made_for_device(program).schedule)
+    values = Values(program, scheduled_for_device(program).schedule)
     lines = [
         f"typedef struct {{ af_word w[{num_words}]; }} NAME_arguments;",
         *structs(values),

@@ -234,7 +234,7 @@ FINISH_COLUMNS = 32
 FINISH_THREADS = 256
 
 
-def finish_lines(stages: StageWriter) -> list[str]:
+def final_reduction_lines(stages: StageWriter) -> list[str]:
     """Return the body of the kernel NAME_finish."""
     return _FinishWriter(stages).lines()
 
@@ -353,7 +353,7 @@ class _CudaEmitter:
         elif self._has_rows():
             text += self._rows_kernel()
         if outputs_of(self.values, Kind.COLUMN) or outputs_of(self.values, Kind.SCALAR):
-            text += self._kernel("finish", FINISH_THREADS, finish_lines(self.stages))
+            text += self._kernel("finish", FINISH_THREADS, final_reduction_lines(self.stages))
         return text
 
     def _has_rows(self) -> bool:

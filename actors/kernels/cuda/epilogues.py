@@ -123,7 +123,7 @@ class AddedTerms:
 
 
 @dataclass(frozen=True, slots=True)
-class RestOfProgram:
+class RemainingProgram:
     """What is left of a program, and which of that one's operands it reads and makes."""
 
     program: FusedProgram
@@ -131,7 +131,7 @@ class RestOfProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class EpilogueMatch:
     """How the library finishes a product, by places among a program's operands: inputs, outputs.
 
     `out` is what it stores; `bias` it reads, or makes where it is a gradient; `aux` likewise.
@@ -142,7 +142,7 @@ class Finish:
     bias: int | None = None
     residual: int | None = None
     aux: int | None = None
-    rest: RestOfProgram | None = None
+    rest: RemainingProgram | None = None
 
     @property
     def dense(self) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ class Finish:
 
 
 @functools.lru_cache(maxsize=512)
-def finishes(program: FusedProgram, product: int, rows: int) -> tuple[Finish, ...]:
+def match_epilogues(program: FusedProgram, product: int, rows: int) -> tuple[EpilogueMatch, ...]:
     """Return the ways in which the library can finish a product that is an input of a program.
 
     The one that leaves the least to do is the first.
@@ -173,7 +173,7 @@ def finishes(program: FusedProgram, product: int, rows: int) -> tuple[Finish, ..
     return found or tuple(_gradients(program, product, rows))
 
 
-def _sums(program: FusedProgram, product: int, rows: int) -> Iterator[Finish]:
+def _sums(program: FusedProgram, product: int, rows: int) -> Iterator[EpilogueMatch]:
     """Yield the ways to add something, and to take GELU of it, if the program does no more.
 
     What is kept beside its GELU may also be made alone, and GELU of it by a program.
@@ -189,12 +189,12 @@ def _sums(program: FusedProgram, product: int, rows: int) -> Iterator[Finish]:
         if x is not None:
             epilogue = (_GELU_AUX if kept else _GELU_EPILOGUES)[has_bias]
             aux = first + kept[0] if kept else None
-            yield Finish(epilogue, first + out, terms.bias, terms.residual, aux)
+            yield EpilogueMatch(epilogue, first + out, terms.bias, terms.residual, aux)
         if terms != AddedTerms(None, None) and (x is None or kept):
             number = out if x is None else kept[0]
             place = first + number
             rest = None if x is None else _rest(program, [out], product, number)
-            yield Finish(_PLAIN[has_bias], place, terms.bias, terms.residual, rest=rest)
+            yield EpilogueMatch(_PLAIN[has_bias], place, terms.bias, terms.residual, rest=rest)
         return
 
 
@@ -242,7 +242,7 @@ def _made_by(program: FusedProgram, value: int) -> Instruction | None:
     return None if own < 0 else program.instructions[own]
 
 
-def _gradients(program: FusedProgram, product: int, rows: int) -> Iterator[Finish]:
+def _gradients(program: FusedProgram, product: int, rows: int) -> Iterator[EpilogueMatch]:
     """Yield the ways through the slope of GELU: with the sums over rows, and without."""
     first = len(program.inputs)
     for number, value in enumerate(program.outputs):
@@ -262,7 +262,7 @@ def _gradients(program: FusedProgram, product: int, rows: int) -> Iterator[Finis
                 continue
             epilogue = LtEpilogue.DGELU if bias is None else LtEpilogue.DGELU_BGRAD
             place = None if bias is None else first + bias
-            yield Finish(epilogue, first + number, place, aux=found.x, rest=rest)
+            yield EpilogueMatch(epilogue, first + number, place, aux=found.x, rest=rest)
         return
 
 
@@ -277,7 +277,9 @@ def _is_sum_of(program: FusedProgram, total: int, value: int) -> bool:
     return summed == value or (is_wider and program.dtype_of(summed) is DType.FLOAT32)
 
 
-def _rest(program: FusedProgram, left: list[int], product: int, known: int) -> RestOfProgram | None:
+def _rest(
+    program: FusedProgram, left: list[int], product: int, known: int
+) -> RemainingProgram | None:
     """Return what makes some outputs where another one is known; None if it needs the product."""
     first, given = len(program.inputs), program.outputs[known]
     needed, todo = set[int](), [program.outputs[n] for n in left]
@@ -301,16 +303,16 @@ def _rest(program: FusedProgram, left: list[int], product: int, known: int) -> R
     )
     outputs = tuple([numbers[program.outputs[n]] for n in left])
     operands = [*read, *([first + known] if given in needed else []), *[first + n for n in left]]
-    return RestOfProgram(FusedProgram(tuple(inputs), instructions, outputs), tuple(operands))
+    return RemainingProgram(FusedProgram(tuple(inputs), instructions, outputs), tuple(operands))
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedProduct:
+class EpilogueProduct:
     """out = finish(a @ b) as one call of the library, and the rest of the program behind it."""
 
     gpu: Gpu
     planned: PlannedProduct
-    finish: Finish
+    finish: EpilogueMatch
     operands: tuple[DeviceView, DeviceView, DeviceView]
     views: tuple[DeviceView, ...]
     rest: ProgramStep | None
@@ -365,14 +367,14 @@ def finished_products(
     place: int,
     extents: tuple[int, int],
     views: Sequence[DeviceView],
-) -> tuple[FinishedProduct, ...]:
+) -> tuple[EpilogueProduct, ...]:
     """Return the ways in which the library can make what a product and its reader make.
 
     The product is input `place` of the program, whose inputs and outputs lie as `views`: what the
     library reads and makes densely, for it takes them alike.
     """
     found = []
-    for finish in finishes(program, place, extents[0]):
+    for finish in match_epilogues(program, place, extents[0]):
         if not all([views[n].is_dense for n in finish.dense]):
             continue
         if finish.aux is not None and extents[1] % AUX_ELEMENTS:
@@ -388,5 +390,5 @@ def finished_products(
             own = tuple([views[n] for n in finish.rest.operands])
             rest = ProgramStep(gpu, finish.rest.program, extents, own, (0, extents[0]))
         operands = (*factors, out)
-        found.append(FinishedProduct(gpu, planned, finish, operands, tuple(views), rest))
+        found.append(EpilogueProduct(gpu, planned, finish, operands, tuple(views), rest))
     return tuple(found)

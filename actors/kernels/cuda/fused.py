@@ -25,13 +25,13 @@ from actors.kernels.cuda.emit import scalars_function
 from actors.kernels.cuda.kernel import DeviceView, DeviceViews, Gpu, PlacedView, on_device
 from actors.kernels.cuda.loops import NARROW, WIDE, WIDEST, PhaseWriter
 from actors.kernels.cuda.programs import (
-    TeamWalk,
-    made_for_device,
+    GridMapping,
     matrix_views,
     moved_bytes,
     program_calls,
     program_ns,
     program_pieces,
+    scheduled_for_device,
     walk_of,
 )
 from actors.kernels.program import values as words
@@ -55,7 +55,7 @@ class CudaFused:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every program, on evenly spaced rows of dense columns."""
         program = fused_program(attrs, "program")
-        made = made_for_device(program)
+        made = scheduled_for_device(program)
         views = [DeviceView(0, x.type, x.strides_bytes) for x in (*inputs, *outputs)]
         own = (*views[: len(program.inputs)], *views[len(inputs) :])
         found = _walk(self.gpu, attrs, own)
@@ -88,7 +88,7 @@ class CudaFused:
 
 def _walk(
     gpu: Gpu, attrs: Attrs, views: DeviceViews
-) -> tuple[TeamWalk, tuple[MatrixView, ...]] | None:
+) -> tuple[GridMapping, tuple[MatrixView, ...]] | None:
     matrices, program = matrix_views(views), fused_program(attrs, "program")
     if matrices is None:
         return None
@@ -200,7 +200,7 @@ def _piece(gpu: Gpu, elements: int) -> int:
 @functools.lru_cache(maxsize=256)
 def joined_text(program: FusedProgram, over: tuple[int, ...]) -> KernelText:
     """Return the kernel of a program whose outputs lie over operands."""
-    plan = made_for_device(program).schedule
+    plan = scheduled_for_device(program).schedule
     writer = PhaseWriter(program, plan)
     lines = [
         f"typedef struct {{ af_word w[{_WORDS}]; }} NAME_arguments;",

@@ -26,7 +26,7 @@ from actors.kernels.common.kernel import (
     is_dense,
     size_bytes,
 )
-from actors.kernels.common.strides import MAX_OUTER, columns_of, walk
+from actors.kernels.common.strides import MAX_OUTER, collapse_axes, columns_of
 from actors.kernels.cuda.calls import LaunchCalls, StatusWord
 from actors.machine.protocol import Array
 from compiler.contract.errors import InternalError, bad_index
@@ -245,7 +245,7 @@ def _explain(
 
 def are_ids(ids: Operand) -> bool:
     """Whether indices are integers whose places a kernel can walk, and count in 31 bits."""
-    axes = walk(ids.shape, (ids.strides_bytes,), in_order=True)
+    axes = collapse_axes(ids.shape, (ids.strides_bytes,), in_order=True)
     is_walked = len(axes) <= MAX_OUTER and ids.type.num_elements < 1 << 31
     return ids.type.dtype.is_integer and is_walked
 
@@ -259,4 +259,4 @@ def ids_words(ids: DeviceView) -> list[int]:
 
 def places_words(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
     """Return how the elements of axes lie in row-major order: how many axes, extents and steps."""
-    return columns_of(walk(shape, (strides,), in_order=True), 1)
+    return columns_of(collapse_axes(shape, (strides,), in_order=True), 1)

@@ -18,7 +18,7 @@ import numpy as np
 from actors.kernels.common import kernel
 from actors.kernels.common.gemm import Gemm, MatrixView, Side, gemm_of, views_of
 from actors.kernels.common.kernel import Attrs, KernelNeeds, Operand, Operands, Piece
-from actors.kernels.common.strides import walk
+from actors.kernels.common.strides import collapse_axes
 from actors.kernels.cuda.calls import (
     DeviceCall,
     DeviceCalls,
@@ -220,7 +220,9 @@ def _unread(view: MatrixView) -> np.ndarray:
 
 def _batches(form: Gemm) -> list[_BatchCall]:
     """Return the calls that a batch takes: the longest axis, after joins, is the library's."""
-    axes = list(walk(form.batch, (form.out.batch, form.a.batch, form.b.batch), in_order=False))
+    axes = list(
+        collapse_axes(form.batch, (form.out.batch, form.a.batch, form.b.batch), in_order=False)
+    )
     if not axes:
         return [_BatchCall(1, (0, 0, 0), (0, 0, 0))]
     longest = max(axes, key=lambda axis: axis.extent)

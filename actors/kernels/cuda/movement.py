@@ -17,7 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from actors.kernels.common.host_memory import SHAPE_KERNELS, CopiesOf, can_copy, shown, written_over
+from actors.kernels.common.host_memory import (
+    SHAPE_KERNELS,
+    CopiesOf,
+    can_copy,
+    meta_views,
+    written_over,
+)
 from actors.kernels.common.kernel import Attrs, KernelNeeds, Operands
 from actors.kernels.common.strides import Axis, columns_of, walk_arrays
 from actors.kernels.cuda.calls import (
@@ -278,7 +284,7 @@ class CudaMove:
         """Take every call, but for a reshape between two tensors that are both not dense."""
         if not can_copy(self.op, inputs, outputs):
             return None
-        phases = self.copies(shown(inputs), shown(outputs), attrs)
+        phases = self.copies(meta_views(inputs), meta_views(outputs), attrs)
         times = [copy_ns(self.gpu, *copy) for copies in phases for copy in copies]
         return KernelNeeds(in_place=written_over(self.op), duration_ns=sum(times))
 

@@ -30,8 +30,8 @@ from actors.kernels.common.files import (
     distrust_of_folder,
     mark_used,
     prune,
-    read_sealed,
-    replace_sealed,
+    read_checksummed,
+    write_checksummed,
 )
 from actors.kernels.cuda.calls import KernelText
 from compiler.contract.errors import CompileError, DeviceError
@@ -121,7 +121,7 @@ def cubin(text: KernelText, arch: str, folder: Path | None) -> bytes:
         # What is damaged or another's is made anew; nothing in it is worth an error.
         with contextlib.suppress(OSError, DamagedFile):
             if distrust_of_file(kept) is None:
-                code = read_sealed(kept)
+                code = read_checksummed(kept)
                 mark_used(kept)
                 return code
     return _kept(text, arch, folder).cubin
@@ -132,7 +132,7 @@ def _kept(text: KernelText, arch: str, folder: Path | None) -> _Built:
     built = _build(text, arch)
     if folder is not None:
         with contextlib.suppress(OSError):
-            replace_sealed(folder / _name_of(text, arch), built.cubin)
+            write_checksummed(folder / _name_of(text, arch), built.cubin)
             prune(folder / _name_of(text, arch), KERNEL_BYTES)
     return built
 

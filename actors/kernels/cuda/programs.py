@@ -38,7 +38,7 @@ from actors.kernels.cuda.loops import (
 )
 from actors.kernels.program import values as words
 from actors.kernels.program.phases import Schedule, schedule, weight
-from actors.kernels.program.spaces import Made, joined_rows, row_strides
+from actors.kernels.program.spaces import ScheduledProgram, joined_rows, row_strides
 from actors.machine.protocol import Array
 from compiler.contract.errors import InternalError, bad_index
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput, check_program
@@ -74,7 +74,7 @@ _MIN_TEAMS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class TeamWalk:
+class GridMapping:
     """How a launch goes through rows first_row .. last_row of its space.
 
     `team` threads have a row, or `piece_columns` of it where there are several pieces. `is_cut`:
@@ -115,10 +115,10 @@ class TeamWalk:
 
 
 @functools.lru_cache(maxsize=4096)
-def made_for_device(program: FusedProgram) -> Made:
+def scheduled_for_device(program: FusedProgram) -> ScheduledProgram:
     """Return a program with its schedule on a GPU, which keeps no row. Raises ProgramError."""
     check_program(program)  # text and scratch are made of it, and a launch may come from a file
-    return Made(program, schedule(program, _NEVER))
+    return ScheduledProgram(program, schedule(program, _NEVER))
 
 
 def matrix_views(views: DeviceViews) -> tuple[MatrixView, ...] | None:
@@ -142,7 +142,7 @@ def walk_of(
     columns: int,
     operands: tuple[MatrixView, ...],
     chunk: tuple[int, int] | None = None,
-) -> TeamWalk | None:
+) -> GridMapping | None:
     """Return the walk of a program [rows, columns] on operands (inputs, then outputs).
 
     `chunk`: rows from the first to the last, exclusive; all where it is None. None where the rows
@@ -167,10 +167,10 @@ def _walk(
     some_of: tuple[tuple[int, int], int],
     columns: int,
     strides: tuple[int, ...],
-) -> TeamWalk:
+) -> GridMapping:
     """Return the walk of rows from the first to the last of so many."""
     span, all_rows = some_of
-    plan, rows = made_for_device(program).schedule, span[1] - span[0]
+    plan, rows = scheduled_for_device(program).schedule, span[1] - span[0]
     reduces = any([phase.reductions for phase in plan.phases])
     is_joined, batch = reduces or bool(plan.column_sums), batch_of(program)
     has_runs = is_random(program) or all_rows == 1 or columns % batch == 0
@@ -178,13 +178,13 @@ def _walk(
 
     def walk(
         team: int, threads: int, blocks: int, *, pieces: int = 1, cut: bool = False
-    ) -> TeamWalk:
+    ) -> GridMapping:
         step = _PIECE_STEP * max(1, pieces)
         own = -(-columns // step) * _PIECE_STEP if pieces > 1 else columns
         pieces = -(-columns // own) if pieces > 1 else pieces
         sizes = (team, threads, pieces if cut else blocks, own, pieces)
         marks = (cut, span == (0, all_rows), has_runs)
-        return TeamWalk(*span, columns, strides, *sizes, *marks)
+        return GridMapping(*span, columns, strides, *sizes, *marks)
 
     if is_joined and 0 < rows <= STRETCH and columns >= _MIN_CUT_COLUMNS:
         pieces = min(2 * gpu.num_sms, -(-columns // (PIECE_THREADS * batch)))
@@ -239,12 +239,12 @@ def _power_of_2(number: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def text_of(program: FusedProgram, *, is_cut: bool) -> KernelText:
     """Return the kernels of a program. Raises ProgramError where it makes no sense."""
-    return emit(program, made_for_device(program).schedule, is_cut=is_cut)
+    return emit(program, scheduled_for_device(program).schedule, is_cut=is_cut)
 
 
-def program_pieces(program: FusedProgram, walk: TeamWalk) -> tuple[Piece, ...]:
+def program_pieces(program: FusedProgram, walk: GridMapping) -> tuple[Piece, ...]:
     """Return the scratch: partial reductions, sums over rows by team, and stretches of these."""
-    plan = made_for_device(program).schedule
+    plan = scheduled_for_device(program).schedule
     num_reductions = sum([len(phase.reductions) for phase in plan.phases])
     partials = walk.num_pieces * walk.num_rows * num_reductions if walk.is_cut else 0
     single = [v for v in plan.column_sums if is_single(program.dtype_of(v))]
@@ -262,19 +262,22 @@ def program_pieces(program: FusedProgram, walk: TeamWalk) -> tuple[Piece, ...]:
     )
 
 
-def _fits(walk: TeamWalk, num_sums: int) -> bool:
+def _fits(walk: GridMapping, num_sums: int) -> bool:
     """Whether the sums of a block's teams fit into shared memory."""
     return walk.teams_in_block * num_sums * walk.piece_columns <= SHARED_SUMS
 
 
 def way_of(
-    program: FusedProgram, walk: TeamWalk, addresses: tuple[int, ...], scratch: tuple[int, ...] = ()
+    program: FusedProgram,
+    walk: GridMapping,
+    addresses: tuple[int, ...],
+    scratch: tuple[int, ...] = (),
 ) -> int:
     """Return which way a launch goes, on operands (inputs, then outputs) at these addresses.
 
     Whatever they are, a launch of one walk has the same bits: see `loops`.
     """
-    reduces = any([phase.reductions for phase in made_for_device(program).schedule.phases])
+    reduces = any([phase.reductions for phase in scheduled_for_device(program).schedule.phases])
     if walk.has_runs or not reduces:
         is_even = not any([address % WIDEST for address in scratch])
         if is_even and _lies_evenly(program, walk, addresses):
@@ -282,12 +285,12 @@ def way_of(
     return RUNS if walk.has_runs and (reduces or is_random(program)) else NARROW
 
 
-def _lies_evenly(program: FusedProgram, walk: TeamWalk, addresses: tuple[int, ...]) -> bool:
+def _lies_evenly(program: FusedProgram, walk: GridMapping, addresses: tuple[int, ...]) -> bool:
     """Whether every batch that a thread has of every operand begins where it can be moved at once.
 
     Rows of sums are in scratch, one after the other.
     """
-    plan, batch = made_for_device(program).schedule, batch_of(program)
+    plan, batch = scheduled_for_device(program).schedule, batch_of(program)
     inputs = {v for phase in plan.phases for v in phase.loads}
     outputs = {position for phase in plan.phases for position in phase.stores}
     places = [*inputs, *[len(program.inputs) + position for position in outputs]]
@@ -303,12 +306,12 @@ def _lies_evenly(program: FusedProgram, walk: TeamWalk, addresses: tuple[int, ..
     return not plan.column_sums or walk.columns * single % access_bytes(single, batch) == 0
 
 
-def program_ns(gpu: Gpu, program: FusedProgram, walk: TeamWalk, moved_bytes: int) -> float:
+def program_ns(gpu: Gpu, program: FusedProgram, walk: GridMapping, moved_bytes: int) -> float:
     """Return about how long a launch takes that moves so many bytes of operands.
 
     What a phase reads again comes from a cache; sums over rows go there and back once.
     """
-    plan, elements = made_for_device(program).schedule, float(walk.num_rows * walk.columns)
+    plan, elements = scheduled_for_device(program).schedule, float(walk.num_rows * walk.columns)
     sums = 2 * 8 * walk.num_teams * walk.columns * len(plan.column_sums)
     longer = _narrowness(program, walk)
     again_ns = elements * _bytes_again(program, plan) / gpu.l2_bytes_per_ns * longer
@@ -318,7 +321,7 @@ def program_ns(gpu: Gpu, program: FusedProgram, walk: TeamWalk, moved_bytes: int
     return num_kernels * gpu.call_ns + again_ns + work_ns
 
 
-def _narrowness(program: FusedProgram, walk: TeamWalk) -> float:
+def _narrowness(program: FusedProgram, walk: GridMapping) -> float:
     """Return how much longer operands take than at 16 bytes at once, if they begin evenly."""
     values = (*range(len(program.inputs)), *program.outputs)
     is_wide = way_of(program, walk, (0,) * len(values)) == WIDE
@@ -339,7 +342,7 @@ def _bytes_again(program: FusedProgram, plan: Schedule) -> int:
 
 def program_calls(
     program: FusedProgram,
-    walk: TeamWalk,
+    walk: GridMapping,
     rows: int,
     views: DeviceViews,
     workspace: DeviceView | None,
@@ -368,12 +371,12 @@ def program_calls(
     return tuple(calls)
 
 
-def _grid(program: FusedProgram, walk: TeamWalk, name: str) -> tuple[int, int]:
+def _grid(program: FusedProgram, walk: GridMapping, name: str) -> tuple[int, int]:
     if name.endswith("_finish"):
         kinds = [program.kind_of(v) for v in program.outputs]
         if Kind.COLUMN not in kinds:
             return 1, 32
-        has_sums = bool(made_for_device(program).schedule.column_sums)
+        has_sums = bool(scheduled_for_device(program).schedule.column_sums)
         blocks = -(-walk.columns // (FINISH_COLUMNS if has_sums else FINISH_THREADS))
         return max(blocks, 1), FINISH_THREADS
     if name.endswith("_last"):
@@ -381,8 +384,8 @@ def _grid(program: FusedProgram, walk: TeamWalk, name: str) -> tuple[int, int]:
     return walk.num_blocks, walk.num_threads
 
 
-def _block(program: FusedProgram, walk: TeamWalk, rows: int, views: DeviceViews) -> list[Word]:
-    plan = made_for_device(program).schedule
+def _block(program: FusedProgram, walk: GridMapping, rows: int, views: DeviceViews) -> list[Word]:
+    plan = scheduled_for_device(program).schedule
     block: list[Word] = [0] * (words.way(program, len(plan.column_sums)) + 1)
     block[words.FIRST_ROW], block[words.ROWS] = walk.first_row, walk.last_row
     block[words.COLUMNS], block[words.TEAM_THREADS] = walk.columns, walk.team
@@ -399,7 +402,7 @@ def _block(program: FusedProgram, walk: TeamWalk, rows: int, views: DeviceViews)
 
 
 def _fill_scratch(
-    block: list[Word], program: FusedProgram, walk: TeamWalk, addresses: tuple[int, ...]
+    block: list[Word], program: FusedProgram, walk: GridMapping, addresses: tuple[int, ...]
 ) -> None:
     partials, *totals, stretches = addresses
     block[words.PARTIALS] = partials
@@ -444,7 +447,7 @@ class ProgramStep:
     chunk: tuple[int, int]
 
     @property
-    def walk(self) -> TeamWalk:
+    def walk(self) -> GridMapping:
         """How the rows are walked. Raises InternalError for operands of uneven rows."""
         rows, columns = self.extents
         matrices = matrix_views(self.views)

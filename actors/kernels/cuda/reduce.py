@@ -23,7 +23,7 @@ from actors.kernels.common.kernel import (
     integers,
     size_bytes,
 )
-from actors.kernels.common.strides import MAX_OUTER, Axis, walk
+from actors.kernels.common.strides import MAX_OUTER, Axis, collapse_axes
 from actors.kernels.cuda.calls import DeviceCalls, KernelText, RunKernel, Word
 from actors.kernels.cuda.kernel import (
     DeviceView,
@@ -185,8 +185,8 @@ def _reduction(gpu: Gpu, attrs: Attrs, x: Operand, out: Operand) -> _Reduction:
     if flag(attrs, "keepdims"):
         steps = tuple([steps[axis] for axis in kept_axes])
     shape, given = [x.shape[axis] for axis in kept_axes], [x.strides_bytes[a] for a in kept_axes]
-    kept = walk(tuple(shape), (tuple(given), steps), in_order=False)
-    reduced = walk(
+    kept = collapse_axes(tuple(shape), (tuple(given), steps), in_order=False)
+    reduced = collapse_axes(
         tuple([x.shape[axis] for axis in axes]),
         (tuple([x.strides_bytes[axis] for axis in axes]),),
         in_order=False,
@@ -284,7 +284,7 @@ _TYPES = {
 
 
 def _are_walked(x: Operand) -> bool:
-    axes = walk(x.shape[:-1], (x.strides_bytes[:-1],), in_order=True)
+    axes = collapse_axes(x.shape[:-1], (x.strides_bytes[:-1],), in_order=True)
     return x.type.dtype in _TYPES and len(axes) <= MAX_OUTER
 
 

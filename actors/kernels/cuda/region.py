@@ -20,27 +20,27 @@ from actors.kernels.common import kernel
 from actors.kernels.common.gemm import MatrixView, view_of_array
 from actors.kernels.common.kernel import Attrs, KernelNeeds, Operands, Piece
 from actors.kernels.common.kernel import region as region_of
-from actors.kernels.cuda.calls import DeviceCall, LaunchCalls, OneOf
-from actors.kernels.cuda.epilogues import FinishedProduct, finished_products
+from actors.kernels.cuda.calls import AlternativeCalls, DeviceCall, LaunchCalls
+from actors.kernels.cuda.epilogues import EpilogueProduct, finished_products
 from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_device
 from actors.kernels.cuda.matmul import PlannedProduct, plan_product
 from actors.kernels.cuda.movement import copy_calls, copy_ns, seen_as_array
 from actors.kernels.cuda.programs import (
     ProgramStep,
     column_sum_step,
-    made_for_device,
+    scheduled_for_device,
     uneven_operands,
 )
 from actors.kernels.program.spaces import (
     NOWHERE,
-    Made,
     Over,
     RegionArrays,
+    ScheduledProgram,
     check_once,
-    held_pieces,
     in_place_pairs,
+    meta_arrays,
     shared_bytes,
-    unread,
+    tile_scratch,
 )
 from actors.machine.protocol import Array, Arrays
 from compiler.contract.errors import InternalError
@@ -62,7 +62,7 @@ class CudaRegion:
         """Take every region."""
         region = region_of(attrs, "region")
         check_once(region, tuple([x.type for x in inputs]))
-        steps = _planned(self.gpu, region, unread(inputs), unread(outputs))
+        steps = _planned(self.gpu, region, meta_arrays(inputs), meta_arrays(outputs))
         _, pairs = steps.shared_bytes()
         pairs = tuple([(o, x) for o, x in pairs if inputs[x].is_dense and outputs[o].is_dense])
         return KernelNeeds(kernel.size_bytes(steps.pieces()), pairs, steps.duration_ns())
@@ -111,7 +111,7 @@ class _CudaSteps:
         given = dict(enumerate(inputs)) | dict(enumerate(outputs, region.first_output))
         self.copied = {v: given[v] for v in uneven_operands(region, given)}
         copies = tuple([Piece(x.shape, x.dtype) for x in self.copied.values()])
-        held = held_pieces(region, over, _schedule_of)
+        held = tile_scratch(region, over, _schedule_of)
         sums = tuple(
             [
                 Piece((len(region.chunks()), region.columns), given[step.makes[0]].dtype)
@@ -121,7 +121,7 @@ class _CudaSteps:
         )
         self._pieces = (*copies, *held, *sums)
         self.space = None if own is None else own[0]
-        placed = unread(self._pieces) if own is None else own[1:]
+        placed = meta_arrays(self._pieces) if own is None else own[1:]
         dense = dict(zip(self.copied, placed[: len(copies)], strict=True))
         held_arrays = placed[len(copies) : len(copies) + len(held)]
         given |= dense
@@ -204,9 +204,9 @@ class _CudaSteps:
         if not finished:
             return plain
         ways = [product.calls(self._space) for product in finished]
-        return (OneOf((*ways, plain)),)
+        return (AlternativeCalls((*ways, plain)),)
 
-    def _finished(self) -> tuple[FinishedProduct, ...]:
+    def _finished(self) -> tuple[EpilogueProduct, ...]:
         """Return ways in which the library finishes the one product of the region itself."""
         steps, program = self.region.steps, self.region.steps[-1].program
         if [step.kind for step in steps] != _PRODUCT_AND_PROGRAM or program is None or self.copied:
@@ -297,15 +297,15 @@ class _CudaSteps:
         return replace(view, address=address, type=TensorType(view.dtype, self._extents))
 
 
-def _schedule_of(step: TileStep) -> Made:
+def _schedule_of(step: TileStep) -> ScheduledProgram:
     if step.program is None:
         raise InternalError(f"a step {step.kind.value} has no program")
-    return made_for_device(step.program)
+    return scheduled_for_device(step.program)
 
 
 def _array_at(piece: Piece, address: int) -> Array:
     """Return a piece of scratch at its address."""
-    found = view_of_array(unread((piece,))[0])
+    found = view_of_array(meta_arrays((piece,))[0])
     if found is None:
         raise InternalError(f"scratch of odd strides: {piece}")
     strides = contiguous_strides(piece.shape, piece.dtype.itemsize)

@@ -30,15 +30,15 @@ from actors.kernels.common.kernel import (
     BytePass,
     CWork,
     MatrixProduct,
-    OneOfSeveral,
     Operand,
     Operands,
+    SelectableKernel,
 )
 from actors.kernels.host import catalogue
 from actors.kernels.library import runtime
 from actors.kernels.library.gemm_launch import Library, OpenBlas, PackedPlace, Small
 from actors.kernels.library.gemm_onednn import OneDnn
-from actors.kernels.library.launch import JoinedLaunches, NativeLaunch
+from actors.kernels.library.launch import NativeChain, NativeLaunch
 from actors.kernels.native.attention import in_c
 from actors.machine.protocol import Array, Clock
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
@@ -104,7 +104,7 @@ def after(first: CProbe, second: CProbe) -> CProbe:
     def make() -> NativeLaunch:
         with runtime.as_one_thread():
             alone = first.make()
-        joined = JoinedLaunches((alone, second.make()))
+        joined = NativeChain((alone, second.make()))
         return NativeLaunch(runtime.chain_runner(), joined.address, (joined,))
 
     return CProbe(second.work, make, second.on_all_threads, before=first.work)
@@ -212,8 +212,8 @@ def _beside(shape: tuple[int, int, int, int], parts: int) -> Operand:
 
 def bound(kernel: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> NativeLaunch:
     """Return the launch of a kernel on numbers of its own. Raises LookupError: it takes no such."""
-    found = catalogue.binders()[kernel]
-    ask = found.needs if isinstance(found, OneOfSeveral) else found.query
+    found = catalogue.kernels_by_name()[kernel]
+    ask = found.needs if isinstance(found, SelectableKernel) else found.query
     needs = ask(attrs, inputs, outputs)
     if needs is None:
         raise LookupError(f"kernel {kernel!r} does not take what it is probed with")
@@ -428,7 +428,7 @@ def stopwatch_c(clock: Clock) -> MeasureC:
         first()
         once = max(clock() - before, 1)
         copies = max(1, min(_MOST_COPIES, _SAMPLE_NS // once))
-        chain = JoinedLaunches((first,) * copies)
+        chain = NativeChain((first,) * copies)
         samples = _FEW_SAMPLES if once > 10 * _SAMPLE_NS else _SAMPLES
         if probe.on_all_threads:
             samples = _SHARED_SAMPLES
@@ -437,7 +437,7 @@ def stopwatch_c(clock: Clock) -> MeasureC:
     return measure
 
 
-def _run(chain: JoinedLaunches, clock: Clock) -> int:
+def _run(chain: NativeChain, clock: Clock) -> int:
     before = clock()
     chain()
     return clock() - before

@@ -3,7 +3,8 @@
 A *probe* is one call of one kernel, chosen so that it depends on one rate that is not known yet:
 what the known rates explain is taken off its time, the rest is that rate. So the probes stand in
 order, the first ones simple, and nothing is fitted to any job. Rates are kept in a file per machine
-and set of libraries; the caller says what a machine is. `recost` prices every launch of a plan.
+and set of libraries; the caller says what a machine is. `estimate_launch_costs` prices every launch
+of a plan.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ import numpy as np
 
 from actors.kernels.common import cost
 from actors.kernels.common.cost import DISTANCES_BYTES, EXTENTS, CRates, Price, Rates
-from actors.kernels.common.files import DamagedFile, kept, replace_object
+from actors.kernels.common.files import DamagedFile, load_measurements, replace_object
 from actors.kernels.common.kernel import (
     ALIGNMENT_BYTES,
     Attrs,
     BytePass,
     CWork,
     Kernel,
-    OneOfSeveral,
     Operand,
     Operands,
+    SelectableKernel,
     Work,
 )
 from actors.kernels.common.strides import BLOCK_BYTES
@@ -298,7 +299,7 @@ def cached_rates(
     key = f"{FORMAT} {machine} {catalogue.fingerprint()}"
     path = folder / f"rates-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
     anew = "the rates of this machine are measured anew"
-    found = None if is_fresh else kept(path, _decoded, anew)
+    found = None if is_fresh else load_measurements(path, _decoded, anew)
     if found is not None:
         return found
     rates = calibrate(measure, measure_c)
@@ -332,13 +333,13 @@ def _columns(found: dict[str, Any]) -> dict[str, Any]:
 GRANULE_BYTES = 64 << 10
 
 
-def recost(plan: Plan, rates: Rates) -> tuple[tuple[Price, ...], ...]:
+def estimate_launch_costs(plan: Plan, rates: Rates) -> tuple[tuple[Price, ...], ...]:
     """Return the price of every launch, per actor in the order of its chain.
 
     A kernel that does not describe its work keeps the duration that the plan has. Pure; linear in
     launches and in the granules that they touch.
     """
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     return tuple([_chain(plan, actor, rates, kernels) for actor in plan.actors])
 
 
@@ -349,7 +350,7 @@ def firing_prices(plan: Plan, rates: Rates) -> tuple[Price, ...]:
             Price(sum([x.duration_ns for x in own]), sum([x.busy_ns for x in own]))
             if own
             else Price(actor.duration_ns, actor.duration_ns)
-            for actor, own in zip(plan.actors, recost(plan, rates), strict=True)
+            for actor, own in zip(plan.actors, estimate_launch_costs(plan, rates), strict=True)
         ]
     )
 
@@ -408,7 +409,7 @@ def _work(plan: Plan, launch: PlanLaunch, kernel: Kernel | None) -> Work | None:
         return None
     inputs = tuple([_operand(plan.views[view]) for view in launch.inputs])
     outputs = tuple([_operand(plan.views[view]) for view in launch.outputs])
-    ask = kernel.needs if isinstance(kernel, OneOfSeveral) else kernel.query
+    ask = kernel.needs if isinstance(kernel, SelectableKernel) else kernel.query
     needs = ask(dict(launch.attrs), inputs, outputs)
     return None if needs is None else needs.work
 

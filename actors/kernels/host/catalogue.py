@@ -21,13 +21,13 @@ import numpy as np
 
 from actors.kernels.common.host_memory import SHAPE_KERNELS
 from actors.kernels.common.kernel import (
-    Asked,
     Attrs,
     Kernel,
     KernelNeeds,
-    OneOfSeveral,
+    KernelSpec,
     Operand,
     Operands,
+    SelectableKernel,
     Workspace,
 )
 from actors.kernels.host.control import CondKernel, ScanKernel, WhileKernel
@@ -104,7 +104,7 @@ NUMPY_KERNELS: tuple[Kernel, ...] = (
 
 def _all_binders() -> Mapping[str, Kernel]:
     """Return what a body is bound with when it is bound: kernels are registered until then."""
-    return binders()
+    return kernels_by_name()
 
 
 HOST_KERNELS: tuple[Kernel, ...] = (
@@ -132,7 +132,7 @@ def register(kernel: Kernel, where: str | None = None) -> None:
 
     `where` is the file that knows it, by default the caller's.
     """
-    holder = binders().get(kernel.name)
+    holder = kernels_by_name().get(kernel.name)
     if holder is not None:
         raise ValueError(
             f"a kernel called {kernel.name!r} exists already ({type(holder).__module__}."
@@ -170,12 +170,12 @@ def registered(op: str) -> tuple[Kernel, ...]:
     return tuple([kernel for kernel in _registered if kernel.op == op])
 
 
-def find(op: str) -> tuple[Kernel, ...]:
+def kernels_for(op: str) -> tuple[Kernel, ...]:
     """Return the kernels of an op in order of preference."""
     return tuple([kernel for kernel in (*_registered, *HOST_KERNELS) if kernel.op == op])
 
 
-def choose(
+def select_kernel(
     op: str, attrs: Attrs, inputs: Operands, outputs: Operands, runs_as: str = ""
 ) -> tuple[str, KernelNeeds]:
     """Return the name and needs of the first kernel that takes this call.
@@ -184,7 +184,7 @@ def choose(
 
     Raises LookupError, naming op, types and kernels asked, when none does.
     """
-    asked = (*find(op), *find(runs_as))
+    asked = (*kernels_for(op), *kernels_for(runs_as))
     for kernel in asked:
         if kernel in _registered:
             needs = query_registered(kernel, attrs, inputs, outputs)
@@ -225,13 +225,13 @@ def _is_right(needs: object, num_inputs: int, num_outputs: int) -> bool:
 
 
 def needs_of(
-    kernel: Asked, attrs: Attrs, inputs: Operands, outputs: Operands
+    kernel: KernelSpec, attrs: Attrs, inputs: Operands, outputs: Operands
 ) -> KernelNeeds | None:
     """Return the least that a kernel needs for a call of a plan; None where it cannot take it.
 
     The workspace is that of one thread: with more room, more threads take part.
     """
-    ask = kernel.needs if isinstance(kernel, OneOfSeveral) else kernel.query
+    ask = kernel.needs if isinstance(kernel, SelectableKernel) else kernel.query
     with runtime.as_one_thread():
         return None if is_refused(kernel.name) else ask(attrs, inputs, outputs)
 
@@ -243,7 +243,7 @@ def _types(operands: Operands) -> str:
     )
 
 
-def binders() -> Mapping[str, Kernel]:
+def kernels_by_name() -> Mapping[str, Kernel]:
     """Return every kernel by its name in the plan."""
     return {kernel.name: kernel for kernel in (*_registered, *HOST_KERNELS)}
 

@@ -30,12 +30,12 @@ from actors.kernels.common.kernel import (
     steps_of,
 )
 from actors.kernels.library import runtime
-from actors.kernels.library.gemm_onednn import HeldProduct
+from actors.kernels.library.gemm_onednn import PrepackedGemm
 from actors.kernels.library.launch import (
-    JoinedLaunches,
+    NativeChain,
     NativeLaunch,
     argument_block,
-    join,
+    merge_native_launches,
     native_launch,
 )
 from actors.kernels.library.runtime import CompilerError
@@ -121,19 +121,19 @@ class ScanKernel:
         return whole or _loop(step, firsts, moves, order)
 
 
-def held_products(body: SubPlan) -> dict[int, HeldProduct]:
+def held_products(body: SubPlan) -> dict[int, PrepackedGemm]:
     """Return the products of a step whose b is a constant of the loop, by number of launch."""
     views, first = body.plan.views, body.carries + body.xs
     constants = {views[v.view].register for v in body.plan.variables if int(v.name) >= first}
-    found: dict[int, HeldProduct] = {}
-    for number, launch in enumerate(body.launches if runtime.is_on() else ()):
+    found: dict[int, PrepackedGemm] = {}
+    for number, launch in enumerate(body.launches if runtime.is_enabled() else ()):
         if launch.op != "matmul" or not launch.kernel.startswith("onednn"):
             continue
         own = [views[v] for v in (*launch.inputs, *launch.outputs)]
         known = views_of([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in own])
         gemm = None if known is None else gemm_of(*known)
         if gemm is not None and own[0 if gemm.is_swapped else 1].register in constants:
-            product = HeldProduct.of(gemm)
+            product = PrepackedGemm.of(gemm)
             if product is not None:
                 found[number] = product
     return found
@@ -153,7 +153,7 @@ class BoundStep:
         inputs: Arrays,
         outputs: Arrays,
         workspace: Workspace,
-        held: Mapping[int, HeldProduct] = MappingProxyType({}),
+        held: Mapping[int, PrepackedGemm] = MappingProxyType({}),
     ) -> None:
         self._binders = binders
         self._plan, self._frame = body.plan, frame_of(body.plan)
@@ -175,7 +175,7 @@ class BoundStep:
             else:
                 made.append(self._bound(launch))
         self._launches = tuple(zip(body.launches, made, strict=True))
-        self.chain: Chain = join(tuple(made))
+        self.chain: Chain = merge_native_launches(tuple(made))
 
     def field(self, name: str) -> Array:
         """Return an entry of the xs or ys, in the frame."""
@@ -206,7 +206,7 @@ class BoundStep:
                 found.append(_MovedWord(places[number], where, move.inside.nbytes))
         return found
 
-    def _with_held(self, product: HeldProduct, launch: PlannedLaunch, kept: Array) -> Launch:
+    def _with_held(self, product: PrepackedGemm, launch: PlannedLaunch, kept: Array) -> Launch:
         a, b = [self._view(view) for view in launch.inputs]
         if product.gemm.is_swapped:
             a, b = b, a
@@ -293,14 +293,14 @@ def _native_loop(
     order: range,
 ) -> NativeLaunch | None:
     """Return the loop in C; None where a launch of a step is not native."""
-    if not runtime.is_on() or len(step.chain) != 1:
+    if not runtime.is_enabled() or len(step.chain) != 1:
         return None
     (whole,) = step.chain
-    if not isinstance(whole, (JoinedLaunches, NativeLaunch)):
+    if not isinstance(whole, (NativeChain, NativeLaunch)):
         return None
     function, argument = (
         (runtime.chain_runner(), whole.address)
-        if isinstance(whole, JoinedLaunches)
+        if isinstance(whole, NativeChain)
         else (whole.function, whole.arguments)
     )
     try:
@@ -317,11 +317,11 @@ def _native_loop(
     block, outs = argument_block(words), sum([move.is_out for move in copied])
     moved = argument_block([w for own in moving for window in own or () for w in window])
     first, last = (order[0], order.step) if len(order) else (0, 1)
-    begin = JoinedLaunches(tuple(step.before))
+    begin = NativeChain(tuple(step.before))
     keep = (step, begin, block, moved, [array for pair in firsts for array in pair], list(moves))
 
     def explain(status: int) -> str:
-        at = whole.launches[whole.running] if isinstance(whole, JoinedLaunches) else whole
+        at = whole.launches[whole.running] if isinstance(whole, NativeChain) else whole
         return str(at.error(status))
 
     return native_launch(

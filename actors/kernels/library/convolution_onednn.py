@@ -146,7 +146,7 @@ def _product(form: ConvolutionForm) -> ConvolutionCalls | None:
     if step is None or form.x.steps[1] != 1:
         return None
     if own is None:
-        library = onednn.needed()
+        library = onednn.require_library()
         with _described(library, form.x) as here, _described(library, rows) as wanted:
             there = _reorder(library, here, wanted)
         if there is None:
@@ -174,11 +174,11 @@ def _row_step(plain: PlainTensor) -> int | None:
     return axes[-1][1] if axes else channels
 
 
-def between(one: PlainTensor, other: PlainTensor, *, adds: bool) -> Primitive | None:
+def reorder_primitive(one: PlainTensor, other: PlainTensor, *, adds: bool) -> Primitive | None:
     """Return the primitive that copies one plain tensor to another, or adds it to that."""
 
     def make() -> Primitive | None:
-        library = onednn.needed()
+        library = onednn.require_library()
         with _described(library, one) as source, _described(library, other) as target:
             return _reorder(library, source, target, adds=adds)
 
@@ -186,7 +186,7 @@ def between(one: PlainTensor, other: PlainTensor, *, adds: bool) -> Primitive | 
 
 
 def _primitive(form: ConvolutionForm) -> Primitive | None:
-    library = onednn.needed()
+    library = onednn.require_library()
     ffi, calls, null = library.ffi, library.calls, library.ffi.NULL
     low, high, strides = [_extents(library, e) for e in (form.low, form.high, form.strides)]
     apart = _extents(library, tuple([d - 1 for d in form.dilation]))
@@ -203,7 +203,7 @@ def _primitive(form: ConvolutionForm) -> Primitive | None:
             ):
                 return None
             if form.op == "conv":
-                return onednn.created(library, forward[0])
+                return onednn.create_primitive(library, forward[0])
             kept = ffi.gc(forward[0], calls.dnnl_primitive_desc_destroy)
             if form.op == "conv_input_grad":
                 status = calls.dnnl_convolution_backward_data_primitive_desc_create(
@@ -213,7 +213,7 @@ def _primitive(form: ConvolutionForm) -> Primitive | None:
                 status = calls.dnnl_convolution_backward_weights_primitive_desc_create(
                     made, engine, _DIRECT, *ends, null, y[0], *ways, kept, attr
                 )
-            return None if status else onednn.created(library, made[0])
+            return None if status else onednn.create_primitive(library, made[0])
         finally:
             for one in (x, weight, read, y):
                 calls.dnnl_memory_desc_destroy(one[0])
@@ -225,7 +225,7 @@ def _as_read(form: ConvolutionForm) -> PlainTensor:
 
 
 def _blocked(main: Primitive, argument: int, plain: PlainTensor) -> BlockedTensor | None:
-    library = onednn.needed()
+    library = onednn.require_library()
     calls = library.calls
     own = calls.dnnl_primitive_desc_query_md(main.descriptor, QUERY_OF[argument], 0)
     size = int(calls.dnnl_memory_desc_get_size(own))
@@ -259,7 +259,7 @@ def _reorder(library: Onednn, source: Any, target: Any, *, adds: bool = False) -
         status = library.calls.dnnl_reorder_primitive_desc_create(
             made, source, engine, target, engine, attr
         )
-        return None if status else onednn.created(library, made[0])
+        return None if status else onednn.create_primitive(library, made[0])
 
 
 def _extents(library: Onednn, extents: Extents) -> Any:

@@ -189,7 +189,7 @@ class OpenBlas:
     def scratch(self, gemm: Gemm, chunks: tuple[Chunk, ...]) -> ProductScratch | None:
         """Take float32 and float64 where numpy's library is OpenBLAS; no scratch."""
         is_known = gemm.dtype in (DType.FLOAT32, DType.FLOAT64) and gemm.out_dtype is gemm.dtype
-        blas = openblas.found() if is_known else None
+        blas = openblas.numpy_openblas() if is_known else None
         if blas is None or (blas.integer_bits == 32 and _largest(gemm) >= 1 << 31):
             return None
         return ProductScratch()
@@ -198,7 +198,7 @@ class OpenBlas:
         self, gemm: Gemm, chunks: tuple[Chunk, ...], arrays: Matrices, place: PackedPlace
     ) -> NativeLaunch:
         """Tell the library to use one thread, for ours call it at once."""
-        blas = openblas.found()
+        blas = openblas.numpy_openblas()
         if blas is None:
             raise InternalError("a plan has kernels of OpenBLAS, which numpy does not carry here")
         openblas.use_one_thread()

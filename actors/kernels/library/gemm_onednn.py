@@ -4,7 +4,7 @@ A product may be packed: b is first copied, in panels, to the layout that the li
 the workspace of the launch, and then read by every chunk. That makes chunks of few rows nearly as
 fast as large ones, and pays with many rows: 3 to 5 % with 2048, nothing with 256. Blocks of 256
 rows are another 3 to 7 % faster where two cores are all there is, and too few chunks for many. In
-a loop whose b is the same at every step, it is packed once, before the loop (`HeldProduct`).
+a loop whose b is the same at every step, it is packed once, before the loop (`PrepackedGemm`).
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class _PackedColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldProduct:
+class PrepackedGemm:
     """A product by a packed b; `size_bytes` are what it keeps and works in."""
 
     gemm: Gemm
@@ -233,7 +233,7 @@ class HeldProduct:
     scratch: ProductScratch
 
     @staticmethod
-    def of(gemm: Gemm | None) -> HeldProduct | None:
+    def of(gemm: Gemm | None) -> PrepackedGemm | None:
         """Return how a product goes; None for one of many rows, or none of the library's."""
         if gemm is None or gemm.batch or gemm.m >= PACKED_ROWS:
             return None
@@ -258,7 +258,7 @@ class HeldProduct:
         packs = [one.pack for one in columns.values()]
         worker = max([primitive.scratch_bytes for primitive in (*products, *packs)])
         scratch = ProductScratch(worker, size)
-        return HeldProduct(gemm, chunks, tuple(products), tuple(columns.values()), scratch)
+        return PrepackedGemm(gemm, chunks, tuple(products), tuple(columns.values()), scratch)
 
     @property
     def size_bytes(self) -> int:

@@ -115,7 +115,7 @@ class _CChain(ctypes.Structure):
     )
 
 
-class JoinedLaunches:
+class NativeChain:
     """Native launches in order, as one launch.
 
     `address` is the argument block, for who makes the call of `runtime.chain_runner` himself.
@@ -157,7 +157,7 @@ class JoinedLaunches:
         return tuple(durations)
 
 
-def join(chain: Chain) -> Chain:
+def merge_native_launches(chain: Chain) -> Chain:
     """Return a chain that does the same, with each run of native launches as one."""
     joined: list[Launch] = []
     run: list[NativeLaunch] = []
@@ -171,7 +171,7 @@ def join(chain: Chain) -> Chain:
 
 
 def _as_one(run: list[NativeLaunch]) -> tuple[Launch, ...]:
-    return tuple(run) if len(run) < 2 else (JoinedLaunches(tuple(run)),)
+    return tuple(run) if len(run) < 2 else (NativeChain(tuple(run)),)
 
 
 # Launches are cut by shapes alone, never by the number of threads: so the order of every sum is the

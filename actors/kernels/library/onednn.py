@@ -144,7 +144,7 @@ _state = _OnednnState()
 _lock = forkable_lock()
 
 
-def is_there() -> bool:
+def is_available() -> bool:
     """Whether the library is installed and loads."""
     return _library() is not None
 
@@ -159,13 +159,13 @@ def fingerprint() -> str:
 
 def address_of(function: str) -> int:
     """Return the address of a function of the library. Raises LibraryError without the library."""
-    library = needed()
+    library = require_library()
     return int(library.ffi.cast("intptr_t", library.ffi.addressof(library.calls, function)))
 
 
 def stream() -> int:
     """Return the handle of the stream that launches run on."""
-    library = needed()
+    library = require_library()
     return int(library.ffi.cast("intptr_t", library.stream))
 
 
@@ -187,7 +187,7 @@ def pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive |
 
 def pack_alike(first: Primitive, second: Primitive) -> bool:
     """Whether two products read their weights in one layout."""
-    library = needed()
+    library = require_library()
     weights = [
         library.calls.dnnl_primitive_desc_query_md(x.descriptor, QUERY_OF[WEIGHTS], 0)
         for x in (first, second)
@@ -221,7 +221,7 @@ def scratch(primitive: Primitive, address: int) -> Any:
 
 def handle_of(memory: Any) -> int:
     """Return the handle of a memory object, as C takes it."""
-    return int(needed().ffi.cast("intptr_t", memory))
+    return int(require_library().ffi.cast("intptr_t", memory))
 
 
 def explain(status: int) -> str:
@@ -230,7 +230,7 @@ def explain(status: int) -> str:
 
 
 def _memory(primitive: Primitive, query: int, address: int) -> Any:
-    library = needed()
+    library = require_library()
     described = library.calls.dnnl_primitive_desc_query_md(primitive.descriptor, query, 0)
     made = library.ffi.new("H *")
     target = library.ffi.cast("void *", address)
@@ -255,11 +255,11 @@ def _matmul(a: Matrix, b: Matrix, out: Matrix, adds: bool) -> Primitive | None:
         status = calls.dnnl_matmul_primitive_desc_create(
             made, library.engine, src, wei, null, dst, attr
         )
-        return None if status else created(library, made[0])
+        return None if status else create_primitive(library, made[0])
 
 
 def _pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive | None:
-    library = needed()
+    library = require_library()
     ffi, calls = library.ffi, library.calls
     part = Matrix(b.dtype, b.rows, columns, b.row, b.column)
     whole = calls.dnnl_primitive_desc_query_md(product.descriptor, QUERY_OF[WEIGHTS], 0)
@@ -273,12 +273,12 @@ def _pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive 
             status = calls.dnnl_reorder_primitive_desc_create(
                 made, src, engine, window[0], engine, attr
             )
-            return None if status else created(library, made[0])
+            return None if status else create_primitive(library, made[0])
     finally:
         calls.dnnl_memory_desc_destroy(window[0])
 
 
-def created(library: Onednn, pd: Any) -> Primitive | None:
+def create_primitive(library: Onednn, pd: Any) -> Primitive | None:
     """Return the primitive of a descriptor, which it keeps; None for a reference implementation."""
     ffi, calls = library.ffi, library.calls
     descriptor = ffi.gc(pd, calls.dnnl_primitive_desc_destroy)
@@ -362,7 +362,7 @@ def _add_to_output(library: Onednn, attr: Any) -> None:
         calls.dnnl_post_ops_destroy(ops[0])
 
 
-def needed() -> Onednn:
+def require_library() -> Onednn:
     """Return the library. Raises LibraryError without it."""
     library = _library()
     if library is None:

@@ -87,7 +87,7 @@ _state = _OpenblasState()
 
 
 @cache
-def found() -> Blas | None:
+def numpy_openblas() -> Blas | None:
     """Return the products of numpy's BLAS; None where it is no OpenBLAS that we can call."""
     for path in _candidates():
         try:
@@ -102,7 +102,7 @@ def found() -> Blas | None:
 
 def loaded_blas() -> BlasInfo | None:
     """Return the BLAS that numpy has loaded in this process, or None if it is not recognised."""
-    blas = found()
+    blas = numpy_openblas()
     if blas is not None:
         said = ctypes.CFUNCTYPE(ctypes.c_char_p)(blas.get_core_name)()
         core_name = None if said is None else said.decode("ascii", "replace").strip()
@@ -138,7 +138,7 @@ def use_threads(count: int | None) -> bool:
     None gives it back the number that it had before it was told; where it never was, or has that
     number back, whatever the user set since stands.
     """
-    blas = found()
+    blas = numpy_openblas()
     if blas is None:
         return False
     if count is None:
@@ -156,8 +156,8 @@ def use_one_thread() -> None:
 
 
 def num_threads() -> int | None:
-    """Return how many threads a call of the library may use; None where `found` is None."""
-    blas = found()
+    """Return how many threads a call of the library may use; None where there is no library."""
+    blas = numpy_openblas()
     return None if blas is None else _num_threads(blas)
 
 

@@ -1,6 +1,6 @@
 """The native half of the host: a C compiler, one pool of threads, and the symbols of C texts.
 
-`turn_on` is called by `actorflow.environment.native`, with what the settings say, before anything
+`enable` is called by `actorflow.environment.native`, with what the settings say, before anything
 is compiled; until then, and where there is no C compiler, native kernels take no call and numpy's
 run. What is loaded stays for the life of the process: launches hold addresses of it.
 
@@ -35,8 +35,8 @@ from actors.kernels.common.files import (
     distrust_of_file,
     mark_used,
     prune,
-    read_sealed,
-    replace_sealed,
+    read_checksummed,
+    write_checksummed,
 )
 from actors.machine.errors import forkable_lock
 from compiler.contract.errors import ActorflowError, DeviceError
@@ -44,8 +44,8 @@ from compiler.contract.errors import ActorflowError, DeviceError
 # A shared library is found again by the hash of all that decides its bytes: the text, the flags,
 # the compiler's version, and the features of the processor. So a cache that was made on another
 # machine is never run: `-march=native` code for a foreign processor would end the process with
-# SIGILL. A file that is damaged (`read_sealed`), or that others may write (`distrust_of_file`), is
-# built anew, and a line says so.
+# SIGILL. A file that is damaged (`read_checksummed`), or that others may write
+# (`distrust_of_file`), is built anew, and a line says so.
 
 FLAGS = (
     "-O3",
@@ -156,7 +156,7 @@ class Toolchain:
         try:
             why = distrust_of_file(kept)
             if why is None:
-                read_sealed(kept)
+                read_checksummed(kept)
                 mark_used(kept)
                 return True
         except DamagedFile:
@@ -259,7 +259,7 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
     if folder is None:
         return None
     try:
-        replace_sealed(folder / name, built.read_bytes())
+        write_checksummed(folder / name, built.read_bytes())
     except OSError:
         return None
     prune(folder / name, KERNEL_BYTES)
@@ -303,7 +303,7 @@ _asking = threading.local()
 _lock = forkable_lock()
 
 
-def turn_on(toolchain: Toolchain, num_threads: int) -> None:
+def enable(toolchain: Toolchain, num_threads: int) -> None:
     """Let native kernels take calls, of this many threads, the caller's own included.
 
     The pool has the most threads that were ever asked for; a later call with fewer lowers how many
@@ -324,23 +324,23 @@ def turn_on(toolchain: Toolchain, num_threads: int) -> None:
         _state.is_on = True
 
 
-def turn_off() -> None:
+def disable() -> None:
     """Let native kernels take no further call; launches that are bound go on, and the pool stays.
 
-    `turn_on` takes up the same pool again.
+    `enable` takes up the same pool again.
     """
     with _lock:
         _state.is_on = False
 
 
-def is_on() -> bool:
+def is_enabled() -> bool:
     """Whether native kernels take calls."""
     return _state.is_on
 
 
 def num_threads() -> int:
     """Return how many threads a call may use; 1 while nothing is turned on."""
-    return _state.num_threads if is_on() and not getattr(_asking, "is_alone", False) else 1
+    return _state.num_threads if is_enabled() and not getattr(_asking, "is_alone", False) else 1
 
 
 @contextmanager
@@ -355,7 +355,7 @@ def as_one_thread() -> Iterator[None]:
 
 def fingerprint() -> str:
     """Return what native kernels depend on besides their text; "" while nothing is turned on."""
-    if _state.toolchain is None or not is_on():
+    if _state.toolchain is None or not is_enabled():
         return ""
     return f"native-{_state.toolchain.fingerprint} threads-{_state.num_threads}"
 
@@ -416,7 +416,7 @@ def load_file(file: str) -> None:
         try:
             _state.files[file] = _linked(text)
         except CompilerError as error:
-            if is_on():
+            if is_enabled():
                 _state.broken[file] = f"{file}: {error}"
             raise CompilerError(f"{file}: {error}") from None
 
@@ -452,7 +452,7 @@ def refusals() -> dict[str, str]:
 
 def chain_runner() -> int:
     """Return the address of `af_run_chain`. Raises RuntimeError while nothing is turned on."""
-    if _state.core is None or not is_on():
+    if _state.core is None or not is_enabled():
         raise RuntimeError("native kernels are not turned on")
     return _address(_state.core, "af_run_chain")
 
@@ -463,7 +463,7 @@ def unique_name(prefix: str, text: str) -> str:
 
 
 def _after_fork_in_child() -> None:
-    """Forget the threads that stayed with the parent; the next `turn_on` starts helpers again."""
+    """Forget the threads that stayed with the parent; the next `enable` starts helpers again."""
     _state.num_threads = 1
 
 
@@ -495,7 +495,7 @@ def _is_loaded_alone(function: CFunction) -> bool:
 
 def _linked(text: str) -> ctypes.CDLL:
     """Return the library of a text, bound to the pool."""
-    if _state.toolchain is None or _state.core is None or not is_on():
+    if _state.toolchain is None or _state.core is None or not is_enabled():
         raise CompilerError("native kernels are not turned on: there is no C compiler")
     library = _state.toolchain.library(text)
     library.af_bind_runtime.argtypes = (ctypes.c_void_p,)

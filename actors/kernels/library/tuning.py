@@ -276,7 +276,7 @@ def _load() -> dict[str, str]:
 def _file() -> Path | None:
     if _state.options.folder is None:
         return None
-    blas = openblas.found()
+    blas = openblas.numpy_openblas()
     parts = (_FORMAT, runtime.fingerprint(), onednn.fingerprint(), blas.library if blas else "")
     mark = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
     return _state.options.folder / f"tuning-{mark}.json"

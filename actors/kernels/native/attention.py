@@ -130,7 +130,7 @@ def in_c(e: BlockExtents, *, is_forward: bool) -> CWork:
 def takes(e: BlockExtents, operands: Sequence[Operand], lse: Operand) -> bool:
     """Return whether the C kernels take operands with rows, and one number per query."""
     return (
-        runtime.is_on()
+        runtime.is_enabled()
         and lse.type.dtype is DType.FLOAT32
         and operands[0].type.dtype in (DType.FLOAT32, DType.BFLOAT16)
         and all([x.type.dtype is operands[0].type.dtype for x in operands])

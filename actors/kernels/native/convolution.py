@@ -18,7 +18,7 @@ from functools import partial
 from actors.kernels.common import cost
 from actors.kernels.common.convolution_steps import POOLING_OPS, windows_of
 from actors.kernels.common.gemm import Chunk, ProductCall
-from actors.kernels.common.host_memory import address, shown
+from actors.kernels.common.host_memory import address, meta_views
 from actors.kernels.common.kernel import (
     NATIVE_CALLS,
     Attrs,
@@ -33,7 +33,7 @@ from actors.kernels.common.kernel import (
     integer,
 )
 from actors.kernels.library import launch, onednn, runtime
-from actors.kernels.library.convolution_onednn import ARGUMENTS, PlainTensor, between
+from actors.kernels.library.convolution_onednn import ARGUMENTS, PlainTensor, reorder_primitive
 from actors.kernels.library.gemm_launch import PackedPlace
 from actors.kernels.library.gemm_onednn import CallTable
 from actors.kernels.library.launch import Word, argument_block, native_launch
@@ -74,8 +74,8 @@ class OnednnConvolution:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take up to three axes of space."""
-        x, weight, y = roles = _roles(self.op, shown((*inputs, *outputs)))
-        found = cut_of(self.op, attrs, roles) if runtime.is_on() else None
+        x, weight, y = roles = _roles(self.op, meta_views((*inputs, *outputs)))
+        found = cut_of(self.op, attrs, roles) if runtime.is_enabled() else None
         if found is None:
             return None
         size = found.scratch.size_bytes(min(runtime.num_threads(), len(found.chunks)))
@@ -87,7 +87,7 @@ class OnednnConvolution:
         in_c = partial(CWork, moved, products=(product,), pieces=len(found.chunks))
         work = Work(_CALLS, passes=moved, products=(product,), in_c=in_c)
         needs = cost.needs(inputs, outputs, work, size)
-        return replace(needs, keeps=1) if found.is_held else needs
+        return replace(needs, prepacked_input=1) if found.is_held else needs
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the native launch."""
@@ -203,7 +203,7 @@ def _add_images(
 
 
 def _copied(one: PlainTensor, other: PlainTensor, *, adds: bool = False) -> Primitive:
-    found = between(one, other, adds=adds)
+    found = reorder_primitive(one, other, adds=adds)
     if found is None:
         raise InternalError(f"oneDNN does not copy {one} to {other}")
     return found
@@ -246,7 +246,7 @@ class NativePooling:
         """Take float32 and float64 of up to three axes of space."""
         operands, kernel = (*inputs, *outputs), windows_of(attrs).kernel
         is_known = inputs[0].type.dtype in (DType.FLOAT32, DType.FLOAT64)
-        if not (runtime.is_on() and is_known and len(kernel) <= _MOST_AXES):
+        if not (runtime.is_enabled() and is_known and len(kernel) <= _MOST_AXES):
             return None
         if not all([_is_within_reach(x) for x in operands]):
             return None

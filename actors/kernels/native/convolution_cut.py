@@ -152,7 +152,7 @@ def cut_of(op: str, attrs: Attrs, roles: Arrays) -> ConvolutionCut | None:
     """Return how a call is cut; None for one that is not taken."""
     x, weight = roles[:2]
     types = {a.dtype.name for a in roles}
-    is_known = onednn.is_there() and len(types) == 1 and types <= {*_DTYPES} and x.ndim <= 5
+    is_known = onednn.is_available() and len(types) == 1 and types <= {*_DTYPES} and x.ndim <= 5
     if not is_known or 0 in [a.size for a in roles]:
         return None
     if min(*integers(attrs, "low"), *integers(attrs, "high")) < 0:

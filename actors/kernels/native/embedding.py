@@ -32,7 +32,7 @@ from actors.kernels.common.kernel import (
     checked,
     integer,
 )
-from actors.kernels.common.strides import MAX_OUTER, columns_of, walk
+from actors.kernels.common.strides import MAX_OUTER, collapse_axes, columns_of
 from actors.kernels.library import launch, runtime
 from actors.kernels.library.launch import Explain, NativeLaunch, Word, native_launch
 from actors.kernels.library.runtime import CFunction
@@ -40,7 +40,7 @@ from actors.kernels.native.emit import function_of
 from actors.kernels.native.fused import argument_words
 from actors.kernels.program import values as words
 from actors.kernels.program.phases import Chunks
-from actors.kernels.program.spaces import LoopSpace, Made, made_of
+from actors.kernels.program.spaces import LoopSpace, ScheduledProgram, scheduled_program
 from actors.machine.protocol import Array, Arrays, Launch
 from compiler.contract.program import GRADIENT, Kind
 from compiler.contract.types import DType
@@ -67,7 +67,7 @@ class NativeEmbedding:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take a table with dense rows, and an output with dense rows that lie evenly."""
         (weight, ids), (out,) = inputs, outputs
-        if not (runtime.is_on() and has_dense_rows(weight) and is_id(ids)):
+        if not (runtime.is_enabled() and has_dense_rows(weight) and is_id(ids)):
             return None
         if not has_dense_rows(out) or row_step(out.shape, out.strides_bytes) is None:
             return None
@@ -105,7 +105,7 @@ class NativeEmbeddingGrad:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64 with dense rows and a dense output; scratch holds the ids."""
         (dy, ids), (out,) = inputs, outputs
-        if not (runtime.is_on() and are_rows(dy) and out.is_dense and is_id(ids)):
+        if not (runtime.is_enabled() and are_rows(dy) and out.is_dense and is_id(ids)):
             return None
         passes = (
             (BytePass.GATHER, float(dy.type.size_bytes)),
@@ -144,7 +144,7 @@ class NativeLastPlace:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take ids that lie anyhow, and a dense output."""
         (ids,), (out,) = inputs, outputs
-        if not (runtime.is_on() and is_id(ids) and out.is_dense):
+        if not (runtime.is_enabled() and is_id(ids) and out.is_dense):
             return None
         size = float(ids.type.num_elements * out.dtype.itemsize)
         in_c = partial(rows_in_c, BytePass.SCATTER, size)
@@ -190,7 +190,7 @@ def _cut(rows: int, columns: int, num_ids: int, item: int) -> _Cut:
 
 def is_id(ids: Operand) -> bool:
     """Whether ids are integers whose places C can walk."""
-    axes = walk(ids.shape, (ids.strides_bytes,), in_order=True)
+    axes = collapse_axes(ids.shape, (ids.strides_bytes,), in_order=True)
     is_walked = len(axes) <= MAX_OUTER and ids.type.num_elements < _MAX_IDS
     return ids.type.dtype.is_integer and is_walked
 
@@ -203,7 +203,7 @@ def has_dense_rows(table: Operand) -> bool:
 
 def row_step(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
     """Return the bytes from one row to the next, or None where rows do not lie evenly."""
-    axes = walk(shape[:-1], (strides[:-1],), in_order=True)
+    axes = collapse_axes(shape[:-1], (strides[:-1],), in_order=True)
     if len(axes) > 1:
         return None
     return axes[0].steps[0] if axes else 0
@@ -211,19 +211,19 @@ def row_step(shape: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
 
 def are_rows(dy: Operand) -> bool:
     """Whether dy is dense rows of floats whose places C can walk."""
-    axes = walk(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
+    axes = collapse_axes(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
     return dy.type.dtype in FLOATS and len(axes) <= MAX_OUTER and has_dense_rows(dy)
 
 
 def ids_words(ids: Array) -> list[Word]:
     """Return ids as embedding.c has them."""
-    axes = walk(ids.shape, (ids.strides,), in_order=True)
+    axes = collapse_axes(ids.shape, (ids.strides,), in_order=True)
     return [address(ids), _INTEGERS.index(ids.dtype.name), ids.size, *columns_of(axes, 1)]
 
 
 def rows_words(dy: Array) -> list[int]:
     """Return the places of the rows of a tensor as embedding.c has them."""
-    return columns_of(walk(dy.shape[:-1], (dy.strides[:-1],), in_order=True), 1)
+    return columns_of(collapse_axes(dy.shape[:-1], (dy.strides[:-1],), in_order=True), 1)
 
 
 def _scatter_pieces(num_ids: int, rows: int) -> tuple[Piece, ...]:
@@ -267,12 +267,12 @@ class EmbeddingUpdateKernel:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take float32 and float64, dense but for the rows of dy, and programs of one loop."""
         (table, dy, ids, *rest), function = inputs, function_of(attrs)
-        if not runtime.is_on() or function is None or runtime.is_broken(function):
+        if not runtime.is_enabled() or function is None or runtime.is_broken(function):
             return None
         operands = (table, *rest, *outputs)
         if not (all([x.is_dense for x in operands]) and are_rows(dy) and is_id(ids)):
             return None
-        made = made_of(attrs)
+        made = scheduled_program(attrs)
         is_small = words.column_sum(made.program, 0, 0) <= _MOST_WORDS
         if not (_is_by_elements(made) and is_small and table.type.dtype in FLOATS):
             return None
@@ -299,7 +299,7 @@ class EmbeddingUpdateKernel:
         (table, dy, ids, *rest), function = inputs, function_of(attrs)
         if function is None:
             raise ValueError("there is no C for this update; `query` declines it")
-        made, (rows, columns) = made_of(attrs), table.shape
+        made, (rows, columns) = scheduled_program(attrs), table.shape
         pieces = functools.partial(_pieces, ids.size, columns, table.dtype)
         workers = kernel.workers_for(pieces, workspace, runtime.num_threads())
         sums, *chains = kernel.carve(workspace, pieces(workers))
@@ -323,14 +323,14 @@ class EmbeddingUpdateKernel:
         return native_launch(where, arguments, keep, explain_ids(ids, rows))
 
 
-def _is_by_elements(made: Made) -> bool:
+def _is_by_elements(made: ScheduledProgram) -> bool:
     """Whether a program is one loop over the elements of a row, without scratch."""
     program = made.program
     kinds = {program.kind_of(v) for v in range(program.num_values)}
     return kinds <= {Kind.FULL, Kind.SCALAR}
 
 
-def _space(made: Made, rows: int, columns: int) -> LoopSpace:
+def _space(made: ScheduledProgram, rows: int, columns: int) -> LoopSpace:
     """Return the space of the table; the gradient of every row is the one row of sums."""
     program = made.program
     kinds = [program.kind_of(v) for v in (*range(len(program.inputs)), *program.outputs)]

@@ -46,13 +46,13 @@ from actors.kernels.program import values as words
 from actors.kernels.program.phases import Chunks, duration_ns, held_dtype
 from actors.kernels.program.spaces import (
     LoopSpace,
-    Made,
+    ScheduledProgram,
     check_once,
     in_place_pairs,
-    made_of,
     made_of_step,
     program_attrs,
     row_strides,
+    scheduled_program,
     shared_bytes,
     space_of,
     split_skip,
@@ -80,9 +80,9 @@ class FusedKernel:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take programs with C for every instruction, on evenly spaced rows of dense columns."""
-        if not runtime.is_on():
+        if not runtime.is_enabled():
             return None
-        made, function = made_of(attrs), function_of(attrs)
+        made, function = scheduled_program(attrs), function_of(attrs)
         if function is None or runtime.is_broken(function):
             return None
         inputs = inputs[: len(made.program.inputs)]
@@ -104,7 +104,7 @@ class FusedKernel:
         self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
     ) -> NativeLaunch:
         """Return the launch. Raises CompilerError when the compiler refuses the function."""
-        made, function = made_of(attrs), function_of(attrs)
+        made, function = scheduled_program(attrs), function_of(attrs)
         if function is None:
             raise ValueError("there is no C for this program; `query` declines it")
         inputs, skip = split_skip(made.program, inputs)
@@ -125,13 +125,13 @@ class FusedKernel:
         )
 
 
-def _space(attrs: Attrs, made: Made, views: tuple[MatrixView, ...]) -> LoopSpace | None:
+def _space(attrs: Attrs, made: ScheduledProgram, views: tuple[MatrixView, ...]) -> LoopSpace | None:
     rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
     layouts = tuple([(view.shape, view.strides) for view in views])
     return space_of(made.program, made.schedule, rows, columns, layouts)
 
 
-def pieces_of(made: Made, space: LoopSpace, num_workers: int) -> tuple[Piece, ...]:
+def pieces_of(made: ScheduledProgram, space: LoopSpace, num_workers: int) -> tuple[Piece, ...]:
     """Return the scratch: partial reductions, column sums by partial, row buffers by thread."""
     program, chunks = made.program, space.chunks
     most = max([len(phase.reductions) for phase in made.schedule.phases], default=0)
@@ -206,7 +206,7 @@ _ITEM_BYTES = 4
 
 
 def argument_words(
-    made: Made, space: LoopSpace, rows: int, arrays: Arrays, workspace: Workspace
+    made: ScheduledProgram, space: LoopSpace, rows: int, arrays: Arrays, workspace: Workspace
 ) -> tuple[ctypes.Array[ctypes.c_int64], Arrays]:
     """Return the argument block of a launch in a space, and the arrays of scratch in it.
 
@@ -271,7 +271,7 @@ class _Call:
     """
 
     region: TiledLoop
-    made: Made
+    made: ScheduledProgram
     function: CFunction
     gemm: Gemm
     chunks: tuple[Chunk, ...]
@@ -323,7 +323,7 @@ class FusedProductKernel:
         return None if call is None else self._needs(call, inputs, outputs)
 
     def _call(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> _Call | None:
-        if not runtime.is_on():
+        if not runtime.is_enabled():
             return None
         call = _call_of(self.library, attrs, views_of((*inputs, *outputs)))
         return None if call is None or runtime.is_broken(call.function) else call

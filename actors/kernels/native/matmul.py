@@ -65,14 +65,14 @@ class NativeMatmulKernel:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take the products that this library is chosen for."""
-        gemm = _gemm_of(inputs, outputs) if runtime.is_on() else None
+        gemm = _gemm_of(inputs, outputs) if runtime.is_enabled() else None
         if gemm is None or tuning.library_for(gemm, LIBRARIES) != self.library.name:
             return None
         return self.needs(attrs, inputs, outputs)
 
     def needs(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Return what a product needs that this library can compute."""
-        gemm = _gemm_of(inputs, outputs) if runtime.is_on() else None
+        gemm = _gemm_of(inputs, outputs) if runtime.is_enabled() else None
         size = None if gemm is None else workspace_bytes(self.library, gemm)
         if gemm is None or size is None:
             return None

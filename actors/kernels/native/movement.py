@@ -55,7 +55,7 @@ class MoveKernel:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take operands of up to 8 axes."""
-        if not (runtime.is_on() and all([_is_movable(x) for x in (*inputs, *outputs)])):
+        if not (runtime.is_enabled() and all([_is_movable(x) for x in (*inputs, *outputs)])):
             return None
         if not can_copy(self.op, inputs, outputs):
             return None

@@ -27,7 +27,7 @@ from actors.kernels.common.kernel import (
     flag,
     integers,
 )
-from actors.kernels.common.strides import MAX_OUTER, Axis, columns_of, walk
+from actors.kernels.common.strides import MAX_OUTER, Axis, collapse_axes, columns_of
 from actors.kernels.library import launch, runtime
 from actors.kernels.library.launch import Word, native_launch
 from actors.machine.protocol import Array, Arrays, Launch
@@ -58,7 +58,7 @@ class NativeReduce:
         """Take the common types over neighbouring axes, with a dense output."""
         (x,), (out,) = inputs, outputs
         if not (
-            runtime.is_on()
+            runtime.is_enabled()
             and x.type.dtype in _REDUCED_TYPES
             and x.type.num_elements
             and out.is_dense
@@ -109,7 +109,7 @@ def _walked(
     if math.prod(shape[first:last]) != math.prod([shape[axis] for axis in axes]):
         return None
     found = [
-        walk(shape[a:b], (strides[a:b],), in_order=True) or (Axis(1, (item,)),)
+        collapse_axes(shape[a:b], (strides[a:b],), in_order=True) or (Axis(1, (item,)),)
         for a, b in ((0, first), (first, last), (last, len(shape)))
     ]
     if any([len(part) > 1 for part in found]) or found[2][0].steps != (item,):
@@ -130,12 +130,12 @@ _ENTRY = np.dtype(np.complex128)
 
 def are_walked(x: Operand) -> bool:
     """Whether C can walk the rows of x, and knows its elements."""
-    axes = walk(x.shape[:-1], (x.strides_bytes[:-1],), in_order=True)
+    axes = collapse_axes(x.shape[:-1], (x.strides_bytes[:-1],), in_order=True)
     return x.type.dtype.value in _ALONG_TYPES and len(axes) <= MAX_OUTER
 
 
 def _rows(x: Array) -> list[Word]:
-    axes = walk(x.shape[:-1], (x.strides[:-1],), in_order=True)
+    axes = collapse_axes(x.shape[:-1], (x.strides[:-1],), in_order=True)
     return [address(x), x.strides[-1], *columns_of(axes, 1)]
 
 
@@ -153,7 +153,7 @@ class NativeArgsort:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take a dense output; scratch is two rows of keys and places for each thread."""
         (x,), (out,) = inputs, outputs
-        if not (runtime.is_on() and are_walked(x) and out.is_dense):
+        if not (runtime.is_enabled() and are_walked(x) and out.is_dense):
             return None
         size = 4.0 * out.type.size_bytes
         in_c = partial(_in_c, BytePass.GATHER, size)
@@ -191,7 +191,7 @@ class NativeRecurrence:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take a dense output; no scratch."""
         (out,) = outputs
-        if not (runtime.is_on() and all(map(are_walked, inputs)) and out.is_dense):
+        if not (runtime.is_enabled() and all(map(are_walked, inputs)) and out.is_dense):
             return None
         size = float(out.type.size_bytes)
         in_c = partial(_in_c, BytePass.REDUCE, 3 * size)

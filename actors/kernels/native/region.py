@@ -31,7 +31,7 @@ from actors.kernels.library.gemm_launch import (
     workspace_bytes,
 )
 from actors.kernels.library.gemm_onednn import OneDnn
-from actors.kernels.library.launch import JoinedLaunches, NativeLaunch, native_launch
+from actors.kernels.library.launch import NativeChain, NativeLaunch, native_launch
 from actors.kernels.library.runtime import CFunction
 from actors.kernels.native.emit import function_of
 from actors.kernels.native.fused import argument_words, explain_index, pieces_of, program_work
@@ -42,10 +42,10 @@ from actors.kernels.program.spaces import (
     LoopSpace,
     RegionArrays,
     check_once,
-    held_pieces,
     made_of_step,
+    meta_arrays,
     program_attrs,
-    unread,
+    tile_scratch,
 )
 from actors.machine.protocol import Arrays
 from compiler.contract.errors import InternalError
@@ -73,11 +73,17 @@ class ChunkedKernel:
         """Take regions with C for every program and a library for every product."""
         region = region_of(attrs, "region")
         check_once(region, tuple([x.type for x in inputs]))
-        if not runtime.is_on() or not region.chunk_rows or views_of((*inputs, *outputs)) is None:
+        if (
+            not runtime.is_enabled()
+            or not region.chunk_rows
+            or views_of((*inputs, *outputs)) is None
+        ):
             return None
         if not all([x.is_dense for x in outputs]):
             return None
-        steps = _NativeSteps(RegionArrays.planned(region, unread(inputs), unread(outputs)))
+        steps = _NativeSteps(
+            RegionArrays.planned(region, meta_arrays(inputs), meta_arrays(outputs))
+        )
         if not steps.are_taken():
             return None
         size = kernel.size_bytes(steps.pieces(runtime.num_threads()))
@@ -105,7 +111,7 @@ class ChunkedKernel:
                 for step in region.steps
             ]
         )
-        joined = JoinedLaunches(launches)
+        joined = NativeChain(launches)
         return NativeLaunch(
             runtime.chain_runner(),
             joined.address,
@@ -156,7 +162,7 @@ class _NativeSteps:
         libraries = [_workspace_bytes(gemm) or 0 for gemm in self.gemms() if gemm is not None]
         sizes = (max(libraries, default=0), max(programs, default=0))
         own = [Piece((size,), np.dtype(np.uint8)) for size in sizes]
-        return (*own, *held_pieces(self.region))
+        return (*own, *tile_scratch(self.region))
 
     def work(self) -> Work:
         """Return the work of all chunks."""
@@ -262,7 +268,7 @@ def _workspace_bytes(gemm: Gemm) -> int | None:
     return None if library is None else workspace_bytes(library, gemm)
 
 
-def _explain(joined: JoinedLaunches, status: int) -> str:
+def _explain(joined: NativeChain, status: int) -> str:
     """Say what the step that failed says. Raises what it raises."""
     return str(joined.launches[joined.running].error(status))
 

@@ -2,7 +2,7 @@
 
 The operands of a program have a step from row to row (`LoopSpace`). A region has the operands of
 its steps and the held values of a chunk of rows (`RegionArrays`). The program of a launch is
-checked and scheduled once (`made_of`).
+checked and scheduled once (`scheduled_program`).
 """
 
 from __future__ import annotations
@@ -134,14 +134,14 @@ def in_place_pairs(
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ScheduledProgram:
     """A program, and how it is walked."""
 
     program: FusedProgram
     schedule: Schedule
 
 
-def made_of(attrs: Attrs) -> Made:
+def scheduled_program(attrs: Attrs) -> ScheduledProgram:
     """Return the program in the attributes of a launch, with its schedule."""
     return _made(fused_program(attrs, "program"))
 
@@ -153,9 +153,9 @@ def split_skip(program: FusedProgram, inputs: Arrays) -> tuple[Arrays, Array | N
 
 
 @functools.lru_cache(maxsize=4096)
-def _made(program: FusedProgram) -> Made:
+def _made(program: FusedProgram) -> ScheduledProgram:
     check_program(program)  # text and scratch are made of it, and a launch may come from a file
-    return Made(program, schedule(program))
+    return ScheduledProgram(program, schedule(program))
 
 
 # The arrays of a region: wide values take as few buffers as can be: one takes the buffer of a value
@@ -163,7 +163,8 @@ def _made(program: FusedProgram) -> Made:
 # no later than it stores the output.
 #
 # A plan asks what a region needs before there are bytes. It looks at arrays then that have extents
-# and strides and nothing behind them (`unread`): what is asked for and what is bound are one text.
+# and strides and nothing behind them (`meta_arrays`): what is asked for and what is bound are one
+# text.
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +180,13 @@ NOWHERE: Over = {}
 """Wide values that lie where an output will be, and that output."""
 
 
-MadeOf = Callable[[TileStep], Made]
+MadeOf = Callable[[TileStep], ScheduledProgram]
 """How a target walks the program of a step: which operand it reads how late follows from that."""
 
 
-def made_of_step(step: TileStep) -> Made:
+def made_of_step(step: TileStep) -> ScheduledProgram:
     """Return the program of a step with its schedule on the host."""
-    return made_of(program_attrs(step))
+    return scheduled_program(program_attrs(step))
 
 
 def buffers_of(
@@ -249,13 +250,13 @@ check_once = functools.lru_cache(maxsize=1024)(check_region)
 """Several kernels are asked for one region."""
 
 
-def unread(operands: Operands | tuple[Piece, ...]) -> Arrays:
+def meta_arrays(operands: Operands | tuple[Piece, ...]) -> Arrays:
     """Return arrays that lie as operands do, or dense ones, of which no element may be touched."""
     return tuple([_unread(x) for x in operands])
 
 
 class RegionArrays:
-    """The operands of a region, and its held values in `held`: the arrays of `held_pieces`."""
+    """The operands of a region, and its held values in `held`: the arrays of `tile_scratch`."""
 
     def __init__(
         self,
@@ -289,7 +290,7 @@ class RegionArrays:
         schedule_of: MadeOf = made_of_step,
     ) -> RegionArrays:
         """Return the arrays before there is scratch."""
-        held = unread(held_pieces(region, over, schedule_of))
+        held = meta_arrays(tile_scratch(region, over, schedule_of))
         return RegionArrays(region, inputs, outputs, held, over, schedule_of)
 
     def of(self, values: tuple[int, ...]) -> Arrays:
@@ -355,7 +356,7 @@ def shared_bytes(
     return over, tuple([(out - region.first_output, v) for out, v in free])
 
 
-def held_pieces(
+def tile_scratch(
     region: TiledLoop, over: Over = NOWHERE, schedule_of: MadeOf = made_of_step
 ) -> tuple[Piece, ...]:
     """Return the scratch of wide values, each row at a cache line; of values by rows; of sums."""

@@ -20,12 +20,12 @@ from actors.kernels.common.convolution_steps import (
     Copy,
     Fill,
     Multiply,
-    Room,
+    ScratchLayout,
     Step,
     steps_of,
     windows_of,
 )
-from actors.kernels.common.host_memory import shown
+from actors.kernels.common.host_memory import meta_views
 from actors.kernels.common.kernel import (
     CALLS_PER_PRODUCT,
     Attrs,
@@ -62,7 +62,7 @@ class ConvolutionKernel:
         """Take float32 and float64; scratch is a chunk of columns, and what is padded."""
         if has_halves((*inputs, *outputs)) or not outputs[0].type.dtype.is_float:
             return None
-        room, steps = asked(self.op, attrs, shown(inputs), shown(outputs))
+        room, steps = asked(self.op, attrs, meta_views(inputs), meta_views(outputs))
         size = kernel.size_bytes(tuple(room.pieces.values()))
         return cost.needs(inputs, outputs, work_of(steps), size)
 
@@ -70,16 +70,16 @@ class ConvolutionKernel:
         """Return the steps."""
         pieces = asked(self.op, attrs, inputs, outputs)[0].pieces
         arrays = kernel.carve(workspace, tuple(pieces.values()))
-        room = Room(outputs[0].dtype, CHUNK_BYTES, dict(zip(pieces, arrays, strict=True)))
+        room = ScratchLayout(outputs[0].dtype, CHUNK_BYTES, dict(zip(pieces, arrays, strict=True)))
         steps = steps_of(self.op, attrs, inputs, outputs, room)
         return in_sequence([call for step, _ in steps for call in _calls(step, room)])
 
 
 def asked(
     op: str, attrs: Attrs, inputs: Arrays, outputs: Arrays
-) -> tuple[Room, list[tuple[Step, int]]]:
+) -> tuple[ScratchLayout, list[tuple[Step, int]]]:
     """Return what a call needs, and its steps on nothing."""
-    room = Room(outputs[0].dtype, CHUNK_BYTES, None)
+    room = ScratchLayout(outputs[0].dtype, CHUNK_BYTES, None)
     steps = list(steps_of(op, attrs, inputs, outputs, room))
     for step, _ in steps:
         if isinstance(step, Multiply) and step.adds:
@@ -87,7 +87,7 @@ def asked(
     return room, steps
 
 
-def _calls(step: Step, room: Room) -> list[Launch]:
+def _calls(step: Step, room: ScratchLayout) -> list[Launch]:
     if isinstance(step, Fill):
         return [partial(step.target.fill, 0)]
     if isinstance(step, Copy):

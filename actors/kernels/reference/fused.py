@@ -2,7 +2,7 @@
 
 It takes the calls that generated code does not: where there is no C compiler, or where the compiler
 refused a text. The walk is the generated code's (`program.phases`), over blocks that stay in cache.
-Every value of a block has a register (`walk.Registers`), or lies in the output that it is. A row
+Every value of a block has a register (`walk.BlockBuffers`), or lies in the output that it is. A row
 that is no longer than a block is computed at once, each value a single time.
 
 bfloat16 is computed in float32, and so are the operands that a program calls bfloat16: casting them
@@ -35,7 +35,7 @@ from actors.kernels.common.kernel import (
     over_blocks,
 )
 from actors.kernels.program.phases import op_of, operands_of
-from actors.kernels.program.spaces import made_of, split_skip
+from actors.kernels.program.spaces import scheduled_program, split_skip
 from actors.kernels.reference.reduce import column_sums
 from actors.kernels.reference.walk import (
     Walk,
@@ -151,7 +151,7 @@ class NumpyFusedKernel:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every program on evenly spaced rows of dense columns."""
-        inputs = inputs[: len(made_of(attrs).program.inputs)]
+        inputs = inputs[: len(scheduled_program(attrs).program.inputs)]
         walk = walk_of(attrs, [(x.shape, _steps(x)) for x in (*inputs, *outputs)])
         has_bits = DType.BFLOAT16 in [x.type.dtype for x in (*inputs, *outputs)]
         if walk is None or has_bits:
@@ -168,7 +168,7 @@ class NumpyFusedKernel:
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the steps of every block in order."""
-        inputs, skip = split_skip(made_of(attrs).program, inputs)
+        inputs, skip = split_skip(scheduled_program(attrs).program, inputs)
         arrays = (*inputs, *outputs)
         steps = [tuple([s // x.itemsize for s in x.strides]) for x in arrays]
         walk = walk_of(attrs, [(x.shape, own) for x, own in zip(arrays, steps, strict=True)])

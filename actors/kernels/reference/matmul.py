@@ -33,7 +33,7 @@ from actors.kernels.common.kernel import (
     in_sequence,
     item_weight,
 )
-from actors.kernels.common.strides import Axis, walk
+from actors.kernels.common.strides import Axis, collapse_axes
 from actors.kernels.reference.bfloat16 import has_halves
 from actors.machine.protocol import Array, Arrays, Launch
 from compiler.contract.types import DType, contiguous_strides
@@ -133,7 +133,7 @@ def _joined(a: Window, b: Window, out: Window) -> tuple[Window, Window, Window]:
 
 def merged_rows(window: Window) -> Window | None:
     """Return the window as one matrix, or None where its rows do not lie evenly."""
-    axes = walk(window.shape[:-1], (window.strides[:-1],), in_order=True)
+    axes = collapse_axes(window.shape[:-1], (window.strides[:-1],), in_order=True)
     if len(axes) > 1:
         return None
     (rows,) = axes or (Axis(1, window.strides[-1:]),)

@@ -42,11 +42,11 @@ from actors.kernels.program.spaces import (
     Over,
     RegionArrays,
     check_once,
-    held_pieces,
     made_of_step,
+    meta_arrays,
     program_attrs,
     shared_bytes,
-    unread,
+    tile_scratch,
 )
 from actors.kernels.reference.bfloat16 import has_halves
 from actors.kernels.reference.fused import NumpyFusedKernel
@@ -82,7 +82,7 @@ class NumpyRegionKernel:
         if has_halves((*inputs, *outputs)) or not _takes_outputs(region, outputs):
             return None
         check_once(region, tuple([x.type for x in inputs]))
-        steps = _planned(_cut(region), unread(inputs), unread(outputs))
+        steps = _planned(_cut(region), meta_arrays(inputs), meta_arrays(outputs))
         pieces = steps.pieces()
         if pieces is None:
             return None
@@ -101,7 +101,7 @@ class NumpyRegionKernel:
         if pieces is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take")
         own = list(kernel.carve(workspace, pieces))
-        count = len(held_pieces(region, over))
+        count = len(tile_scratch(region, over))
         bound = RegionArrays(region, inputs, outputs, tuple(own[:count]), over)
         return in_sequence(_NumpySteps(bound, own[-1], own[count:-1]).calls())
 
@@ -181,7 +181,7 @@ class _NumpySteps:
         if len(found) < len(sizes):
             return None
         checks = [p for _ in self._checks() for p in index_pieces(self.region.rows)]
-        held = held_pieces(self.region, self.bound.over)
+        held = tile_scratch(self.region, self.bound.over)
         return (*held, *checks, Piece((max(found, default=0),), BYTE))
 
     def takes_programs(self) -> bool:
@@ -214,7 +214,7 @@ class _NumpySteps:
         Of two values in one place the rows are the same: it is asked as if they lay densely.
         """
         made = [
-            unread(tuple([Piece(x.shape, x.dtype) for x in arrays]))
+            meta_arrays(tuple([Piece(x.shape, x.dtype) for x in arrays]))
             for arrays in self._operands(step, first, last)
         ]
         inputs, outputs = [operands_of(x) for x in made]

@@ -26,7 +26,13 @@ from actors.kernels.program.phases import (
     operands_of,
     schedule,
 )
-from actors.kernels.program.spaces import LoopSpace, Made, is_plain, made_of, space_of
+from actors.kernels.program.spaces import (
+    LoopSpace,
+    ScheduledProgram,
+    is_plain,
+    scheduled_program,
+    space_of,
+)
 from actors.kernels.reference.reduce import WIDE
 from actors.machine.protocol import Array, Arrays, Launch
 from compiler.contract.program import UFUNCS, FusedProgram, Instruction, Kind, erf, erfc
@@ -52,7 +58,7 @@ def takes_several_calls(program: FusedProgram, value: int) -> bool:
     return program.kind_of(operands_of(program, value)[0]) is not Kind.SCALAR
 
 
-class Registers:
+class BlockBuffers:
     """The registers of a program.
 
     Where a row is one block, values live on from phase to phase. Else each phase walks over all
@@ -286,27 +292,27 @@ _BLOCKS = 8
 
 def walk_of(attrs: Attrs, layouts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Walk | None:
     """Return how the space of a program with such operands is walked; None where it cannot be."""
-    made = made_of(attrs)
+    made = scheduled_program(attrs)
     rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
     space = space_of(made.program, made.schedule, rows, columns, tuple(layouts))
     return None if space is None else _walk(made, space, rows)
 
 
 @functools.lru_cache(maxsize=1024)
-def _walk(made: Made, space: LoopSpace, rows: int) -> Walk:
+def _walk(made: ScheduledProgram, space: LoopSpace, rows: int) -> Walk:
     return Walk(made, space, rows)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan_of(made: Made, *, is_one_block: bool) -> tuple[Schedule, Registers]:
+def _plan_of(made: ScheduledProgram, *, is_one_block: bool) -> tuple[Schedule, BlockBuffers]:
     plan = schedule(made.program, keep_above=0) if is_one_block else made.schedule
-    return plan, Registers(made.program, plan, is_one_block=is_one_block)
+    return plan, BlockBuffers(made.program, plan, is_one_block=is_one_block)
 
 
 class Walk:
     """How a space is walked: the extents of a block, and where every value is held."""
 
-    def __init__(self, made: Made, space: LoopSpace, num_rows: int) -> None:
+    def __init__(self, made: ScheduledProgram, space: LoopSpace, num_rows: int) -> None:
         self.program, self.space, self._num_rows = made.program, space, num_rows
         self.plan, self.registers = _plan_of(made, is_one_block=True)
         limit = self._limit()

@@ -24,8 +24,8 @@ from typing import TypeVar
 from actors.device.cuda.driver import (
     CudaDriver,
     CudaError,
-    GpuSeen,
-    TriedWays,
+    DeviceProperties,
+    TimedAlternatives,
     absent,
     forked,
     is_out_of_memory,
@@ -42,7 +42,7 @@ from compiler.contract.placement import Device, DeviceKind, Memory
 
 
 def tried(
-    driver: CudaDriver, key: str, trial: Callable[[], AbstractContextManager[TriedWays]]
+    driver: CudaDriver, key: str, trial: Callable[[], AbstractContextManager[TimedAlternatives]]
 ) -> int:
     """Run all ways on their scratch, and return the number of one. Raises CudaError.
 
@@ -139,10 +139,12 @@ class EmulatedDriver:
         self._rng = Random(seed)
         self._loaded: set[str] = set()
 
-    def seen(self) -> GpuSeen:
+    def seen(self) -> DeviceProperties:
         """Return what the GPU would be."""
         gpu = self._gpu
-        return GpuSeen(gpu.says, gpu.capability, gpu.num_sms, self._memory_bytes, _DRIVER_VERSION)
+        return DeviceProperties(
+            gpu.says, gpu.capability, gpu.num_sms, self._memory_bytes, _DRIVER_VERSION
+        )
 
     def free_bytes(self) -> int:
         """Return the bytes of device memory that can be had."""
@@ -302,7 +304,7 @@ class EmulatedDriver:
         seed = self._rng.getrandbits(64)
         try:
             kernels.run(kernel, num_blocks, num_threads, ctypes.addressof(block), seed)
-        except kernels.KernelTrouble as error:
+        except kernels.EmulationError as error:
             raise CudaError(str(error), code=LAUNCH_FAILURE, call="launch") from error
         self._cuda.memory.check_guards(kernel.name)
 
@@ -318,7 +320,9 @@ class EmulatedDriver:
             said = library_calls.described_product(product, workspace_bytes)
             return self._cuda.keep(library_calls.ChosenProduct(said, workspace_bytes))
 
-    def choose_way(self, key: str, trial: Callable[[], AbstractContextManager[TriedWays]]) -> int:
+    def choose_way(
+        self, key: str, trial: Callable[[], AbstractContextManager[TimedAlternatives]]
+    ) -> int:
         """Run every way on its scratch, and return the number of one by a fixed rule."""
         return tried(self, key, trial)
 

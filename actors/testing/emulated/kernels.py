@@ -58,7 +58,7 @@ _TROUBLE = (
 )
 
 
-class KernelTrouble(ActorflowError):
+class EmulationError(ActorflowError):
     """A kernel did what would hang on a GPU, or mean nothing."""
 
 
@@ -125,7 +125,7 @@ def built(name: str) -> BuiltKernel:
 def run(kernel: BuiltKernel, num_blocks: int, num_threads: int, words: int, seed: int) -> None:
     """Run a kernel on the argument block at an address; the order follows from the seed.
 
-    Raises KernelTrouble where threads do not meet as they must.
+    Raises EmulationError where threads do not meet as they must.
     """
     trouble = _Trouble()
     if _state.fibers is None:
@@ -141,7 +141,7 @@ def run(kernel: BuiltKernel, num_blocks: int, num_threads: int, words: int, seed
     )
     if code:
         place = {name: getattr(trouble, name) for name in ("thread", "line", "other_line")}
-        raise KernelTrouble(
+        raise EmulationError(
             f"kernel {kernel.name!r}, block {trouble.block}: {_TROUBLE[code].format(**place)}"
         )
 

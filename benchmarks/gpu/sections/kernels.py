@@ -202,10 +202,10 @@ def _flops(call: Called) -> float:
 def _chosen(call: Called, node: Node):
     sides = _sides(call, node)
     given = GPU, node.op.name, dict(node.attrs), *sides, kernel_op.get(node.op) or ""
-    name, needs = catalogue.choose(*given, uses_cudnn=call.uses_cudnn)
+    name, needs = catalogue.select_kernel(*given, uses_cudnn=call.uses_cudnn)
     if call.uses_cudnn and not name.startswith(CUDNN):
         raise Wrong(f"{name} computes it")
-    return catalogue.binders(GPU)[name], needs
+    return catalogue.kernels_by_name(GPU)[name], needs
 
 
 def _calls(called: list[Called]) -> Iterator[DeviceCall]:

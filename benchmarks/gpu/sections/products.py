@@ -14,7 +14,13 @@ from rows.all_rows import find_row
 from rows.gpt2 import gpt2_row
 
 from actors.device.cuda.driver import CudaDriver
-from actors.kernels.cuda.calls import LaunchCalls, OneOf, RunKernel, RunProduct, every_call
+from actors.kernels.cuda.calls import (
+    AlternativeCalls,
+    LaunchCalls,
+    RunKernel,
+    RunProduct,
+    every_call,
+)
 from compiler.contract.errors import ActorflowError
 from gpu.jobs import TINY
 from gpu.opened import device_seconds, open_device, open_driver
@@ -122,7 +128,9 @@ def _report(found: Findings, table) -> None:
 
 def _flops(calls: LaunchCalls) -> float:
     """Return what products of a launch multiply and add; every way to do it has the same ones."""
-    first = [call.alternatives[0] if isinstance(call, OneOf) else (call,) for call in calls]
+    first = [
+        call.alternatives[0] if isinstance(call, AlternativeCalls) else (call,) for call in calls
+    ]
     products = [c.product for calls in first for c in calls if isinstance(c, RunProduct)]
     return sum([2.0 * p.batch * p.d.rows * p.d.columns * p.inner for p in products])
 

@@ -6,7 +6,7 @@ from actorflow.cli import doctor
 from actorflow.cli.doctor import findings
 from actorflow.environment.host import CUDA_PACKAGES, Host
 from actorflow.environment.settings import ENVIRONMENT
-from actors.device.cuda.nvml import GpuListed, Listing
+from actors.device.cuda.nvml import NvmlDevice, NvmlDevices
 from actors.kernels.library.openblas import BlasInfo
 
 FAST = BlasInfo("libscipy_openblas.so", "SkylakeX", 8)
@@ -15,7 +15,7 @@ SOUND = Host(
     python=(3, 11, 4),
     system="Linux x86_64",
     packages={"numpy": "2.4.0", "msgpack": "1.2"},
-    cuda=Listing(problem="no NVIDIA driver is here"),
+    cuda=NvmlDevices(problem="no NVIDIA driver is here"),
     cuda_packages=dict.fromkeys(CUDA_PACKAGES),
     blas=FAST,
     free_blas=None,
@@ -28,7 +28,9 @@ SOUND = Host(
     busy_cores=0.1,
     cache_is_writable=True,
 )
-ONE_GPU = Listing((GpuListed("NVIDIA H200", "GPU-1", (9, 0), 140 << 30),), "580.65.06", (13, 0))
+ONE_GPU = NvmlDevices(
+    (NvmlDevice("NVIDIA H200", "GPU-1", (9, 0), 140 << 30),), "580.65.06", (13, 0)
+)
 HOME = {"HOME": "/home/ann"}
 
 
@@ -232,7 +234,7 @@ def test_a_driver_of_cuda_12_and_a_gpu_without_a_description_are_to_be_mended():
             "install an NVIDIA driver of version 580 or later",
         )
     ]
-    other = replace(ONE_GPU, gpus=(GpuListed("NVIDIA T4", "GPU-9", (7, 5), 16 << 30),))
+    other = replace(ONE_GPU, gpus=(NvmlDevice("NVIDIA T4", "GPU-9", (7, 5), 16 << 30),))
     [(text, mend), *_] = warnings(cuda=other)
     assert text == "NVIDIA T4, 16.0 GiB, 7.5"
     assert "there is no description of it" in mend

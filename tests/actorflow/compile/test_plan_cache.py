@@ -10,7 +10,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.compile import compiling
 from actorflow.compile.compiling import PlanCache
-from actors.kernels.common.files import replace_sealed
+from actors.kernels.common.files import write_checksummed
 from compiler.contract.types import DType, TensorType
 from compiler.pipeline import pipeline
 
@@ -114,7 +114,7 @@ def test_a_cached_plan_that_is_not_proven_is_reported_and_compiled_anew(compiles
         for a in plan.actors
     ]
     hostile = replace(plan, actors=tuple(actors))
-    replace_sealed(file, hostile.to_bytes())
+    write_checksummed(file, hostile.to_bytes())
     assert compiled_at() == plan
     assert len(compiles) == 2
     assert "no such kernel here" in caplog.text

@@ -9,13 +9,13 @@ import actorflow as af
 from actorflow.environment import host
 from actorflow.environment.host import check_gpu, described, gpu_called, gpu_for, gpu_of
 from actorflow.environment.settings import Settings
-from actors.device.cuda.nvml import GpuListed, Listing
+from actors.device.cuda.nvml import NvmlDevice, NvmlDevices
 from actors.kernels.cuda.kernel import known_gpus
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST, Device, DeviceKind
 
 CUDA, CUDA1 = Device(DeviceKind.CUDA), Device(DeviceKind.CUDA, 1)
-H200 = GpuListed("NVIDIA H200", "GPU-1", (9, 0), 140 << 30)
+H200 = NvmlDevice("NVIDIA H200", "GPU-1", (9, 0), 140 << 30)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def here(monkeypatch):
     """Let this machine have some GPUs."""
 
     def set_(*seen, problem=""):
-        monkeypatch.setattr(host, "listed_gpus", lambda environ: Listing(seen, problem=problem))
+        monkeypatch.setattr(host, "listed_gpus", lambda environ: NvmlDevices(seen, problem=problem))
 
     set_(problem="no NVIDIA driver is here: there is no libnvidia-ml.so.1")
     return set_
@@ -34,14 +34,14 @@ def test_a_job_without_cuda_has_no_gpu_whatever_the_environment_names(here):
 
 
 def test_the_job_names_its_gpu_before_the_environment_and_that_before_the_machine(here):
-    here(GpuListed("NVIDIA A100", "GPU-2", (8, 0), 80 << 30))
+    here(NvmlDevice("NVIDIA A100", "GPU-2", (8, 0), 80 << 30))
     assert gpu_for((CUDA,), "h200", Settings(gpu="a100")) == "h200"
     assert gpu_for((CUDA,), None, Settings(gpu="H200")) == "h200"
     assert gpu_for((CUDA,), None, Settings(emulated_gpus=8)) == "h200"
 
 
 def test_the_gpu_that_is_here_is_known_by_what_its_driver_says(here):
-    here(GpuListed("NVIDIA A100", "GPU-2", (8, 0), 80 << 30), H200)
+    here(NvmlDevice("NVIDIA A100", "GPU-2", (8, 0), 80 << 30), H200)
     assert gpu_for((HOST, CUDA1), None, Settings()) == "h200"
 
 
@@ -93,9 +93,9 @@ def test_a_gpu_without_a_description_is_planned_for_as_one_with_its_instructions
     with pytest.raises(
         CompileError, match=r"is 'NVIDIA H100 PCIe' \(compute cap.* 9\.0\).*--gpu h100"
     ):
-        described(GpuListed("NVIDIA H100 PCIe", "GPU-3", (9, 0), 80 << 30))
+        described(NvmlDevice("NVIDIA H100 PCIe", "GPU-3", (9, 0), 80 << 30))
     with pytest.raises(CompileError, match=r"'NVIDIA T4' .* 7\.5\).* NVIDIA H200, .*; add one"):
-        described(GpuListed("NVIDIA T4", "GPU-4", (7, 5), 16 << 30))
+        described(NvmlDevice("NVIDIA T4", "GPU-4", (7, 5), 16 << 30))
 
 
 def test_a_gpu_for_devices_that_are_none_is_refused():

@@ -48,7 +48,7 @@ def test_a_job_that_computes_on_the_host_too_has_native_kernels_there(readied):
 
 @pytest.mark.parametrize("device", [GPU, HOST, SIM])
 def test_how_the_host_chose_its_kernels_is_no_part_of_a_plan_for_gpus(device, monkeypatch):
-    monkeypatch.setattr(native.runtime, "is_on", lambda: True)
+    monkeypatch.setattr(native.runtime, "is_enabled", lambda: True)
     graph = job_on(GPU).graph(nn.Linear(3, 2), SPEC)
     hardware, keys = hardware_for((device,), "h200"), set()
     for epoch in ("one", "two"):

@@ -8,15 +8,15 @@ import pytest
 
 from actorflow.environment.settings import Settings
 from actorflow.run import open_gpus
-from actors.device.cuda.driver import GpuSeen
-from actors.device.cuda.nvml import Listing
+from actors.device.cuda.driver import DeviceProperties
+from actors.device.cuda.nvml import NvmlDevices
 from actors.kernels.cuda.kernel import gpu_named
 from actors.testing.simulated import LateSchedule
 from compiler.contract.errors import DeviceError, OutOfMemory
 from compiler.contract.placement import Device, DeviceKind
 
 CUDA = Device(DeviceKind.CUDA)
-H200 = GpuSeen("NVIDIA H200", (9, 0), 132, 140 << 30, 13_000)
+H200 = DeviceProperties("NVIDIA H200", (9, 0), 132, 140 << 30, 13_000)
 ARENAS = [SimpleNamespace(place=CUDA.place, size_bytes=4096)]
 
 
@@ -84,7 +84,7 @@ def here(monkeypatch):
                 return seen
 
         monkeypatch.setattr(open_gpus, "CupyDriver", Real)
-        monkeypatch.setattr(open_gpus, "listed_gpus", lambda environ: Listing(problem=problem))
+        monkeypatch.setattr(open_gpus, "listed_gpus", lambda environ: NvmlDevices(problem=problem))
         monkeypatch.setattr(open_gpus, "CudaDevice", lambda *args, **options: args)
 
     return set_

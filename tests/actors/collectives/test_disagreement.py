@@ -6,7 +6,7 @@ import pytest
 from meetings import call, placed, type_of
 
 from actors.collectives import collective
-from actors.collectives.segments import Line
+from actors.collectives.segments import ArrivalLine
 from actors.collectives.shared_memory import SharedMemory
 from compiler.contract.errors import DeviceError, PeerFailed
 from compiler.contract.placement import Mesh
@@ -162,7 +162,7 @@ def test_who_is_woken_blames_the_rank_that_was_missed_and_not_the_one_that_misse
 
 def come_by_hand(communicator):
     """Come to a meeting as the second rank, uncounted; return the line of the first one."""
-    waits, own = [Line.from_address(board.line(0)) for board in communicator._boards]
+    waits, own = [ArrivalLine.from_address(board.line(0)) for board in communicator._boards]
     while not waits.arrivals:
         pass
     own.came_to[1] = waits.came_to[1]
@@ -312,7 +312,7 @@ def test_nobody_is_counted_once_the_run_is_given_up(together):
         try:
             meet()
         finally:
-            counted.append(Line.from_address(communicator._boards[0].line(0)).arrivals)
+            counted.append(ArrivalLine.from_address(communicator._boards[0].line(0)).arrivals)
 
     failures(together, 2, do)
     assert counted == [1, 1]

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from actors.device.executor import EventRing, Gate
+from actors.device.executor import EventRing, EventWaiter
 from actors.machine.protocol import DeviceFailure, DeviceFault
 from actors.race.waits import EventWait
 from actors.testing.simulated import LateSchedule
@@ -218,7 +218,7 @@ def gate_on(firings, *, is_input):
     ring.count = firings
     waited = []
     wait = EventWait(0, 1, -1, 1, 0, is_input=is_input)
-    return Gate((wait,), (wait,), (ring,), [-1], (waited.append,)), ring, waited
+    return EventWaiter((wait,), (wait,), (ring,), [-1], (waited.append,)), ring, waited
 
 
 def test_a_token_that_was_never_enqueued_is_refused_and_a_slot_is_not():

@@ -66,7 +66,7 @@ def with_threads(native, native_toolchain):
     """Return a function that makes a call with that many threads."""
 
     def run(num_threads, function):
-        native.turn_on(native_toolchain, num_threads)
+        native.enable(native_toolchain, num_threads)
         assert native.num_threads() == num_threads
         return function()
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from actors.loop.admission import Rest, Visit
+from actors.loop.admission import QuiescentCallback, QuiescentCondition
 from actors.loop.dispatch import Dispatcher, LoopOptions
 from actors.loop.loop import Loop
 from actors.machine.errors import ActorFailed, ForkedRun
@@ -118,12 +118,14 @@ def test_a_run_that_waits_is_aborted_from_outside(pipeline):
 def test_a_visitor_may_abort_the_run_and_those_who_wait_are_sent_away(pipeline):
     error = RankLost()
     with Loop(pipeline()[0]) as loop:
-        visit = Visit(Rest(frozenset()), lambda: loop.abort(error))
-        never = Visit(Rest(frozenset(), (((0, 1), (1, 1)),)), lambda: pytest.fail("made"))
-        loop.visit(visit)
+        visit = QuiescentCallback(QuiescentCondition(frozenset()), lambda: loop.abort(error))
+        never = QuiescentCallback(
+            QuiescentCondition(frozenset(), (((0, 1), (1, 1)),)), lambda: pytest.fail("made")
+        )
+        loop.run_when_quiescent(visit)
         assert visit.wait()
         aborted(loop, error)
-        loop.visit(never)
+        loop.run_when_quiescent(never)
         assert not never.wait()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.loop.worker import Failure, explain, is_told, place_of
+from actors.loop.worker import Failure, explain, is_same_failure, place_of
 from compiler.contract.plan_tables import ActorKind
 
 
@@ -41,8 +41,8 @@ def test_a_failure_is_told_by_one_of_the_same_launch_and_by_no_other(plan):
         return explain(plan, Failure(actor, firing, launch, IndexError("id 9")), ())
 
     told = failed(1, 7, 2)
-    assert is_told(failed(1, 7, 2), told)
+    assert is_same_failure(failed(1, 7, 2), told)
     others = [failed(1, 7, 3), failed(1, 8, 2), failed(0, 7, 2), failed(1, 7, None)]
-    assert not any([is_told(other, told) for other in others])
-    assert not is_told(failed(1, 7, None), failed(1, 7, None))
-    assert not is_told(told, IndexError("id 9"))
+    assert not any([is_same_failure(other, told) for other in others])
+    assert not is_same_failure(failed(1, 7, None), failed(1, 7, None))
+    assert not is_same_failure(told, IndexError("id 9"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from actors.loop import worker
-from actors.loop.worker import FiringNote, InFlight, launch_number
+from actors.loop.worker import RunningLaunch, ThreadActivity, launch_number
 
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""
@@ -33,7 +33,7 @@ class Server:
     def __init__(self):
         self.jobs = []
         self.idle = Blocking()
-        self.note = FiringNote([3, 3, 3, 3, 3])
+        self.note = ThreadActivity([3, 3, 3, 3, 3])
         self.thread = threading.Thread(target=self.serve)
 
     def serve(self):
@@ -97,7 +97,7 @@ def test_a_look_does_not_keep_what_the_chain_holds(server):
     server.jobs.append((0, (blocking,)))
     server.thread.start()
     assert blocking.entered.wait(PATIENCE)
-    assert isinstance(server.look(), InFlight)
+    assert isinstance(server.look(), RunningLaunch)
     blocking.let_go.set()
     del held, blocking
     assert server.idle.entered.wait(PATIENCE)
@@ -108,11 +108,11 @@ def test_a_look_does_not_keep_what_the_chain_holds(server):
 def test_the_place_told_is_the_innermost_outside_of_libraries_or_the_innermost():
     wait = f"{threading.__file__}:629 in wait"
     numpy = "/env/lib/python3.11/site-packages/numpy/core.py:1 in dot"
-    assert InFlight(0, 0, 0, (wait, numpy, "train.py:4 in f", "run.py:1 in g")).where == (
+    assert RunningLaunch(0, 0, 0, (wait, numpy, "train.py:4 in f", "run.py:1 in g")).where == (
         "train.py:4 in f"
     )
-    assert InFlight(0, 0, 0, (wait, numpy)).where == wait
-    assert InFlight(0, 0, 0, ()).where == ""
+    assert RunningLaunch(0, 0, 0, (wait, numpy)).where == wait
+    assert RunningLaunch(0, 0, 0, ()).where == ""
 
 
 def test_a_deep_stack_is_cut_to_its_innermost_calls(server):
@@ -174,7 +174,7 @@ def test_a_chain_without_launches_has_none_that_runs():
 
 
 def test_a_look_between_two_writes_of_the_thread_tells_what_is_known():
-    note = FiringNote([3])
+    note = ThreadActivity([3])
     note.job = (0, (int, int, int))
     seen = note.look(threading.current_thread(), Server.serve.__code__)
     assert (seen.actor, seen.launch, seen.stack, seen.where) == (0, None, (), "")

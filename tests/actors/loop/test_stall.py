@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from actors.loop.watchdog import Lack, LackKind, Situation, diagnose
-from actors.loop.worker import InFlight
+from actors.loop.watchdog import RunSnapshot, WaitKind, WaitReason, diagnose
+from actors.loop.worker import RunningLaunch
 from actors.machine.machine import Machine
 from actors.machine.table import OUTSIDE, Edge, MachineTable
 from actors.machine.transitions import Message, State, message
@@ -38,13 +38,13 @@ def plan_of(table, kinds=None):
 
 def situation(machine, running=(), *, kinds=None, undelivered=(), dispatcher=None, **options):
     every = range(machine.table.num_actors)
-    return Situation(
+    return RunSnapshot(
         plan=plan_of(machine.table, kinds),
         table=machine.table,
         states=tuple(machine.state(a) for a in every),
         firings=tuple(machine.firing_index(a) + 1 for a in every),
         lacks=tuple(machine.missing_messages(a) for a in every),
-        in_flight={a: InFlight(a, 0, MINUTE, ()) for a in running},
+        in_flight={a: RunningLaunch(a, 0, MINUTE, ()) for a in running},
         is_delivered=tuple(a not in undelivered for a in every),
         dispatcher=dispatcher,
         is_halted=machine.is_halted,
@@ -84,8 +84,8 @@ def test_a_blocked_source_is_the_root_and_all_others_wait_down_to_it(chain):
     assert (stall.roots, stall.is_deadlock) == (("a0",), False)
     assert [actor.waits for actor in stall.actors] == [
         (),
-        (Lack(LackKind.INPUT, 0, "r0"),),
-        (Lack(LackKind.INPUT, 1, "r1"),),
+        (WaitReason(WaitKind.INPUT, 0, "r0"),),
+        (WaitReason(WaitKind.INPUT, 1, "r1"),),
     ]
     assert stall.lines() == (
         "no firing began or ended for 61 s: 'a0' has been in launch 1 of 1, op 'op' in 'scope'"
@@ -101,15 +101,15 @@ def test_a_sink_whose_callback_blocks_holds_its_slots_and_is_the_root(chain):
     stall = diagnose(situation(chain, [2]), 60.0)
     assert stall.roots == ("a2",)
     assert [actor.waits for actor in stall.actors[:2]] == [
-        (Lack(LackKind.REGISTER, 1, "r0"),),
-        (Lack(LackKind.REGISTER, 2, "r1"),),
+        (WaitReason(WaitKind.REGISTER, 1, "r0"),),
+        (WaitReason(WaitKind.REGISTER, 2, "r1"),),
     ]
     assert "a free slot of register 'r1' from 'a2'" in stall.lines()[2]
 
 
 def test_the_place_in_the_users_code_is_told_where_it_is_known(chain):
     before = situation(chain, [0])
-    where = InFlight(0, 0, MINUTE, ("loader.py:33 in __next__", "x.py:1 in f"))
+    where = RunningLaunch(0, 0, MINUTE, ("loader.py:33 in __next__", "x.py:1 in f"))
     stall = diagnose(replace(before, in_flight={0: where}), 60.0)
     assert stall.reason.endswith("for 120 s, now at loader.py:33 in __next__")
     assert stall.lines()[2:4] == ("        loader.py:33 in __next__", "        x.py:1 in f")
@@ -122,7 +122,7 @@ def test_a_firing_that_was_started_waits_for_whoever_occupies_its_stream(make_ch
     finish(machine, 0, 1, 0)
     assert [machine.state(a) for a in range(3)] == [State.FIRING] * 3
     stall = diagnose(situation(machine, [2]), 60.0)
-    assert stall.actors[1].waits == (Lack(LackKind.STREAM, 2),)
+    assert stall.actors[1].waits == (WaitReason(WaitKind.STREAM, 2),)
     assert stall.actors[1].doing == "waits for its stream, which 'a2' occupies"
     assert stall.roots == ("a2",)
 
@@ -133,14 +133,14 @@ def test_a_firing_whose_message_the_dispatcher_has_not_taken_waits_for_its_chain
     drain(machine)
     finish(machine, 0)
     stall = diagnose(situation(machine, [1], undelivered=[0], dispatcher=1), 60.0)
-    assert stall.actors[0].waits == (Lack(LackKind.STREAM, 1),)
+    assert stall.actors[0].waits == (WaitReason(WaitKind.STREAM, 1),)
     assert stall.roots == ("a1",)
 
 
 def test_a_collective_operation_waits_for_a_peer(chain):
     finish(chain, 0)
     stall = diagnose(situation(chain, [1], kinds={1: ActorKind.COMM}), 60.0)
-    assert stall.actors[1].waits == (Lack(LackKind.PEER, -1),)
+    assert stall.actors[1].waits == (WaitReason(WaitKind.PEER, -1),)
     assert stall.reason.endswith("for 120 s; it waits for another rank")
 
 
@@ -160,7 +160,7 @@ def test_an_actor_that_drains_waits_for_the_end_and_for_its_slots(chain):
     assert chain.state(1) is State.DRAINING
     stall = diagnose(situation(chain, [2]), 60.0)
     assert [actor.name for actor in stall.actors] == ["a1", "a2"]
-    assert stall.actors[0].waits == (Lack(LackKind.REGISTER, 2, "r1"),)
+    assert stall.actors[0].waits == (WaitReason(WaitKind.REGISTER, 2, "r1"),)
 
 
 def test_after_a_failure_the_actor_that_still_runs_is_named(chain):

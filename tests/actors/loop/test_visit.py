@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from actors.device.host import HostDevice
-from actors.loop.admission import Rest, Visit
+from actors.loop.admission import QuiescentCallback, QuiescentCondition
 from actors.loop.load import load
 from actors.loop.loop import Loop
 from actors.machine.errors import ActorFailed
@@ -16,11 +16,11 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 PATIENCE = 30
 """Seconds after which a test gives up on a thread; reached only when it fails."""
 
-ANYTIME = Rest(frozenset())
+ANYTIME = QuiescentCondition(frozenset())
 
 
 def visit(loop, rest, look=lambda: None):
-    made = Visit(rest, look)
+    made = QuiescentCallback(rest, look)
     loop.run_when_quiescent(made)
     return made
 
@@ -85,7 +85,7 @@ def test_a_visit_to_a_run_that_is_over_is_dismissed(pipeline, bodies, how):
     if how in ("close", "never started"):
         loop.close()
     assert not visit(loop, ANYTIME, lambda: pytest.fail("made")).wait()
-    assert loop.is_still
+    assert loop.is_idle
     loop.close()
 
 
@@ -112,7 +112,9 @@ def test_a_listener_of_a_run_that_fails_meanwhile_is_let_go(pipeline, bodies):
     def sink(tokens):
         listens.set()
         assert failed.wait(PATIENCE)
-        never = Rest(frozenset(), (((1, 1), (2, 1)),))  # the step is always ahead of the sink
+        never = QuiescentCondition(
+            frozenset(), (((1, 1), (2, 1)),)
+        )  # the step is always ahead of the sink
         outcome.append(visit(loop, never).wait())
 
     def compute(inputs, outputs):
@@ -167,7 +169,7 @@ def two_updates(plan_maker, fake_port, fake_kernel, bodies):
     return build
 
 
-BOTH = Rest(frozenset({1, 2}), (((1, 1), (2, 1)),))
+BOTH = QuiescentCondition(frozenset({1, 2}), (((1, 1), (2, 1)),))
 
 
 def test_a_visit_waits_until_all_that_update_have_done_so_equally_often(two_updates):
@@ -188,7 +190,7 @@ def test_a_visit_waits_until_all_that_update_have_done_so_equally_often(two_upda
 
 def test_rounds_of_several_firings_count_as_one_when_all_are_done(two_updates):
     bound, done, gate = two_updates()
-    whole = Rest(frozenset({1, 2}), (((1, 2), (2, 2)),))
+    whole = QuiescentCondition(frozenset({1, 2}), (((1, 2), (2, 2)),))
     seen = []
     with Loop(bound) as loop:
         loop.admit(1)
@@ -246,8 +248,8 @@ def test_a_visit_after_so_many_rounds_waits_for_them_and_for_rest(pipeline, bodi
     with Loop(bound) as loop:
         loop.admit(2)
         gate.wait_entered()
-        rest = Rest(frozenset({1, 2}), (((1, 1),),), least=2, is_idle=True)
-        asked = Visit(rest, lambda: made.append(loop.statistics().actors[1].firings))
+        rest = QuiescentCondition(frozenset({1, 2}), (((1, 1),),), least=2, is_idle=True)
+        asked = QuiescentCallback(rest, lambda: made.append(loop.statistics().actors[1].firings))
         loop.run_when_quiescent(asked)
         gate.open(1)
         gate.wait_entered()

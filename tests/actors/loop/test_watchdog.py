@@ -15,7 +15,7 @@ from actors.kernels.library.launch import NativeLaunch
 from actors.loop.dispatch import LoopOptions
 from actors.loop.load import load
 from actors.loop.loop import Loop
-from actors.loop.watchdog import Watch, Watchdog, diagnose
+from actors.loop.watchdog import Watchdog, WatchdogOptions, diagnose
 from actors.machine.errors import ActorFailed
 from compiler.contract.plan_tables import ActorKind
 
@@ -38,7 +38,7 @@ class Script:
         self.num_looks = 0
 
     def watch(self, **options):
-        watch = Watch(on_stall=self.stalls.append, **options)
+        watch = WatchdogOptions(on_stall=self.stalls.append, **options)
         watchdog = Watchdog(
             watch, progress=self.progress, examine=lambda: self.situation, wait=self.wait,
             report=self.said.append, clock=lambda: self.now,
@@ -345,7 +345,7 @@ def test_a_watched_run_reports_through_its_thread_and_may_be_closed_by_the_liste
         loop.close()
         closed.set()
 
-    loop = Loop(pipeline(gate)[0], LoopOptions(watch=Watch(1e-6, on_stall=close)))
+    loop = Loop(pipeline(gate)[0], LoopOptions(watch=WatchdogOptions(1e-6, on_stall=close)))
     loop.start()
     loop.admit(1)
     assert closed.wait(PATIENCE)
@@ -361,10 +361,10 @@ def test_a_run_is_watched_only_where_that_was_asked_for_and_the_thread_ends_with
     def names():
         return [thread.name for thread in new_threads()]
 
-    for watch in (None, Watch(0)):
+    for watch in (None, WatchdogOptions(0)):
         with Loop(pipeline()[0], LoopOptions(watch=watch)):
             assert "actorflow-watchdog" not in names()
-    with Loop(pipeline()[0], LoopOptions(watch=Watch())) as loop:
+    with Loop(pipeline()[0], LoopOptions(watch=WatchdogOptions())) as loop:
         assert "actorflow-watchdog" in names()
         loop.admit(3)
         loop.end()

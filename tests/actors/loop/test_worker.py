@@ -17,7 +17,7 @@ from actors.loop.dispatch import LoopOptions
 from actors.loop.load import load
 from actors.loop.loop import Loop
 from actors.loop.timeline import Timeline
-from actors.loop.worker import FiringNote, FiringTimes, Worker
+from actors.loop.worker import FiringTimes, ThreadActivity, Worker
 from actors.machine.errors import ActorFailed
 from actors.machine.transitions import Message, State, message
 from compiler.contract.errors import ActorflowError
@@ -329,7 +329,7 @@ def by_hand(make_chain, posted, failures=None):
     )
     times = FiringTimes(clock=lambda: 0, busy_ns=[0, 0], timeline=None)
     return Worker(
-        "stream", (1,), make_chain(2), times=times, note=FiringNote([1, 3]), employer=employer,
+        "stream", (1,), make_chain(2), times=times, note=ThreadActivity([1, 3]), employer=employer,
         prepare=lambda: None,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from mutants import NUM_SEEDS, Loose, LooseColumns, is_killed, killer
 
-from actors.machine.columns import Columns
+from actors.machine.columns import MachineState
 from actors.machine.machine import Ending, Machine
 from actors.machine.table import OUTSIDE
 from actors.machine.transitions import Message, State, kind_of, message, subject_of
@@ -113,8 +113,8 @@ def one_credit(name, change):
     type(name, (Mutant,), {"seed": seed})
 
 
-one_credit("OneCreditTooMany", Columns.add)
-one_credit("OneCreditTooFew", Columns.take)
+one_credit("OneCreditTooMany", MachineState.add)
+one_credit("OneCreditTooFew", MachineState.take)
 
 
 def fires_without(name, kind):

@@ -1,7 +1,7 @@
 import pytest
 from machines import done, flushed, settle
 
-from actors.machine.columns import addressee, describe, tell
+from actors.machine.columns import actor_history, addressee, describe
 from actors.machine.errors import ProtocolError
 from actors.machine.machine import Machine
 from actors.machine.table import Edge, MachineTable
@@ -54,9 +54,9 @@ def test_the_story_of_an_actor_holds_its_messages_and_its_neighbours_firings(tab
         message(Message.DONE, 1),
         message(Message.END, 0),
     ]
-    assert tell(table, codes, 0, 9) == ("DONE data", "DONE step")
-    assert tell(table, codes, 2, 9) == ("END 'loss' step -> log", "DONE step")
-    assert tell(table, codes, 1, 2) == ("DONE step", "END 'batch' data -> step")
+    assert actor_history(table, codes, 0, 9) == ("DONE data", "DONE step")
+    assert actor_history(table, codes, 2, 9) == ("END 'loss' step -> log", "DONE step")
+    assert actor_history(table, codes, 1, 2) == ("DONE step", "END 'batch' data -> step")
 
 
 # -- what a machine remembers ----------------------------------------------------------------------

@@ -16,7 +16,7 @@ from rank_plans import (
 )
 
 from actors.simulation.costs import Network, Wire
-from actors.simulation.ranks import Fleet, FleetOptions, simulate_ranks
+from actors.simulation.ranks import FleetOptions, MultiRankSimulator, simulate_ranks
 from compiler.contract.errors import InternalError
 from compiler.contract.placement import Mesh
 from compiler.contract.rank_plans import RankPlans
@@ -174,11 +174,11 @@ def test_ranks_that_are_alike_do_what_each_of_them_would(found, per_host):
     ranks, slowdowns = found
     network = Network(Wire(0.01, 100.0), per_host=per_host, inside=Wire(0.02, 50.0))
     options = FleetOptions(network, slowdowns)
-    few = Fleet(ranks, local_ns(ranks), options)
+    few = MultiRankSimulator(ranks, local_ns(ranks), options)
     kind_of = ranks.equivalence_classes(few.marks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankPlans, "equivalence_classes", lambda self, marks: tuple(range(6)))
-        every = Fleet(ranks, local_ns(ranks), options)
+        every = MultiRankSimulator(ranks, local_ns(ranks), options)
     assert len(every.runs) == 6
     one_of_each = list(few.run(5))
     for rank, run in enumerate(every.run(5)):

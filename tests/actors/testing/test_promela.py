@@ -8,12 +8,12 @@ import pytest
 
 from actors.machine.table import Edge, MachineTable
 from actors.machine.transitions import TRANSITIONS, Message, Reaction, State, Transition
-from actors.testing.promela import Bug, Study, model
+from actors.testing.promela import Bug, ModelCheckCase, model
 
 
 @pytest.fixture
 def study(make_chain):
-    return Study(make_chain(2), 1)
+    return ModelCheckCase(make_chain(2), 1)
 
 
 def cells_of(text):
@@ -24,7 +24,7 @@ def cells_of(text):
 
 
 def test_every_cell_of_the_table_is_in_the_model(make_chain):
-    study = Study(make_chain(3), 1, is_exhausting=True, failing=(0, 1, 2))
+    study = ModelCheckCase(make_chain(3), 1, is_exhausting=True, failing=(0, 1, 2))
     cells = {
         (state.name, kind.name, cell.reaction.name)
         for state, row in TRANSITIONS.items()
@@ -67,7 +67,7 @@ def test_the_reaction_to_a_message_reads_like_the_table(study):
 
 def test_a_firing_takes_what_the_rates_say():
     table = MachineTable.from_edges(["a", "b"], [Edge("r", 0, 1, 2, 3, 4)], sources=[0])
-    text = model(Study(table, 1))
+    text = model(ModelCheckCase(table, 1))
     fire = text[text.index("inline fire_1()") : text.index("inline check()")]
     assert ":: state[1] == S_WAITING && !halted && ready[0] >= 3 ->" in fire
     assert "ready[0] = ready[0] - 3;" in fire
@@ -87,9 +87,9 @@ def test_spin_accepts_every_sort_of_study(make_chain, tmp_path):
     if shutil.which("spin") is None:
         pytest.skip("spin is not installed")
     studies = [
-        Study(make_chain(2), 2),
-        Study(make_chain(3), 2, is_exhausting=True, is_limited=True, failing=(0, 2)),
-        Study(make_chain(3, flushed=[1]), 2, failing=(1,)),
+        ModelCheckCase(make_chain(2), 2),
+        ModelCheckCase(make_chain(3), 2, is_exhausting=True, is_limited=True, failing=(0, 2)),
+        ModelCheckCase(make_chain(3, flushed=[1]), 2, failing=(1,)),
     ]
     for number, study in enumerate(studies):
         folder = tmp_path / str(number)

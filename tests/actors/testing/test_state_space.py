@@ -5,7 +5,7 @@ import pytest
 from actors.machine.machine import Ending
 from actors.machine.table import Edge, MachineTable
 from actors.machine.transitions import Message, message
-from actors.testing.promela import Study
+from actors.testing.promela import ModelCheckCase
 from actors.testing.spin import StateSpace, _Restorable, reach
 from compiler.contract.errors import InternalError
 
@@ -17,7 +17,7 @@ def pair(**options):
 
 def test_the_states_of_a_run_without_steps_can_be_counted_by_hand():
     """At rest; the end asked for and End under way; both ended."""
-    assert reach(Study(pair(), 0)) == StateSpace(3, 1)
+    assert reach(ModelCheckCase(pair(), 0)) == StateSpace(3, 1)
 
 
 def test_the_states_of_one_step_can_be_counted_by_hand():
@@ -26,22 +26,25 @@ def test_the_states_of_one_step_can_be_counted_by_hand():
     fires, END under way or received; FREE under way, END under way or received; a has ended, END
     under way; both have ended.
     """
-    space = reach(Study(pair(), 1))
+    space = reach(ModelCheckCase(pair(), 1))
     assert space == StateSpace(3 + 5 + 8, 2)
 
 
 def test_a_second_slot_lets_the_producer_run_ahead():
-    assert reach(Study(pair(num_slots=2), 4)).num_states > reach(Study(pair(), 4)).num_states
+    assert (
+        reach(ModelCheckCase(pair(num_slots=2), 4)).num_states
+        > reach(ModelCheckCase(pair(), 4)).num_states
+    )
 
 
 def test_every_number_of_steps_is_an_end_of_its_own():
     for steps in range(5):
-        assert reach(Study(pair(), steps)).num_ends == steps + 1
+        assert reach(ModelCheckCase(pair(), steps)).num_ends == steps + 1
 
 
 def test_an_exhausted_source_ends_alike_however_many_steps_were_permitted():
     for steps in range(4):
-        ends = reach(Study(pair(), steps, is_exhausting=True)).num_ends
+        ends = reach(ModelCheckCase(pair(), steps, is_exhausting=True)).num_ends
         assert ends == (steps + 1) + steps  # by the end of admission, or for want of data
 
 
@@ -60,7 +63,7 @@ def test_a_machine_goes_back_to_where_it_was():
 def test_a_state_in_which_nothing_can_happen_is_named(monkeypatch):
     monkeypatch.setattr(Ending, "_end_if_home", lambda self, actor: None)
     with pytest.raises(InternalError, match=r"cannot finish: 'a' waits for .*'b' waits for"):
-        reach(Study(pair(), 1))
+        reach(ModelCheckCase(pair(), 1))
 
 
 def test_a_state_that_breaks_an_invariant_is_found(monkeypatch):
@@ -68,4 +71,4 @@ def test_a_state_that_breaks_an_invariant_is_found(monkeypatch):
     edges = [Edge("r", 0, 2, 1, 1, 1), Edge("s", 1, 2, 1, 1, 1)]
     table = MachineTable.from_edges(["a", "b", "c"], edges, sources=[0, 1])
     with pytest.raises(InternalError, match="accounts for 0 of its 1 slots"):
-        reach(Study(table, 1))
+        reach(ModelCheckCase(table, 1))

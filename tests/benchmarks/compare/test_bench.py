@@ -8,7 +8,7 @@ import pytest
 
 from actorflow.cli import main as cli
 from actorflow.cli.main import main
-from actors.device.cuda.nvml import GpuListed, Listing
+from actors.device.cuda.nvml import NvmlDevice, NvmlDevices
 from benchmarks.compare import command as cli_bench
 from benchmarks.compare.engines import Child, EngineError
 
@@ -115,7 +115,9 @@ def test_what_means_nothing_is_refused_before_anything_runs(capsys, arguments, e
 
 
 def test_a_gpu_that_is_not_here_is_missed_before_anything_runs(fakes, monkeypatch, capsys):
-    monkeypatch.setattr(cli_bench, "listed_gpus", lambda environ: Listing(problem="no driver here"))
+    monkeypatch.setattr(
+        cli_bench, "listed_gpus", lambda environ: NvmlDevices(problem="no driver here")
+    )
     assert main(["bench", "tiny", "--device", "cuda"]) == 1
     assert "--device cuda measures a GPU, and no driver here" in capsys.readouterr().err
 
@@ -127,7 +129,7 @@ def test_the_emulation_is_no_gpu_to_measure(fakes, monkeypatch, capsys):
 
 
 def test_on_a_gpu_larger_rows_are_measured_and_it_is_named(fakes, tmp_path, monkeypatch, capsys):
-    here = Listing((GpuListed("NVIDIA H200", "GPU-1", (9, 0), 1 << 37),), "580.1", (13, 0))
+    here = NvmlDevices((NvmlDevice("NVIDIA H200", "GPU-1", (9, 0), 1 << 37),), "580.1", (13, 0))
     monkeypatch.setattr(cli_bench, "listed_gpus", lambda environ: here)
     file = tmp_path / "found.json"
     arguments = ["bench", "gpt2-b8", "--device", "cuda", "--rounds", "1", "--json", str(file)]
@@ -139,7 +141,7 @@ def test_on_a_gpu_larger_rows_are_measured_and_it_is_named(fakes, tmp_path, monk
 
 
 def test_our_rows_are_planned_for_the_gpu_that_is_named(fakes, monkeypatch):
-    here = Listing((GpuListed("NVIDIA H200 NVL", "GPU-1", (9, 0), 1 << 37),), "580.1", (13, 0))
+    here = NvmlDevices((NvmlDevice("NVIDIA H200 NVL", "GPU-1", (9, 0), 1 << 37),), "580.1", (13, 0))
     monkeypatch.setattr(cli_bench, "listed_gpus", lambda environ: here)
     real, named = cli_bench._start, {}
 

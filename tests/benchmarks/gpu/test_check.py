@@ -16,7 +16,7 @@ from gpu.section import SECTIONS, Section
 from gpu.sections import training
 
 from actors.device.cuda.cupy_driver import CupyDriver
-from actors.device.cuda.nvml import GpuListed, Listing
+from actors.device.cuda.nvml import NvmlDevice, NvmlDevices
 from actors.testing.emulated.driver import EmulatedDriver
 
 CHECK = Path(check.__file__)
@@ -132,7 +132,7 @@ def test_sections_are_chosen_by_name_and_an_unknown_one_is_refused(sections, tmp
 
 
 def test_what_comes_later_keeps_its_time():
-    run = check.Run(Path(), Path(), time.monotonic() + 100, False, Listing())
+    run = check.Run(Path(), Path(), time.monotonic() + 100, False, NvmlDevices())
     first, second, third = (
         Section(n, s, n, "")
         for n, s in (
@@ -158,8 +158,8 @@ def test_all_sections_fit_into_eight_minutes_with_time_to_report():
 
 
 def test_without_a_gpu_sections_of_one_are_skipped_and_say_why():
-    without = check.Run(Path(), Path(), 0, False, Listing(problem="no driver is here"))
-    here = Listing((GpuListed("NVIDIA H200", "GPU-1", (9, 0), 1 << 37),))
+    without = check.Run(Path(), Path(), 0, False, NvmlDevices(problem="no driver is here"))
+    here = NvmlDevices((NvmlDevice("NVIDIA H200", "GPU-1", (9, 0), 1 << 37),))
     beside = check.Run(Path(), Path(), 0, False, here)
     skipped = [s.name for s in SECTIONS if without.why_skipped(s)]
     assert skipped == [s.name for s in SECTIONS if s.name not in ("versions", "texts")]
@@ -192,7 +192,9 @@ def test_each_prediction_has_its_verdict():
     ("counting", "count"), [("print(2)", 2), ("print(0)", 0), ("raise OSError", 0), ("", 0)]
 )
 def test_a_gpu_that_nothing_lists_is_found_by_cuda_itself(monkeypatch, counting, count):
-    monkeypatch.setattr(check, "listed_gpus", lambda environ: Listing(problem="no list is here"))
+    monkeypatch.setattr(
+        check, "listed_gpus", lambda environ: NvmlDevices(problem="no list is here")
+    )
     here = check._here(counting)
     assert len(here.gpus) == count
     assert here.problem == ("" if count else "no list is here")

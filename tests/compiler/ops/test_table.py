@@ -182,7 +182,9 @@ def by_launches(graph, feeds, op):
         types = [graph.types[v] for v in node.outputs]
         if node.op is INPUT:
             made = [feeds[node.attrs["name"]]]
-        elif not catalogue.find(launched_op(node.op)) or (view.has(node.op) and node.op is not op):
+        elif not catalogue.kernels_for(launched_op(node.op)) or (
+            view.has(node.op) and node.op is not op
+        ):
             made = by_own_reference(node, inputs, types)
         else:
             given = [graph.types[v] for v in node.inputs]
@@ -216,15 +218,15 @@ def launched(node, given, inputs, types):
     """Run a node's kernel as `by_launches` says; also into results that are not dense."""
     made, attrs = empty(types), dict(node.attrs)
     try:
-        name, needs = catalogue.choose(
+        name, needs = catalogue.select_kernel(
             launched_op(node.op), attrs, operands_of(given, inputs), operands_of(types, made)
         )
     except LookupError:  # as lowering does, copy what no kernel takes where it lies
         inputs = [np.array(a, order="C") for a in inputs]
-        name, needs = catalogue.choose(
+        name, needs = catalogue.select_kernel(
             launched_op(node.op), attrs, operands_of(given, inputs), operands_of(types, made)
         )
-    kernel = catalogue.binders()[name]
+    kernel = catalogue.kernels_by_name()[name]
     for output, index in node.writes:  # it may leave what does not change
         made[output][...] = inputs[index]
 
@@ -363,7 +365,7 @@ def on_gpu(graph, feeds, toolchain):
             else:
                 made = emulated_run(
                     toolchain,
-                    cuda.binders(GPU)[name],
+                    cuda.kernels_by_name(GPU)[name],
                     attrs,
                     tuple(inputs),
                     tuple(types),
@@ -379,7 +381,7 @@ def chosen_on_gpu(node, attrs, inputs, outputs):
     op = launched_op(node.op)
     if op not in {kernel.op for kernel in cuda.kernels_of(GPU)}:
         return None
-    return cuda.choose(GPU, op, attrs, inputs, outputs)[0]
+    return cuda.select_kernel(GPU, op, attrs, inputs, outputs)[0]
 
 
 def by_own_reference(node, inputs, types):
@@ -436,7 +438,9 @@ def without_kernel_on_gpu(row, dtype):
     found = []
     graph = fuse.run(Traced(row, dtype).graph)
     for node in graph.nodes:
-        if is_source.get(node.op) or (view.has(node.op) and not catalogue.find(node.op.name)):
+        if is_source.get(node.op) or (
+            view.has(node.op) and not catalogue.kernels_for(node.op.name)
+        ):
             continue
         inputs, outputs = [
             operands_of(types, empty(types))
@@ -448,7 +452,7 @@ def without_kernel_on_gpu(row, dtype):
         op = "copy" if is_copy(node) else launched_op(node.op)
         given = inputs[:1] if is_copy(node) else inputs
         try:
-            cuda.choose(GPU, op, dict(node.attrs), given, outputs)
+            cuda.select_kernel(GPU, op, dict(node.attrs), given, outputs)
         except LookupError as error:
             found.append(f"{node.op} in {dtype}: {error}")
     return found

@@ -112,7 +112,7 @@ class Block(nn.Module):
 
 @pytest.mark.usefixtures("native")
 def test_a_chain_of_convolutions_moves_nothing_but_what_it_is_fed():
-    if not onednn.is_there():
+    if not onednn.is_available():
         pytest.skip("convolutions of hosts are oneDNN's, which is not here")
 
     @af.job(optimizer=af.optim.SGD(0.1))

@@ -73,7 +73,7 @@ def on_cuda(plan):
 def opened(monkeypatch, driver):
     """Have runs go on a CUDA device with the recording driver; return the options to open it."""
     options = {}
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     hosted = {name: HostedKernel(kernel) for name, kernel in kernels.items()}
 
     def open_devices(plan, settings):
@@ -167,7 +167,7 @@ def test_one_thread_uses_the_driver_and_others_only_wait(plans, opened, driver):
 
 def test_what_is_too_large_is_refused_before_anything_is_allocated(plans, monkeypatch):
     driver = RecordingDriver(free_bytes=1000)
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     hosted = {name: HostedKernel(kernel) for name, kernel in kernels.items()}
     devices = (HostDevice(kernels), CudaDevice(driver, hosted))
     monkeypatch.setattr(training_run, "open_devices", lambda plan, settings: devices)

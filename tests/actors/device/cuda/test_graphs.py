@@ -10,12 +10,12 @@ import pytest
 from actors.device.cuda.driver import CudaError
 from actors.device.cuda.streams import WholeChain
 from actors.kernels.cuda.calls import (
+    AlternativeCalls,
     CopyBytes,
     FillBytes,
     LtEpilogue,
     LtLayout,
     LtProduct,
-    OneOf,
     RunCudnn,
     RunProduct,
     SdpaCall,
@@ -173,7 +173,9 @@ def names_of_a_firing(device, driver, kernel="p"):
 
 def test_a_way_that_the_library_refuses_is_left_out(make_device, driver, monkeypatch):
     refusing(monkeypatch, driver, LtEpilogue.BIAS)
-    device = make_device({"p": (OneOf(((JOINED,), (PLAIN, kernel_call(len)))),), "q": (JOINED,)})
+    device = make_device(
+        {"p": (AlternativeCalls(((JOINED,), (PLAIN, kernel_call(len)))),), "q": (JOINED,)}
+    )
     names, bound = names_of_a_firing(device, driver)
     assert names == ["product_later", "launch_later"]
     assert "choose_way" not in bound
@@ -183,7 +185,7 @@ def test_a_way_that_the_library_refuses_is_left_out(make_device, driver, monkeyp
 
 def test_where_the_library_refuses_every_way_its_error_comes_out(make_device, driver, monkeypatch):
     refusing(monkeypatch, driver, LtEpilogue.BIAS, LtEpilogue.NONE)
-    device = make_device({"p": (OneOf(((JOINED,), (PLAIN,))),)})
+    device = make_device({"p": (AlternativeCalls(((JOINED,), (PLAIN,))),)})
     with pytest.raises(DeviceError, match="none"):
         device.bind("p", {}, (), (), None)
 
@@ -191,7 +193,7 @@ def test_where_the_library_refuses_every_way_its_error_comes_out(make_device, dr
 @pytest.mark.parametrize("way", [0, 1])
 def test_the_way_that_the_driver_finds_the_fastest_is_taken(make_device, driver, way):
     driver.way = way
-    device = make_device({"p": (OneOf(((JOINED,), (PLAIN, kernel_call(len)))),)})
+    device = make_device({"p": (AlternativeCalls(((JOINED,), (PLAIN, kernel_call(len)))),)})
     names, bound = names_of_a_firing(device, driver)
     assert names == [["product_later"], ["product_later", "launch_later"]][way]
     assert bound.index("load") < bound.index("choose_way")
@@ -200,7 +202,7 @@ def test_the_way_that_the_driver_finds_the_fastest_is_taken(make_device, driver,
 
 
 def test_a_choice_holds_for_all_launches_that_are_alike(make_device, driver):
-    device = make_device({"p": (OneOf(((JOINED,), (PLAIN, kernel_call(len)))),)})
+    device = make_device({"p": (AlternativeCalls(((JOINED,), (PLAIN, kernel_call(len)))),)})
     launches = tuple([device.bind("p", {}, (), (), None) for _ in range(2)])
     driver.way = 1
     device.bind_chain(device.make_stream("compute"), launches[:1])
@@ -214,7 +216,7 @@ def test_a_choice_holds_for_all_launches_that_are_alike(make_device, driver):
 
 def test_a_deterministic_device_takes_the_first_way_unmeasured(make_device, driver):
     driver.way = 1
-    kernels = {"p": (OneOf(((JOINED,), (PLAIN, kernel_call(len)))),)}
+    kernels = {"p": (AlternativeCalls(((JOINED,), (PLAIN, kernel_call(len)))),)}
     names, bound = names_of_a_firing(make_device(kernels, is_deterministic=True), driver)
     assert names == ["product_later"]
     assert "choose_way" not in bound

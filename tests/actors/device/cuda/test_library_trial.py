@@ -8,7 +8,7 @@ import pytest
 
 from actors.device.cuda.cublaslt import LibraryTrial, ProductChoices
 from actors.device.cuda.cupy_driver import CupyDriver
-from actors.device.cuda.driver import CudaError, TriedWays
+from actors.device.cuda.driver import CudaError, TimedAlternatives
 
 
 class Clock:
@@ -33,7 +33,7 @@ def failing(call):
 
 
 def fastest(clock, *runs):
-    return LibraryTrial(None, clock).fastest_way(TriedWays(lambda stream: None, runs))
+    return LibraryTrial(None, clock).fastest_way(TimedAlternatives(lambda stream: None, runs))
 
 
 def test_the_first_of_those_that_take_about_as_long_as_the_fastest_is_taken():
@@ -66,7 +66,7 @@ def test_a_way_is_chosen_once_but_where_there_is_no_room_to_try(code):
         if code:
             raise CudaError("no", code=code, call="malloc")
         slow, fast = (clock.taking(*[t] * 4) for t in (3.0, 2.0))
-        return nullcontext(TriedWays(lambda stream: None, (slow, fast)))
+        return nullcontext(TimedAlternatives(lambda stream: None, (slow, fast)))
 
     if code == 719:
         with pytest.raises(CudaError):

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from actors.device.cuda.nvml import GpuListed, Listing, listed_gpus
+from actors.device.cuda.nvml import NvmlDevice, NvmlDevices, listed_gpus
 
-CARD = GpuListed("NVIDIA H200", "GPU-aa11", (9, 0), 150 << 30)
-OTHER = GpuListed("NVIDIA A100-SXM4-80GB", "GPU-ab22", (8, 0), 80 << 30)
+CARD = NvmlDevice("NVIDIA H200", "GPU-aa11", (9, 0), 150 << 30)
+OTHER = NvmlDevice("NVIDIA A100-SXM4-80GB", "GPU-ab22", (8, 0), 80 << 30)
 
 
 @dataclass
@@ -69,7 +69,7 @@ def listed(library, **environ):
 
 
 def test_every_gpu_is_listed_with_the_driver_and_its_newest_cuda():
-    assert listed(MadeUp()) == Listing((CARD, OTHER), "580.65.06", (13, 2))
+    assert listed(MadeUp()) == NvmlDevices((CARD, OTHER), "580.65.06", (13, 2))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_machine_without_a_driver_says_which_library_is_missing():
     def load(name):
         raise OSError(name)
 
-    assert listed_gpus({}, load) == Listing(
+    assert listed_gpus({}, load) == NvmlDevices(
         problem="no NVIDIA driver is here: there is no libnvidia-ml.so.1"
     )
 

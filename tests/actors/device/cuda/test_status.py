@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from actors.device.cuda.memory import Reports
+from actors.device.cuda.memory import StatusReports
 from actors.device.cuda.streams import _NUM_FIRSTS
 from actors.kernels.cuda.calls import StatusWord
 from actors.machine.protocol import DeviceFault
@@ -105,7 +105,7 @@ def test_a_wait_tells_only_of_what_it_waited_for(reporting):
 
 
 def test_what_another_device_brings_out_is_held_back_too(reporting):
-    reports = Reports()
+    reports = StatusReports()
     one, stream, _, chain = reporting({0: [(1, 9)]}, reports=reports)
     two, beside, *_ = reporting({}, reports=reports, index=1)
     before, after, last = one.make_event(), two.make_event(), two.make_event()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.driver import SCRATCH_BYTE
-from actors.kernels.cuda.calls import OneOf
+from actors.kernels.cuda.calls import AlternativeCalls
 from actors.kernels.cuda.kernel import DeviceView
 from compiler.contract.placement import Memory
 from compiler.contract.types import DType, TensorType
@@ -34,7 +34,7 @@ class AddsOne:
 
     def bind(self, attrs, inputs, outputs, workspace):
         words = tuple([view.address for view in (*inputs, *outputs, workspace)])
-        return (OneOf(tuple([(replace(call, words=words),) for call in self.calls])),)
+        return (AlternativeCalls(tuple([(replace(call, words=words),) for call in self.calls])),)
 
 
 @pytest.mark.parametrize("way", [0, 1])

@@ -17,7 +17,7 @@ from compiler.contract.placement import Device, DeviceKind, Memory
 
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_a_training_job_gives_the_same_bits_on_the_device(is_apart, job_plan, plans):
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     expected = plans.on_host(job_plan, kernels)
     assert len(expected[0]) == plans.STEPS + 3
     plan = plans.put_on_device(job_plan, is_apart=is_apart)
@@ -37,7 +37,7 @@ def with_two_slots_of(plan, name):
 
 @pytest.mark.parametrize("actor", ["data", "step", "metrics", "snapshot", "checkpoint"])
 def test_a_training_job_without_the_waits_of_one_actor_gives_other_bits(actor, job_plan, plans):
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     expected = plans.on_host(job_plan, kernels)
     plan = plans.put_on_device(with_two_slots_of(job_plan, "batch"), is_apart=True)
     number = next(a.id for a in plan.actors if a.name == actor)
@@ -53,7 +53,7 @@ def test_a_training_job_without_the_waits_of_one_actor_gives_other_bits(actor, j
 
 @pytest.mark.parametrize("is_apart", [False, True])
 def test_a_training_job_gives_the_same_bits_through_the_real_loop(is_apart, job_plan, plans):
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     expected = plans.on_host(job_plan, kernels)
     plan = plans.put_on_device(job_plan, is_apart=is_apart)
     for seed in range(15):
@@ -157,7 +157,7 @@ def on_two_devices(plan):
 
 
 def test_streams_on_two_devices_give_the_same_bits(job_plan, pipeline, log_of, plans):
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     expected = plans.on_host(job_plan, kernels)
     plan = on_two_devices(plans.put_on_device(job_plan, is_apart=True))
     assert {str(s.device) for s in plan.streams} == {"host:0", "sim:0", "sim:1"}
@@ -197,7 +197,7 @@ def test_a_port_sees_no_memory_of_a_device(pipeline, fake_kernel, plans):
 def test_initial_credits_are_counted_when_a_resumed_run_starts_between_two_snapshots(
     job_plan, plans
 ):
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     plan, initial = plans.put_on_device(job_plan, is_apart=True), {"updated": 2}
     results = []
     for seed in range(20):

@@ -78,7 +78,7 @@ def both(request, tmp_path_factory):
 
 def test_a_fed_job_gives_the_hosts_bits_however_late_the_device_is(both, plans):
     plain, fed = both
-    kernels = dict(catalogue.binders()) | POISON_KERNELS
+    kernels = dict(catalogue.kernels_by_name()) | POISON_KERNELS
     plan = poison(fed)
     check_races(plan)
     expected = plans.on_host(plain, kernels)
@@ -103,7 +103,7 @@ def test_only_ports_run_on_the_host_and_they_see_pinned_memory_alone(both):
 
 def test_a_feed_that_does_not_wait_for_its_batch_gives_other_bits(both, plans):
     plain, fed = both
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     expected = plans.on_host(plain, kernels)
     feed = next(a.id for a in fed.actors if a.name == "feed")
     different = 0
@@ -158,7 +158,7 @@ def test_a_budget_below_the_activations_has_them_copied_out_and_back(tmp_path, p
     moved = [n for a in plan.actors for n in a.launches if n.op == "copy_to" and a.name != "fetch"]
     ways = {(launch.phase, dict(launch.attrs)["to"]) for launch in moved}
     assert {(Phase.FORWARD, HOST_SIDE), (Phase.BACKWARD, 0)} <= ways
-    kernels = dict(catalogue.binders()) | POISON_KERNELS
+    kernels = dict(catalogue.kernels_by_name()) | POISON_KERNELS
     expected = plans.on_host(deep(tmp_path / "host", "host"), kernels)
     poisoned = poison(plan)
     check_races(poisoned)

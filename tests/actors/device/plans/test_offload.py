@@ -63,7 +63,7 @@ def both(request, tmp_path_factory):
 
 def test_the_same_bits_on_the_host_and_on_the_device_however_late_copies_are(both, plans):
     plain, moved = both
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     expected = plans.on_host(plain, kernels)
     assert plans.on_host(moved, kernels) == expected
     on_device = plans.put_on_device(moved)
@@ -75,7 +75,7 @@ def test_the_same_bits_on_the_host_and_on_the_device_however_late_copies_are(bot
 
 def test_the_same_bits_when_every_actor_has_a_stream_and_free_bytes_are_scribbled_over(both, plans):
     plain, moved = both
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     expected = plans.on_host(plain, kernels)
     plan = poison(plans.put_on_device(moved, is_apart=True))
     check_races(plan)
@@ -85,7 +85,7 @@ def test_the_same_bits_when_every_actor_has_a_stream_and_free_bytes_are_scribble
 
 def test_the_same_bits_through_the_real_loop_with_threads_for_the_copies(both, plans):
     plain, moved = both
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     expected = plans.on_host(plain, kernels)
     for _ in range(3):
         world = plans.World(moved, kernels)
@@ -95,7 +95,7 @@ def test_the_same_bits_through_the_real_loop_with_threads_for_the_copies(both, p
 
 def test_each_memory_is_one_block_and_the_variables_are_views_on_theirs(both, plans):
     _, moved = both
-    world = plans.World(moved, catalogue.binders())
+    world = plans.World(moved, catalogue.kernels_by_name())
     assert len(moved.arenas) == 2
     device, host = world.bound._views._blocks
     for variable in moved.variables:
@@ -107,7 +107,7 @@ def test_each_memory_is_one_block_and_the_variables_are_views_on_theirs(both, pl
 
 def test_a_copy_out_that_waits_for_nothing_gives_other_bits(both, plans):
     plain, moved = both
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     expected = plans.on_host(plain, kernels)
     plan = plans.put_on_device(moved, is_apart=True)
     outs = [a.id for a in plan.actors if a.name.startswith("copy_out")]

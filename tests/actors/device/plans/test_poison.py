@@ -20,7 +20,7 @@ from compiler.contract.types import DType, TensorType
 def test_a_training_job_gives_the_same_bits_when_all_free_bytes_are_scribbled_over(
     is_apart, job_plan, plans
 ):
-    kernels = catalogue.binders()
+    kernels = catalogue.kernels_by_name()
     expected = plans.on_host(job_plan, kernels)
     plan = poison(plans.put_on_device(job_plan, is_apart=is_apart))
     check_races(plan)

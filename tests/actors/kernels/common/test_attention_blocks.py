@@ -84,7 +84,7 @@ def scratch_bytes(harness, rows, columns, causal, heads=48):
         ("attention_grad", (y, q, k, k, y, lse), (q, k, k)),
     ):
         call = [tuple(map(harness.operand, arrays)) for arrays in (inputs, outputs)]
-        sizes.append(catalogue.choose(op, attrs, *call)[1].workspace_bytes)
+        sizes.append(catalogue.select_kernel(op, attrs, *call)[1].workspace_bytes)
     return sizes
 
 
@@ -132,7 +132,7 @@ def test_a_mask_saves_work_and_the_estimate_says_so(harness):
     ):
         call = [tuple(map(harness.operand, arrays)) for arrays in (inputs, outputs)]
         full, half = (
-            catalogue.choose(op, {"scale": 0.125, "causal": causal}, *call)[1]
+            catalogue.select_kernel(op, {"scale": 0.125, "causal": causal}, *call)[1]
             for causal in (False, True)
         )
         flops = [sum(p.flops for p in needs.work.products) for needs in (full, half)]

@@ -3,7 +3,7 @@ import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.kernels.common.strides import Axis, columns_of, walk
+from actors.kernels.common.strides import Axis, collapse_axes, columns_of
 from actors.kernels.library.launch import CHUNK_BYTES, MAX_CHUNKS, units_per_chunk
 
 
@@ -37,7 +37,7 @@ def views(draw):
 def test_a_walk_in_order_visits_every_operand_as_the_tensor_is_numbered(case):
     shape, strides = case
     plain = [Axis(n, tuple(s[i] for s in strides)) for i, n in enumerate(shape)]
-    joined = walk(shape, strides, in_order=True)
+    joined = collapse_axes(shape, strides, in_order=True)
     for operand in range(2):
         assert offsets(joined, operand) == offsets(plain, operand)
 
@@ -47,17 +47,19 @@ def test_a_walk_in_order_visits_every_operand_as_the_tensor_is_numbered(case):
 def test_a_walk_in_any_order_pairs_the_same_offsets(case):
     shape, strides = case
     plain = [Axis(n, tuple(s[i] for s in strides)) for i, n in enumerate(shape)]
-    joined = walk(shape, strides, in_order=False)
+    joined = collapse_axes(shape, strides, in_order=False)
     pairs = [zip(offsets(axes, 0), offsets(axes, 1), strict=True) for axes in (plain, joined)]
     assert sorted(pairs[0]) == sorted(pairs[1])
     assert len(joined) <= sum(n > 1 for n in shape)
 
 
 def test_a_dense_tensor_is_one_axis_and_a_transpose_two():
-    assert walk((2, 3, 4), [(48, 16, 4), (48, 16, 4)], in_order=True) == (Axis(24, (4, 4)),)
-    axes = walk((3, 4), [(16, 4), (4, 12)], in_order=False)
+    assert collapse_axes((2, 3, 4), [(48, 16, 4), (48, 16, 4)], in_order=True) == (
+        Axis(24, (4, 4)),
+    )
+    axes = collapse_axes((3, 4), [(16, 4), (4, 12)], in_order=False)
     assert axes == (Axis(3, (16, 4)), Axis(4, (4, 12)))
-    assert walk((1, 1), [(8, 8)], in_order=True) == ()
+    assert collapse_axes((1, 1), [(8, 8)], in_order=True) == ()
 
 
 def test_axes_become_columns_of_words():

@@ -90,7 +90,7 @@ def test_an_estimate_grows_with_the_call_and_says_what_work_it_is_of(op):
     for side in (32, 128, 512):
         x = dense(side, side)
         inputs = (x, x) if op == "matmul" else (x,)
-        needs = catalogue.choose(op, attrs, inputs, (x,))[1]
+        needs = catalogue.select_kernel(op, attrs, inputs, (x,))[1]
         assert needs.duration_ns == cost.duration_ns((*inputs, x), needs.work, REFERENCE)
         durations.append(needs.duration_ns)
     assert durations == sorted(set(durations))

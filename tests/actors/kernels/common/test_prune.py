@@ -12,8 +12,8 @@ from actors.kernels.common.files import (
     DamagedFile,
     mark_used,
     prune,
-    read_sealed,
-    replace_sealed,
+    read_checksummed,
+    write_checksummed,
 )
 
 DAY = 86_400
@@ -100,10 +100,10 @@ def test_writers_readers_and_pruners_side_by_side_see_whole_files_or_none(tmp_pa
         try:
             for number in range(60):
                 path = tmp_path / f"{(own + number) % 7}.x"
-                replace_sealed(path, bytes([number]) * 300)
+                write_checksummed(path, bytes([number]) * 300)
                 prune(path, 900)
                 with suppress(FileNotFoundError):
-                    assert len(set(read_sealed(tmp_path / f"{number % 7}.x"))) == 1
+                    assert len(set(read_checksummed(tmp_path / f"{number % 7}.x"))) == 1
         except (OSError, DamagedFile, AssertionError) as error:
             errors.append(error)
 

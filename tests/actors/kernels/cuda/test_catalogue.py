@@ -29,7 +29,7 @@ def launched_as(op):
         return launched_op(op) if update.has(op) else "fused"
     if op is COPY_TO:
         return "copy"
-    return None if view.has(op) and not host.find(op.name) else op.name
+    return None if view.has(op) and not host.kernels_for(op.name) else op.name
 
 
 @every_gpu
@@ -51,5 +51,5 @@ def test_a_gpu_leaves_no_op_to_the_kernels_of_the_host(gpu):
 @every_gpu
 def test_a_name_in_a_plan_is_that_of_one_kernel(gpu):
     names = [kernel.name for kernel in catalogue.kernels_of(gpu)]
-    assert len(names) == len({*names}) == len(catalogue.binders(gpu))
+    assert len(names) == len({*names}) == len(catalogue.kernels_by_name(gpu))
     assert all(name.startswith(("cuda.", "cudnn.")) for name in names)

@@ -212,7 +212,7 @@ def test_only_a_plan_with_cudnn_has_its_kernels_and_its_fingerprint_says_so():
     one = Operand(type_, 0, contiguous_strides(type_.shape, 2))
     lse = Operand(TensorType(DType.FLOAT32, (2, 16)), 0, (64, 4))
     given = "h200", "attention", {"scale": 0.5, "causal": False}, (one,) * 3, (one, lse)
-    names = [catalogue.choose(*given, uses_cudnn=uses)[0] for uses in (False, True)]
+    names = [catalogue.select_kernel(*given, uses_cudnn=uses)[0] for uses in (False, True)]
     assert names == ["cuda.attention", "cudnn.attention"]
     said = [catalogue.fingerprint("h200", uses_cudnn=uses) for uses in (False, True)]
     assert [catalogue.is_with_cudnn(text) for text in said] == [False, True]

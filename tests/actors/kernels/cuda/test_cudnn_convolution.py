@@ -15,7 +15,7 @@ from compiler.contract.attrs import Attrs
 from compiler.contract.types import DType, TensorType, contiguous_strides
 from compiler.graph.registry import find_op, reference
 
-KERNELS = catalogue.binders("h200")
+KERNELS = catalogue.kernels_by_name("h200")
 LIMITS = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 CASES = [
     # x, weight, strides, dilation, padding

@@ -11,7 +11,7 @@ from fused_programs import Builder
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import epilogues
 from actors.kernels.cuda.calls import LtEpilogue, RunKernel, RunProduct
-from actors.kernels.cuda.epilogues import AddedTerms, added_terms, finishes
+from actors.kernels.cuda.epilogues import AddedTerms, added_terms, match_epilogues
 from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.region import CudaRegion
 from compiler.contract.program import Kind
@@ -99,7 +99,7 @@ def test_a_sum_with_a_row_and_a_matrix_is_found(name):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_nothing_else_is_taken_for_one(name):
-    assert finishes(REFUSED[name], 0, ROWS) == ()
+    assert match_epilogues(REFUSED[name], 0, ROWS) == ()
 
 
 def region_of(program, dtype, shape=(ROWS, COLUMNS)):
@@ -257,9 +257,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(emulated_run, monkeypatch, name):
-    right = epilogues.FinishedProduct._product
+    right = epilogues.EpilogueProduct._product
     monkeypatch.setattr(
-        epilogues.FinishedProduct, "_product", lambda *given: FAULTS[name](right(*given))
+        epilogues.EpilogueProduct, "_product", lambda *given: FAULTS[name](right(*given))
     )
     with pytest.raises(AssertionError):
         run(emulated_run, residual(), F32, seeds=(0,))

@@ -10,7 +10,7 @@ import pytest
 
 from actors.kernels.cuda import epilogues
 from actors.kernels.cuda.calls import LtEpilogue, RunKernel
-from actors.kernels.cuda.epilogues import GeluGradient, finishes, gelu_gradient, gelu_operand
+from actors.kernels.cuda.epilogues import GeluGradient, gelu_gradient, gelu_operand, match_epilogues
 from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.region import CudaRegion
 from compiler.contract.attrs import Attrs
@@ -93,7 +93,7 @@ def test_another_function_is_not_taken_for_it():
     assert gelu_operand(program, program.outputs[1]) is None
     program = backward(F32, op=SILU, makes_gelu=False)
     assert gelu_gradient(program, program.outputs[0]) is None
-    assert finishes(program, 0, ROWS) == ()
+    assert match_epilogues(program, 0, ROWS) == ()
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -218,25 +218,26 @@ def test_the_gradient_of_gelu_is_made_with_the_product_and_the_rest_after_it(emu
 
 def test_nothing_is_left_where_only_the_gradient_and_its_sums_are_made():
     assert [
-        (f.epilogue, f.rest is None) for f in finishes(backward(F32, makes_gelu=False), 0, ROWS)
+        (f.epilogue, f.rest is None)
+        for f in match_epilogues(backward(F32, makes_gelu=False), 0, ROWS)
     ] == [(LtEpilogue.DGELU_BGRAD, True), (LtEpilogue.DGELU, False)]
-    (finish,) = finishes(backward(F32, makes_gelu=False, sums=None), 0, ROWS)
+    (finish,) = match_epilogues(backward(F32, makes_gelu=False, sums=None), 0, ROWS)
     assert (finish.epilogue, finish.rest) == (LtEpilogue.DGELU, None)
 
 
 def test_what_needs_the_product_itself_too_is_made_by_the_program():
     p = Stated(F32)
     y, h = p.given(), p.given()
-    assert finishes(p.whole((p.gradient(GELU, y, h), p.op("neg", y))), 0, ROWS) == ()
+    assert match_epilogues(p.whole((p.gradient(GELU, y, h), p.op("neg", y))), 0, ROWS) == ()
 
 
 def test_what_the_library_writes_lies_over_nothing_that_it_reads_but_c():
-    kept, plain = finishes(forward(F32, keeps=True, has_residual=True), 0, ROWS)
+    kept, plain = match_epilogues(forward(F32, keeps=True, has_residual=True), 0, ROWS)
     every = ((0, 0), (0, 2), (1, 0), (1, 1), (1, 2))  # of product, bias, residual -> h, g
     assert kept.in_place(every, 3) == ((0, 0), (1, 0), (1, 1), (1, 2))
     assert plain.in_place(every, 3) == every
     every = ((0, 0), (0, 1), (1, 0), (1, 1))  # of product, h -> g, dh, sums
-    for finish in finishes(backward(F32), 0, ROWS):
+    for finish in match_epilogues(backward(F32), 0, ROWS):
         assert finish.in_place(every, 2) == ((0, 0), (0, 1), (1, 0))
 
 
@@ -263,13 +264,13 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(emulated_run, monkeypatch, name):
-    right = epilogues.FinishedProduct._product
+    right = epilogues.EpilogueProduct._product
 
     def wrong(*given):
         call = right(*given)
         return replace(call, product=replace(call.product, **FAULTS[name]))
 
-    monkeypatch.setattr(epilogues.FinishedProduct, "_product", wrong)
+    monkeypatch.setattr(epilogues.EpilogueProduct, "_product", wrong)
     with pytest.raises(AssertionError):
         check_forward(emulated_run, "kept", F32, seeds=(0,))
 
@@ -283,12 +284,12 @@ GRADIENT_FAULTS = {
 
 @pytest.mark.parametrize("name", GRADIENT_FAULTS)
 def test_a_fault_of_the_gradient_is_found(emulated_run, monkeypatch, name):
-    right = epilogues.FinishedProduct._product
+    right = epilogues.EpilogueProduct._product
 
     def wrong(*given):
         call = right(*given)
         return replace(call, product=replace(call.product, **GRADIENT_FAULTS[name]))
 
-    monkeypatch.setattr(epilogues.FinishedProduct, "_product", wrong)
+    monkeypatch.setattr(epilogues.EpilogueProduct, "_product", wrong)
     with pytest.raises(AssertionError):
         check_backward(emulated_run, F32, 0, seeds=(0,))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from actors.device.cuda.device import CudaDevice
-from actors.kernels.cuda.catalogue import binders
+from actors.kernels.cuda.catalogue import kernels_by_name
 from actors.kernels.cuda.kernel import gpu_named, status_of
 from actors.machine.protocol import DeviceFault
 from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
@@ -26,7 +26,7 @@ def device(request, native_toolchain):
     """An emulated device with the kernels of the catalogue."""
     cuda = EmulatedCuda(LateSchedule(Random(1), eagerness=0.0))
     driver = EmulatedDriver(cuda, native_toolchain, gpu_named("h200"))
-    return CudaDevice(driver, binders("h200"), is_stepwise=request.param)
+    return CudaDevice(driver, kernels_by_name("h200"), is_stepwise=request.param)
 
 
 def placed(device, type_):

@@ -195,6 +195,6 @@ class AlwaysWide:
 def test_a_wide_access_at_an_odd_address_is_refused_as_a_gpu_would(emulated_run, program):
     launched(emulated_run, program, (3, 40), kernel=AlwaysWide())
     with pytest.raises(
-        kernels.KernelTrouble, match=r"thread \d+ reads or writes bytes at an address"
+        kernels.EmulationError, match=r"thread \d+ reads or writes bytes at an address"
     ):
         launched(emulated_run, program, (3, 40), kernel=AlwaysWide(), offset_bytes=4)

@@ -314,7 +314,7 @@ def test_it_takes_no_call_while_native_kernels_are_off(native, harness):
     lse = operand(np.empty(q.shape[:-1], np.float32))
     attrs = {"scale": 1.0, "causal": False}
     assert FORWARD.query(attrs, (q, k, v), (dy, lse)) is not None
-    native.turn_off()
+    native.disable()
     assert FORWARD.query(attrs, (q, k, v), (dy, lse)) is None
 
 

@@ -51,16 +51,16 @@ def test_every_op_of_the_table_has_a_kernel_and_nothing_else_has():
 
 
 def test_names_are_unique_and_lead_back_to_the_kernel():
-    binders = catalogue.binders()
+    binders = catalogue.kernels_by_name()
     assert len({kernel.name for kernel in catalogue.HOST_KERNELS}) == len(catalogue.HOST_KERNELS)
     assert all(binders[kernel.name] is kernel for kernel in catalogue.HOST_KERNELS)
 
 
 def test_a_registered_kernel_is_preferred_where_it_takes_the_call(doubling):
     vector, matrix = operand((3,)), operand((3, 2))
-    assert catalogue.find("copy")[0] is doubling
-    assert catalogue.choose("copy", {}, (vector,), (vector,))[0] == "elsewhere.copy"
-    assert catalogue.choose("copy", {}, (matrix,), (matrix,))[0] == "numpy.copy"
+    assert catalogue.kernels_for("copy")[0] is doubling
+    assert catalogue.select_kernel("copy", {}, (vector,), (vector,))[0] == "elsewhere.copy"
+    assert catalogue.select_kernel("copy", {}, (matrix,), (matrix,))[0] == "numpy.copy"
     assert "copy:elsewhere.copy" in catalogue.fingerprint()
 
 
@@ -83,10 +83,10 @@ def test_an_unknown_op_and_a_refused_call_are_told_apart():
     with pytest.raises(
         LookupError, match=r"no kernel for op 'fft', called as fft\(float32\[2, 3\]\)"
     ):
-        catalogue.choose("fft", {}, (x,), (x,))
+        catalogue.select_kernel("fft", {}, (x,), (x,))
     i = operand((0,), DType.INT64)
     with pytest.raises(LookupError, match=r"no host kernel takes max\(int64\[0\]\).*numpy\.max"):
-        catalogue.choose(
+        catalogue.select_kernel(
             "max", {"axes": (0,), "keepdims": False}, (i,), (operand((), DType.INT64),)
         )
 
@@ -95,14 +95,14 @@ def test_refusals_show_strides_that_are_not_dense():
     dy, ids = operand((3, 2)), operand((3,), DType.INT64)
     out = operand((4, 2), strides=(4, 16))
     with pytest.raises(LookupError, match=r"float32\[4, 2\] strides \(4, 16\)"):
-        catalogue.choose("embedding_grad", {"rows": 4}, (dy, ids), (out,))
+        catalogue.select_kernel("embedding_grad", {"rows": 4}, (dy, ids), (out,))
 
 
 def test_needs_are_the_same_at_every_query_and_grow_with_the_call():
     small, large = operand((4, 4)), operand((512, 512))
     attrs = {"axes": (1,), "keepdims": False}
     needs = [
-        catalogue.choose("sum", attrs, (x,), (operand(x.shape[:1]),))[1]
+        catalogue.select_kernel("sum", attrs, (x,), (operand(x.shape[:1]),))[1]
         for x in (small, large, large)
     ]
     assert needs[1] == needs[2]
@@ -118,9 +118,9 @@ def test_the_fingerprint_names_numpy_and_its_blas():
 def test_missing_and_wrong_attributes_are_our_own_bug_by_name():
     x = operand((2, 2))
     with pytest.raises(InternalError, match="'axis' is missing"):
-        catalogue.choose("concat", {}, (x,), (x,))
+        catalogue.select_kernel("concat", {}, (x,), (x,))
     with pytest.raises(InternalError, match="'axis' should be an int, not 'last'"):
-        catalogue.choose("concat", {"axis": "last"}, (x,), (x,))
+        catalogue.select_kernel("concat", {"axis": "last"}, (x,), (x,))
 
 
 def test_scratch_pieces_do_not_overlap_and_are_aligned():

@@ -75,7 +75,7 @@ def close(got, right, dtype):
 @pytest.mark.parametrize("chunk_bytes", [64, 1500, 1 << 22])
 def test_numpy_agrees_with_float64_however_columns_are_cut(chunk_bytes, monkeypatch):
     monkeypatch.setattr(on_numpy, "CHUNK_BYTES", chunk_bytes)
-    kernels, rng = catalogue.binders(), np.random.default_rng(chunk_bytes)
+    kernels, rng = catalogue.kernels_by_name(), np.random.default_rng(chunk_bytes)
     for problem in problems(chunk_bytes, 25):
         for op, attrs, inputs in calls_of(*problem):
             right = wanted(op, attrs, inputs)
@@ -98,7 +98,7 @@ def as_exact(inputs, dtype):
 def has_products(dtype):
     """Whether the library multiplies matrices of a type here; then it convolves it, too."""
     square = onednn.Matrix(DType(dtype), 64, 64, 64, 1)
-    return onednn.is_there() and onednn.matmul(square, square, square) is not None
+    return onednn.is_available() and onednn.matmul(square, square, square) is not None
 
 
 both_types = pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("bfloat16", 1e-2)])
@@ -106,7 +106,7 @@ both_types = pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("b
 
 @both_types
 def test_onednn_agrees_with_float64_on_any_number_of_threads(native, dtype, limit):
-    kernels, rng, taken = catalogue.binders(), np.random.default_rng(0), 0
+    kernels, rng, taken = catalogue.kernels_by_name(), np.random.default_rng(0), 0
     for attrs, x, weight, y in problems(7, 60):
         wide = [attrs, *[np.concatenate([a] * 3).astype("f4") for a in (x, y)]]
         wide.insert(2, np.ascontiguousarray(weight, "f4"))
@@ -144,7 +144,7 @@ def test_onednn_agrees_with_float64_on_any_number_of_threads(native, dtype, limi
 def test_slices_of_channels_agree_with_float64(
     is_last, images, channels, results, extent, stride, taps, dtype, limit, native
 ):
-    rng, kernels = np.random.default_rng(images), catalogue.binders()
+    rng, kernels = np.random.default_rng(images), catalogue.kernels_by_name()
     ways = dict.fromkeys(("low", "high"), (taps // 2, taps // 2))
     ways |= {"dilation": (1, 1), "strides": (stride, stride)}
     attrs = ways | {"kernel": (taps, taps), "spatial": (extent, extent), "groups": 1}
@@ -170,7 +170,10 @@ def test_slices_of_channels_agree_with_float64(
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_an_input_gradient_of_windows_that_reach_far_beyond_y_agrees_with_float64(groups, native):
-    rng, kernel = np.random.default_rng(groups), catalogue.binders()["onednn.conv_input_grad"]
+    rng, kernel = (
+        np.random.default_rng(groups),
+        catalogue.kernels_by_name()["onednn.conv_input_grad"],
+    )
     y = lying(rng.standard_normal((9, 16, 3, 5)).astype("f4"), is_last=True)
     weight = rng.standard_normal((16, 6 // groups, 5, 4)).astype("f4")
     ways = {"strides": (1, 2), "low": (0, 0), "high": (0, 1), "dilation": (1, 1)}
@@ -178,7 +181,7 @@ def test_an_input_gradient_of_windows_that_reach_far_beyond_y_agrees_with_float6
     (right,) = wanted("conv_input_grad", attrs, (y, weight))
     x = lying(np.zeros((9, 6, 7, 11), "f4"), is_last=True)
     if kernel.query(attrs, (operand(y), operand(weight)), (operand(x),)) is None:
-        assert not onednn.is_there()
+        assert not onednn.is_available()
         return
     (made,) = call_kernel(kernel, attrs, (y, weight), (x,))
     close(made / 8, right / 8, np.float32)
@@ -197,7 +200,7 @@ LAYOUTS = ("first", "last", "dense", "transposed", "sliced", "windowed", "permut
 @pytest.mark.parametrize("is_tiled", [False, True])
 @pytest.mark.parametrize("channels", [1, 3, 6, 17, 70])
 def test_pools_in_c_agree_with_the_reference_however_each_operand_lies(channels, is_tiled, native):
-    kernels, rng = catalogue.binders(), np.random.default_rng(channels)
+    kernels, rng = catalogue.kernels_by_name(), np.random.default_rng(channels)
     for attrs, x, weight, y in problems(3 + channels, 30):
         if is_tiled:
             attrs |= {"strides": attrs["kernel"], "dilation": (1,) * len(attrs["kernel"])}
@@ -228,7 +231,7 @@ def put(rng, values, dtype):
 
 
 def test_a_pool_in_c_of_rows_longer_than_a_block_finds_infinities_and_none(native):
-    rng, kernels = np.random.default_rng(0), catalogue.binders()
+    rng, kernels = np.random.default_rng(0), catalogue.kernels_by_name()
     x = rng.choice([-np.inf, np.nan, 1.0, -0.0], (2, 3, 5, 700)).astype("f4")
     ways = {"strides": (2, 1), "low": (1, 2), "high": (4, 3), "dilation": (1, 2)}
     attrs = ways | {"kernel": (3, 3), "groups": 1, "spatial": x.shape[2:]}
@@ -245,7 +248,7 @@ def test_a_pool_in_c_of_rows_longer_than_a_block_finds_infinities_and_none(nativ
 
 @pytest.mark.parametrize("chunk_bytes", [256, 1 << 28])
 def test_a_gpu_agrees_with_float64_however_columns_are_cut(chunk_bytes, native_toolchain):
-    kernels = gpus.binders("h200")
+    kernels = gpus.kernels_by_name("h200")
     for problem in problems(chunk_bytes, 8):
         for op, attrs, inputs in calls_of(*problem):
             right = wanted(op, attrs, inputs)
@@ -270,7 +273,7 @@ def test_columns_of_one_element_are_the_input_itself():
     for kernel, scratch in ((1, 0), (3, 2 * 72 * 25 * 4)):
         pad = ways | dict.fromkeys(("low", "high"), (kernel // 2,) * 2)
         weight = np.zeros((4, 8, kernel, kernel), np.float32)
-        kernels = catalogue.binders()
+        kernels = catalogue.kernels_by_name()
         needs = kernels["numpy.conv"].query(pad, (operand(x), operand(weight)), (operand(y),))
         assert (needs.workspace_bytes > scratch) == (kernel > 1)
 
@@ -285,7 +288,7 @@ def test_scratch_of_columns_is_no_more_than_a_chunk_and_what_is_padded():
         ("conv_input_grad", ways | {"spatial": (112, 112)}, (x, weight), x),
         ("conv_weight_grad", ways | {"kernel": (3, 3)}, (x, x), weight),
     ):
-        kernel = catalogue.binders()[f"numpy.{op}"]
+        kernel = catalogue.kernels_by_name()[f"numpy.{op}"]
         out = np.empty(out.shape, np.float32)
         needs = kernel.query(attrs, tuple(map(operand, inputs)), (operand(out),))
         most = on_numpy.CHUNK_BYTES + padded + 2 * weight.nbytes + 64 * 112 * 112 * 4
@@ -293,10 +296,10 @@ def test_scratch_of_columns_is_no_more_than_a_chunk_and_what_is_padded():
     assert {*OPS} == {"conv", "conv_input_grad", "conv_weight_grad"}
 
 
-@pytest.mark.skipif(not onednn.is_there(), reason="oneDNN is not installed")
+@pytest.mark.skipif(not onednn.is_available(), reason="oneDNN is not installed")
 def test_weights_that_are_held_give_the_same_rows_until_they_are_others(native):
     """A picture is cut into rows: strides, dilations and paddings at both ends of each run."""
-    rng, kernel = np.random.default_rng(4), catalogue.binders()["onednn.conv"]
+    rng, kernel = np.random.default_rng(4), catalogue.kernels_by_name()["onednn.conv"]
     ways = itertools.product((15, 30), (1, 2), ((0, 0), (1, 3), (2, 0)), (1, 2), (1, 2), (1, 3))
     for rows, stride, (low, high), dilation, groups, images in ways:
         x = rng.standard_normal((images, 16 * groups, rows, 5)).astype(np.float32)
@@ -307,7 +310,7 @@ def test_weights_that_are_held_give_the_same_rows_until_they_are_others(native):
         given = attrs | {"held": True}
         out = np.empty_like(right)
         needs = kernel.query(given, *[tuple(map(operand, a)) for a in ((x, weight), (out,))])
-        assert needs.keeps == 1
+        assert needs.prepacked_input == 1
         raw = np.zeros(needs.workspace_bytes + 64, np.uint8)
         kept = raw[-raw.ctypes.data % 64 :][: needs.workspace_bytes]
         launch = kernel.bind(given, (x, weight), (out,), kept)

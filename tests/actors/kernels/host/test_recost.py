@@ -6,7 +6,7 @@ from actors.kernels.common import cost
 from actors.kernels.common.cost import HELPERS_SPIN_NS, REFERENCE, reference_in_c
 from actors.kernels.common.kernel import BytePass, CWork, Work
 from actors.kernels.host.calibration import GRANULE_BYTES, durations_ns
-from actors.kernels.host.calibration import recost as prices_of
+from actors.kernels.host.calibration import estimate_launch_costs as prices_of
 from compiler.contract.placement import HOST, Memory, StreamRole
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import (
@@ -107,7 +107,7 @@ def test_a_kernel_that_does_not_describe_its_work_keeps_the_plans_estimate(kerne
             return cost.KernelNeeds(duration_ns=5.0)
 
     monkeypatch.setattr(
-        "actors.kernels.host.calibration.catalogue.binders", lambda: {"mute.copy": Mute()}
+        "actors.kernels.host.calibration.catalogue.kernels_by_name", lambda: {"mute.copy": Mute()}
     )
     plan = plan_of((launch((0,), 1, kernel),), 2, 1 << 16)
     assert recost(plan, REFERENCE)[1] == (123.0,)
@@ -131,7 +131,9 @@ def test_helpers_sleep_where_a_chain_begins_and_after_long_launches_on_one_threa
             return cost.KernelNeeds(work=Work(in_c=lambda: self.work))
 
     binders = {name: Told(*size) for name, size in sizes.items()}
-    monkeypatch.setattr("actors.kernels.host.calibration.catalogue.binders", lambda: binders)
+    monkeypatch.setattr(
+        "actors.kernels.host.calibration.catalogue.kernels_by_name", lambda: binders
+    )
     in_c = replace(
         reference_in_c(2), wake_ns=30_000.0, pass_ns=(1.0,) * len(BytePass), pass_speedup=2.0
     )

@@ -112,7 +112,7 @@ def test_reductions_over_nothing_give_zero_for_sums_and_are_refused_for_maxima(h
     np.testing.assert_array_equal(y, 0)
     operands = harness.operand(x), harness.operand(y)
     with pytest.raises(LookupError, match=r" max\(float32\[3, 0\]\)"):
-        catalogue.choose("max", attrs, operands[:1], operands[1:])
+        catalogue.select_kernel("max", attrs, operands[:1], operands[1:])
 
 
 def test_empty_outputs_of_maxima_are_left_alone(harness):

@@ -163,9 +163,9 @@ def launched(node, types, inputs, graph):
     outputs = [np.zeros(t.shape, numpy_dtype(t.dtype)) for t in results]
     given = typed([t.dtype for t in types], inputs)
     attrs = dict(node.attrs)
-    name, needs = catalogue.choose(launched_op(node.op), attrs, given, typed(made, outputs))
+    name, needs = catalogue.select_kernel(launched_op(node.op), attrs, given, typed(made, outputs))
     space = garbage(needs.workspace_bytes)[0] if needs.workspace_bytes else None
-    catalogue.binders()[name].bind(attrs, tuple(inputs), tuple(outputs), space)()
+    catalogue.kernels_by_name()[name].bind(attrs, tuple(inputs), tuple(outputs), space)()
     return outputs
 
 

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from actors.kernels.common.host_memory import address
-from actors.kernels.library.launch import JoinedLaunches, NativeError, join, native_launch
+from actors.kernels.library.launch import (
+    NativeChain,
+    NativeError,
+    merge_native_launches,
+    native_launch,
+)
 from actors.kernels.library.runtime import CFunction, unique_name
 from actors.loop.worker import launch_number
 
@@ -41,8 +46,8 @@ def logged(log):
 
 
 def test_native_neighbours_become_one_item_and_keep_their_order(make, log):
-    (item,) = join(tuple(make(n) for n in range(10)))
-    assert isinstance(item, JoinedLaunches)
+    (item,) = merge_native_launches(tuple(make(n) for n in range(10)))
+    assert isinstance(item, NativeChain)
     assert item.num_launches == 10
     item()
     item()
@@ -51,7 +56,9 @@ def test_native_neighbours_become_one_item_and_keep_their_order(make, log):
 
 def test_python_launches_stay_between(make, log):
     seen = []
-    chain = join((make(1), make(2), lambda: seen.append(logged(log)), make(3), make(4), make(5)))
+    chain = merge_native_launches(
+        (make(1), make(2), lambda: seen.append(logged(log)), make(3), make(4), make(5))
+    )
     assert [getattr(item, "num_launches", 1) for item in chain] == [2, 1, 3]
     for item in chain:
         item()
@@ -61,12 +68,12 @@ def test_python_launches_stay_between(make, log):
 
 def test_a_lone_launch_is_left_as_it_is(make):
     launch = make(1)
-    assert join((launch,)) == (launch,)
-    assert join(()) == ()
+    assert merge_native_launches((launch,)) == (launch,)
+    assert merge_native_launches(()) == ()
 
 
 def test_the_first_failure_ends_the_item_and_is_known_by_its_number(make, log):
-    chain = join((make(1), lambda: None, make(2), make(3, status=9), make(4)))
+    chain = merge_native_launches((make(1), lambda: None, make(2), make(3, status=9), make(4)))
     chain[0](), chain[1]()
     with pytest.raises(NativeError, match="status 9: launch 3 says 9"):
         chain[2]()
@@ -76,7 +83,7 @@ def test_the_first_failure_ends_the_item_and_is_known_by_its_number(make, log):
 
 def test_an_item_that_succeeds_after_a_failure_starts_at_its_first_launch(make, log):
     failing = make(2, status=1)
-    (item,) = join((make(1), failing))
+    (item,) = merge_native_launches((make(1), failing))
     with pytest.raises(NativeError):
         item()
     assert item.running == 1
@@ -86,7 +93,7 @@ def test_an_item_that_succeeds_after_a_failure_starts_at_its_first_launch(make, 
 
 
 def test_every_launch_of_an_item_can_be_timed(make, log):
-    (item,) = join((make(1), make(2), make(3)))
+    (item,) = merge_native_launches((make(1), make(2), make(3)))
     times = item.timed()
     assert len(times) == 3
     assert min(times) >= 0
@@ -96,5 +103,5 @@ def test_every_launch_of_an_item_can_be_timed(make, log):
 
 
 def test_the_number_of_a_plain_item_counts_what_was_joined_before(make):
-    chain = join((make(1), make(2), lambda: None))
+    chain = merge_native_launches((make(1), make(2), lambda: None))
     assert [launch_number(chain, item, 3) for item in range(3)] == [0, 2, None]

@@ -8,14 +8,14 @@ from actorflow import nn
 from actors.kernels.common.gemm import gemm_of, view_of_array
 from actors.kernels.host import control
 from actors.kernels.library import onednn
-from actors.kernels.library.gemm_onednn import PACKED_ROWS, HeldProduct
+from actors.kernels.library.gemm_onednn import PACKED_ROWS, PrepackedGemm
 
 pytestmark = pytest.mark.usefixtures("native")
 
 
 @pytest.fixture(autouse=True)
 def _with_library():
-    if not onednn.is_there():
+    if not onednn.is_available():
         pytest.skip("the library is not installed")
 
 
@@ -34,7 +34,7 @@ def test_a_product_by_what_was_packed_is_that_of_numpy_for_every_a(extents, is_t
     b = rng.standard_normal((n, k) if is_turned else (k, n), np.float32)
     b = b.T if is_turned else b
     gemm = gemm_of(*[view_of_array(x) for x in (a, b, out)])
-    product = HeldProduct.of(gemm)
+    product = PrepackedGemm.of(gemm)
     kept, beyond = aligned_bytes(product.size_bytes)
     pack, step = product.launches((a, b, out), kept)
     expected = b.astype(float)
@@ -51,8 +51,8 @@ def test_products_of_many_rows_or_of_a_batch_are_left_as_they_are():
     for batch, rows in (((), PACKED_ROWS), ((2,), 8)):
         shapes = (*batch, rows, 64), (*batch, 64, 64), (*batch, rows, 64)
         views = [view_of_array(np.empty(shape, np.float32)) for shape in shapes]
-        assert HeldProduct.of(gemm_of(*views)) is None
-    assert HeldProduct.of(None) is None
+        assert PrepackedGemm.of(gemm_of(*views)) is None
+    assert PrepackedGemm.of(None) is None
 
 
 def trained():

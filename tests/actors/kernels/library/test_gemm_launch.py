@@ -201,7 +201,7 @@ def test_an_epilogue_is_refused_for_tiles_and_for_batches(native):
 
 
 def test_a_status_of_the_library_is_the_error_of_the_launch(native, monkeypatch):
-    if not onednn.is_there():
+    if not onednn.is_available():
         pytest.skip("oneDNN is not installed")
     execute = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, ctypes.c_int32,
                                ctypes.c_void_p)(lambda *_: 2)  # fmt: skip

@@ -9,7 +9,7 @@ from compiler.contract.types import DType
 
 @pytest.fixture
 def library():
-    if not onednn.is_there():
+    if not onednn.is_available():
         pytest.skip("oneDNN is not installed")
     return onednn
 
@@ -61,7 +61,7 @@ def test_the_fingerprint_names_version_and_instructions(library):
 
 
 def test_without_the_package_nothing_is_taken_and_a_plan_that_needs_it_is_told_the_mend(missing):
-    assert not onednn.is_there()
+    assert not onednn.is_available()
     assert onednn.fingerprint() == ""
     assert onednn.matmul(*[dense(DType.FLOAT32, 8, 8)] * 3) is None
     with pytest.raises(LibraryError, match="install the package onednn-cpu-gomp"):

@@ -9,7 +9,7 @@ from actors.kernels.library import openblas
 from actors.kernels.library.openblas import HOLDING_VARIABLES, BlasInfo, blas_without_variables
 
 needs_openblas = pytest.mark.skipif(
-    openblas.found() is None, reason="this numpy does not use OpenBLAS"
+    openblas.numpy_openblas() is None, reason="this numpy does not use OpenBLAS"
 )
 
 
@@ -60,7 +60,7 @@ def test_what_the_user_set_after_it_was_given_back_stands():
 
 
 def test_without_openblas_nothing_is_told(monkeypatch):
-    monkeypatch.setattr(openblas, "found", lambda: None)
+    monkeypatch.setattr(openblas, "numpy_openblas", lambda: None)
     assert not openblas.use_threads(2)
     assert not openblas.use_threads(None)
     assert openblas.num_threads() is None
@@ -105,7 +105,7 @@ def test_a_child_that_fails_tells_nothing(monkeypatch, executable):
 def test_a_library_that_is_no_openblas_is_told_by_name(monkeypatch, tmp_path, is_there):
     library = tmp_path / "libmkl_rt.so"
     library.write_bytes(b"not a library")
-    monkeypatch.setattr(openblas, "found", lambda: None)
+    monkeypatch.setattr(openblas, "numpy_openblas", lambda: None)
     monkeypatch.setattr(openblas, "_candidates", lambda: [library] if is_there else [])
     said = BlasInfo("libmkl_rt.so", None, None) if is_there else None
     assert openblas.loaded_blas() == said

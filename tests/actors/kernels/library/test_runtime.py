@@ -11,7 +11,7 @@ import pytest
 
 from actors.kernels.common.host_memory import address
 from actors.kernels.library import runtime
-from actors.kernels.library.launch import JoinedLaunches, NativeError, native_launch, single
+from actors.kernels.library.launch import NativeChain, NativeError, native_launch, single
 from actors.kernels.library.runtime import CFunction, CompilerError, unique_name
 
 MARK = """
@@ -120,7 +120,7 @@ def test_a_chain_that_runs_beside_another_one_leaves_it_its_core(native):
     wait = native.address_of(function("#include <sched.h>\n" + WAITING))
     meet = native.address_of(function("#include <sched.h>\n" + MEETING))
     waiting, call = [
-        JoinedLaunches((native_launch(where, [address(held)], (held,)),) * 2)
+        NativeChain((native_launch(where, [address(held)], (held,)),) * 2)
         for where, held in ((wait, flags), (meet, met))
     ]
     other = threading.Thread(target=waiting)
@@ -211,18 +211,18 @@ def test_names_follow_from_content():
 
 
 def test_what_is_off_takes_no_call_and_has_no_fingerprint(native, native_toolchain):
-    assert native.is_on()
+    assert native.is_enabled()
     assert native.fingerprint().endswith("-2")
-    native.turn_off()
-    assert not native.is_on()
+    native.disable()
+    assert not native.is_enabled()
     assert native.fingerprint() == ""
     assert native.num_threads() == 1
 
 
 def test_fewer_threads_than_the_pool_has_may_be_asked_for(native, native_toolchain):
-    native.turn_on(native_toolchain, 1)
+    native.enable(native_toolchain, 1)
     assert native.num_threads() == 1
-    native.turn_on(native_toolchain, 2)
+    native.enable(native_toolchain, 2)
     assert native.num_threads() == 2
 
 
@@ -264,7 +264,7 @@ def test_a_forked_child_that_turns_native_kernels_on_has_helpers_of_its_own(
 
     def child():
         before = native.num_threads()
-        native.turn_on(native_toolchain, 2)
+        native.enable(native_toolchain, 2)
         return bytes([before, native.num_threads(), meet()])
 
     assert in_child(child) == bytes([1, 2, ENDED])
@@ -282,7 +282,7 @@ def test_a_child_forked_while_a_thread_holds_the_lock_does_not_wait_for_it(
             is_over.wait()
 
     def child():
-        native.turn_on(native_toolchain, 2)
+        native.enable(native_toolchain, 2)
         return bytes([native.num_threads()])
 
     thread = threading.Thread(target=hold)
@@ -300,8 +300,8 @@ def test_what_is_turned_on_again_has_the_pool_that_it_had(native, native_toolcha
     chain = replace(native_toolchain, folder=None)
     before = len(list(Path("/proc/self/task").iterdir()))
     for _ in range(3):
-        native.turn_off()
-        native.turn_on(chain, 2)
+        native.disable()
+        native.enable(chain, 2)
         assert native.num_threads() == 2
     assert len(list(Path("/proc/self/task").iterdir())) == before
 

@@ -233,7 +233,7 @@ def test_a_program_the_compiler_refused_is_declined(native, groups, monkeypatch)
 
 
 def test_without_a_compiler_every_program_is_declined(groups):
-    runtime.turn_off()
+    runtime.disable()
     x = operand(np.zeros((3, 4), np.float32))
     attrs = {"program": softmax(), "rows": 3, "columns": 4}
     assert KERNEL.query(attrs, (x,), (x,)) is None

@@ -199,11 +199,11 @@ def choose(kernel, monkeypatch):
 @pytest.fixture(scope="session")
 def built(native_toolchain, groups):
     """Build every known program in one start of the compiler."""
-    runtime.turn_on(native_toolchain, 2)
+    runtime.enable(native_toolchain, 2)
     programs = [make(groups, dtype) for make in MAKERS for dtype in (F32, BF16)]
     programs += [make(groups, F64) for make in IN_DOUBLES]
     prepare([*programs, *[random_program(groups, seed) for seed in RANDOM_SEEDS]])
-    runtime.turn_off()
+    runtime.disable()
 
 
 @pytest.fixture(params=[*sorted(NATIVE), "numpy.region"])
@@ -409,6 +409,6 @@ def test_some_kernel_takes_every_product_of_single_or_half_precision(native, gro
 
 
 def test_without_a_compiler_every_product_is_declined(groups):
-    runtime.turn_off()
+    runtime.disable()
     program, shape = softmax(groups), (5, 3, 7)
     assert all(asked(groups, k, program, shape) is None for k in FUSED_PRODUCT_KERNELS)

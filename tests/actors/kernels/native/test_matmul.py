@@ -102,7 +102,7 @@ def test_integers_of_sixteen_bits_are_no_bfloat16(native):
 
 
 def test_bfloat16_may_be_summed_into_float32(native):
-    if not onednn.is_there():
+    if not onednn.is_available():
         pytest.skip("oneDNN is not installed")
     ones = np.full((64, 64), 0x3F80, np.uint16)
     out = np.empty((64, 64), np.float32)

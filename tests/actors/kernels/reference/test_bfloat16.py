@@ -196,7 +196,7 @@ def test_strided_operands_and_results_are_taken_where_they_lie():
 def test_true_uint16_is_never_taken_for_bfloat16():
     x = np.zeros((4, 4), np.uint16)
     low = low_operand(x)
-    upcast = catalogue.binders()["numpy.embedding.upcast"]
+    upcast = catalogue.kernels_by_name()["numpy.embedding.upcast"]
     indices = [operand(x[0], DType.UINT16), operand(x[0].astype(np.int32))]
     assert [upcast.query({}, (low, i), (low,)) is None for i in indices] == [True, False]
 

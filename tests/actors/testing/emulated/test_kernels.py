@@ -5,7 +5,7 @@ import pytest
 
 from actors.kernels.library.runtime import CompilerError
 from actors.testing.emulated import kernels
-from actors.testing.emulated.kernels import KernelTrouble
+from actors.testing.emulated.kernels import EmulationError
 
 SUM = """
     AF_SHARED(double, partial, 32);
@@ -40,7 +40,7 @@ def test_threads_switch_on_any_processor(run_text, monkeypatch):
     monkeypatch.setattr(kernels, "_state", kernels._KernelState())
     monkeypatch.setattr(kernels, "FLAGS", (*kernels.FLAGS, "-DAF_PORTABLE"))
     assert all(sums(run_text, SUM, seed) for seed in range(5))
-    with pytest.raises(KernelTrouble, match="ended while others"):
+    with pytest.raises(EmulationError, match="ended while others"):
         run_text("if (AF_THREAD < 5) return; AF_BARRIER();", ())
     assert sums(run_text, SUM, 0)
 
@@ -164,7 +164,7 @@ TROUBLE = {
 @pytest.mark.parametrize("seed", range(3))
 def test_what_would_hang_or_mean_nothing_is_trouble(run_text, name, seed):
     body, message = TROUBLE[name]
-    with pytest.raises(KernelTrouble, match=message):
+    with pytest.raises(EmulationError, match=message):
         run_text(body, (), num_blocks=2, seed=seed)
     assert sums(run_text, SUM, seed)  # the next kernel finds everything in order
 
@@ -183,7 +183,7 @@ def test_what_is_read_behind_an_array_or_before_it_is_written_is_refused(run_tex
 
 
 def test_a_text_that_says_its_threads_do_not_meet_must_keep_that(run_text):
-    with pytest.raises(KernelTrouble, match="has_exchanges"):
+    with pytest.raises(EmulationError, match="has_exchanges"):
         run_text("AF_BARRIER();", (), has_exchanges=False)
     out = np.zeros(96, np.int32)
     body = "((int32_t *)a[0].p)[AF_BLOCK * AF_NUM_THREADS + AF_THREAD] = AF_THREAD;"

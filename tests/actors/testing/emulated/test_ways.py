@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from actors.device.cuda.driver import CudaError, TriedWays
+from actors.device.cuda.driver import CudaError, TimedAlternatives
 from actors.testing.emulated.driver import tried
 from tests.shared.recording_driver import RecordingDriver
 
@@ -15,7 +15,7 @@ def test_all_ways_run_after_scratch_is_filled_and_each_of_them_is_taken_for_some
     @contextmanager
     def trial():
         runs = [lambda stream, name=name: done.append((name, stream)) for name in ("a", "b")]
-        yield TriedWays(lambda stream: done.append(("fill", stream)), tuple(runs))
+        yield TimedAlternatives(lambda stream: done.append(("fill", stream)), tuple(runs))
 
     found = [tried(RecordingDriver(), f"key {n}", trial) for n in range(20)]
     assert done == [(name, "trial") for _ in found for name in ("fill", "a", "b")]
