@@ -18,14 +18,14 @@ Begin reading at `jobs/job.py`, which traces, compiles and runs; see README.md, 
 which follows one tensor through the engine.
 """
 
-from actorflow.top_level import check_house, keep_library_module
+from actorflow.top_level import check_top_level_packages, keep_library_module
 
-check_house()
+check_top_level_packages()
 keep_library_module()
 
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
-from actorflow import data, nn, optim  # noqa: E402  # after check_house: see top_level.py
+from actorflow import data, nn, optim  # noqa: E402  # after check_top_level_packages: see top_level.py
 from actorflow.checkpoint.errors import CheckpointError  # noqa: E402
 from actorflow.compile.own_ops import numpy_op, op  # noqa: E402
 from actorflow.data import DataError, DataSource  # noqa: E402
@@ -46,9 +46,9 @@ from actorflow.tensor.layouts import (  # noqa: E402
     stage,
 )
 from actorflow.tensor.tensor import (  # noqa: E402
-    OF_THE_PACKAGE,
+    PACKAGE_HINTS,
     Tensor,
-    missing,
+    unsupported_attribute,
 )
 from actorflow.trace.job_graph import grad  # noqa: E402
 from actors.machine.errors import ActorFailed, ForkedRun  # noqa: E402
@@ -83,7 +83,7 @@ _LATE = {
 def __getattr__(name: str) -> Any:
     """Hand on a name of `_LATE` when it is first asked for."""
     if name not in _LATE:
-        raise missing(f"module {__name__!r}", name, OF_THE_PACKAGE)
+        raise unsupported_attribute(f"module {__name__!r}", name, PACKAGE_HINTS)
     from importlib import import_module
 
     value = globals()[name] = getattr(import_module(_LATE[name]), name)

@@ -39,7 +39,7 @@ def keep_library_module() -> None:
         sys.path.insert(0, folder)
 
 
-def check_house() -> None:
+def check_top_level_packages() -> None:
     """Raise ImportError naming the foreign file when a wing resolves to another package."""
     home = Path(__file__).resolve().parents[1]
     for wing in WINGS:

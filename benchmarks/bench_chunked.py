@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 import actorflow as af
-from actorflow.environment.native import ready_native
+from actorflow.environment.native import enable_native
 from actorflow.environment.settings import Settings
 from actors.kernels.common.kernel import Operand
 from actors.kernels.host import catalogue
@@ -31,7 +31,7 @@ ROWS, WIDTH, CLASSES, ROUNDS = 1024, 384, 50_257, 5
 
 def main() -> None:
     """Print one line for each precision."""
-    ready_native(Settings.from_env(os.environ))
+    enable_native(Settings.from_env(os.environ))
     for precision in ("fp32", "bf16"):
         launch, _ = bound(precision)
         calls = region_calls(launch)

@@ -26,7 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from actorflow.distributed.launcher import on_cores, shares
+from actorflow.distributed.launcher import on_cores, split_cores
 from actors.collectives.shared_memory import SharedMemory
 from actors.kernels.library.runtime import find_toolchain
 from actors.machine.protocol import CollectiveCall
@@ -141,7 +141,7 @@ def measure(options: argparse.Namespace) -> dict[tuple[str, int], float]:
         context.Process(target=run, args=(rank, options, theirs))
         for rank, (_, theirs) in enumerate(pipes)
     ]
-    parts = shares(sorted(os.sched_getaffinity(0)), options.ranks) or [None] * options.ranks
+    parts = split_cores(sorted(os.sched_getaffinity(0)), options.ranks) or [None] * options.ranks
     for rank, part in zip(ranks, parts, strict=True):
         with on_cores(part):
             rank.start()

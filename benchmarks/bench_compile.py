@@ -213,7 +213,7 @@ def by_pass(kind: str, units: int) -> dict[str, float]:
     """Return the processor's seconds for each pass and for what surrounds them."""
     from actorflow.compile.compiling import cache_key
     from actorflow.compile.targets import hardware_for
-    from actorflow.environment.native import ready_native
+    from actorflow.environment.native import enable_native
     from actorflow.environment.settings import Settings, collector_paused
     from actors.race.race import check_races
     from compiler.contract.placement import HOST
@@ -238,7 +238,7 @@ def by_pass(kind: str, units: int) -> dict[str, float]:
     graph = timed("trace", lambda: job.graph(model, types))
     timed("same graph?", lambda: job.graph(model, types))
     settings = Settings.from_env(os.environ)
-    ready_native(settings)
+    enable_native(settings)
     options, hardware = CompileOptions("train"), hardware_for((HOST,))
     timed("key", lambda: cache_key(graph, options, hardware))
     for step in [step for step in PASSES if step.is_wanted(options)]:

@@ -22,7 +22,7 @@ import char_gpt
 import actorflow as af
 from actorflow import nn
 from actorflow.trace.dependency_scan import read_job
-from actorflow.trace.traces import Traces
+from actorflow.trace.traces import TraceCache
 from compiler.graph.graph import Graph
 
 MARK_US = 20.0
@@ -53,7 +53,7 @@ def main() -> None:
     over = False
     for name, model in (("char_gpt, 2 layers", char_gpt.CharLM()), ("12 layers", DeepLM())):
         graph = Graph((), (), ())
-        traces = Traces(
+        traces = TraceCache(
             job.name, job._function, job.options.optimizer, lambda model, spec, g=graph: g, 4
         )
         traces.current(model, SPEC)

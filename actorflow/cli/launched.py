@@ -17,8 +17,8 @@ import threading
 from typing import NoReturn
 
 from actorflow.cli.launch import run_script, tell_error
-from actorflow.distributed.member import RankMember, become_member
-from actorflow.distributed.messages import take_over
+from actorflow.distributed.member import RankClient, init_rank
+from actorflow.distributed.messages import read_keys_fd
 
 _PR_SET_PDEATHSIG = 1
 _CLEAN = (None, 0, *[128 + s for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)])
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     """Run a script as a rank, and return its exit status."""
     fd, parent, script, *rest = arguments
     _die_with(int(parent))
-    member = become_member(take_over(int(fd)))
+    member = init_rank(read_keys_fd(int(fd)))
     try:
         run_script(script, rest)
     except SystemExit as ended:
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _leave(member: RankMember) -> None:
+def _leave(member: RankClient) -> None:
     # As Python itself does at its end, but before the others are told that nothing more comes.
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
@@ -53,7 +53,7 @@ def _leave(member: RankMember) -> None:
     member.leave()
 
 
-def _failed(member: RankMember, error: Exception) -> int:
+def _failed(member: RankClient, error: Exception) -> int:
     shown = io.StringIO()
     with contextlib.redirect_stderr(shown):
         tell_error(error)

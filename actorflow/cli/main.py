@@ -39,7 +39,7 @@ from actorflow.environment.host import check_gpu, gpu_of
 from actorflow.environment.native import retune
 from actorflow.environment.settings import Settings, __version__, devices_named
 from actorflow.jobs.compile_request import PlanCaptured, capturing_plan
-from actorflow.run.devices import said_of
+from actorflow.run.devices import device_notice
 from actorflow.run.runner import Runner
 from compiler.contract.errors import ActorflowError, CompileError
 from compiler.contract.files import user_path
@@ -49,7 +49,7 @@ from compiler.pipeline.printer import print_plan, summarise
 from memory.report import format_bytes
 
 if TYPE_CHECKING:
-    from actorflow.compile.compiling import Compilation
+    from actorflow.compile.compiling import CompileRequest
 
 
 TUNE_HELP = "measure anew which library multiplies fastest, for every shape"
@@ -90,15 +90,15 @@ def check_no_launch(own: Sequence[str], parser: argparse.ArgumentParser) -> None
             )
 
 
-def whose_plan(asked: Compilation) -> str:
+def whose_plan(request: CompileRequest) -> str:
     """Return a line that says which rank's plan it is; "" for a job of one rank."""
-    ranks = asked.hardware.ranks
+    ranks = request.hardware.ranks
     if ranks.count == 1:
         return ""
     line = f"rank {ranks.rank} of {ranks.count}"
-    if asked.evaluation is not None and ranks.count > _MOST_ONE_BY_ONE:
+    if request.evaluation is not None and ranks.count > _MOST_ONE_BY_ONE:
         return line
-    told = classes_of_ranks(asked)
+    told = classes_of_ranks(request)
     own, count = told.count(told[ranks.rank]), len({*told})
     if count == 1:
         return f"{line}, all of which have this plan"
@@ -334,11 +334,11 @@ def _plan(options: argparse.Namespace) -> int:
     _tune(options)
     draw = memory_map.drawing(options, read_plan)
     rank = asked_rank(options, is_plan_file=_is_plan_file(options.file))
-    plan, store_all, asked = _plans_of(options.file, options.rest, rank)
+    plan, store_all, request = _plans_of(options.file, options.rest, rank)
     settings = Settings.from_env(os.environ)
-    if gpu_of(plan) and (said := said_of(plan, settings)):
+    if gpu_of(plan) and (said := device_notice(plan, settings)):
         print(said)
-    if asked is not None and (whose := whose_plan(asked)):
+    if request is not None and (whose := whose_plan(request)):
         print(whose)
     print("\n".join(print_plan(plan) if options.full else summarise(plan)))
     if options.save:
@@ -353,13 +353,13 @@ def _simulate(options: argparse.Namespace) -> int:
     _set_device(options)
     simulate.check_options(options)
     ranks = simulate.ranks_of(options)
-    plan, _, asked = _plans_of(options.file, options.rest, ranks)
-    return simulate.run(plan, options, asked)
+    plan, _, request = _plans_of(options.file, options.rest, ranks)
+    return simulate.run(plan, options, request)
 
 
 def _plans_of(
     file: str, rest: list[str], ranks: RankContext = SINGLE_RANK
-) -> tuple[Plan, Plan | None, Compilation | None]:
+) -> tuple[Plan, Plan | None, CompileRequest | None]:
     """Return a plan, the one that stores all instead of recomputing, and of what it is compiled.
 
     Of a plan file there is the plan alone, of a job that does not recompute no second one.
@@ -370,7 +370,7 @@ def _plans_of(
         try:
             run_script(file, rest)
         except PlanCaptured as captured:
-            return captured.plan, captured.store_all, captured.asked
+            return captured.plan, captured.store_all, captured.request
         except SystemExit as ended:
             if ended.code:
                 raise

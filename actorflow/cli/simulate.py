@@ -28,7 +28,7 @@ import numpy as np
 from actorflow import functional, nn
 from actorflow.data import ArraySource
 from actorflow.environment.host import gpu_of, processor, usable_cores
-from actorflow.environment.native import ready_native
+from actorflow.environment.native import enable_native
 from actorflow.environment.settings import Settings, logger
 from actorflow.jobs.job import job
 from actorflow.optim import SGD
@@ -52,7 +52,7 @@ from compiler.contract.rank_plans import RankPlans, collective_groups
 from compiler.verify.cross_rank import check_same_job, verify_cross_rank, verify_ranks
 
 if TYPE_CHECKING:
-    from actorflow.compile.compiling import Compilation
+    from actorflow.compile.compiling import CompileRequest
 
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
@@ -262,7 +262,7 @@ def calibration(settings: Settings, *, is_fresh: bool = False) -> Calibration:
     with a line too.
     """
     quiet_floating_point()
-    ready_native(settings)
+    enable_native(settings)
     # What is measured must be what runs have, and its name may not depend on what ran before.
     openblas.use_threads(1 if runtime.is_enabled() else settings.threads)
     begun = time.perf_counter()
@@ -312,10 +312,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the report as JSON")
 
 
-def run(plan: Plan, options: argparse.Namespace, asked: Compilation | None = None) -> int:
+def run(plan: Plan, options: argparse.Namespace, request: CompileRequest | None = None) -> int:
     """Simulate a plan, print the report, and return the exit code.
 
-    With what it was `asked` for the plans of other classes of ranks are compiled, too.
+    With the `request` that it was compiled for, the plans of other classes of ranks are compiled,
+    too.
 
     Raises:
         CompileError: An option has a value that means nothing, or the plan's ranks never meet.
@@ -338,7 +339,7 @@ def run(plan: Plan, options: argparse.Namespace, asked: Compilation | None = Non
     classes: list[dict[str, Any]] = []
     if _meets(plan):
         # Ranks by their number have a batch each, of one size: what one has all have.
-        plans = _ranks(plan, devices, asked if options.devices is None else None)
+        plans = _ranks(plan, devices, request if options.devices is None else None)
         own = None if found is None else [priced(one, found)[0] for one in plans.plans]
         ranks = simulate_ranks(
             plans,
@@ -413,17 +414,17 @@ def _classes(plans: RankPlans) -> list[dict[str, Any]]:
     ]
 
 
-def _ranks(plan: Plan, devices: int, asked: Compilation | None) -> RankPlans:
+def _ranks(plan: Plan, devices: int, request: CompileRequest | None) -> RankPlans:
     """Return the ranks of a plan's mesh, or as many as are asked for along its one axis.
 
     Raises CompileError where it is the plan of some of its ranks alone, and nothing says of what
     those of the others are to be compiled.
     """
     mesh = plan.mesh
-    if asked is not None and mesh.names and mesh.num_ranks == devices:
+    if request is not None and mesh.names and mesh.num_ranks == devices:
         from actorflow.distributed.agreed_plan import plans_of_classes
 
-        ranks = plans_of_classes(asked)
+        ranks = plans_of_classes(request)
         verify_ranks(ranks)
         return ranks
     if mesh.names and mesh.num_ranks == devices:

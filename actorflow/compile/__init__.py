@@ -1,10 +1,11 @@
 """A plan for a graph: taken from the cache on disk, or compiled, proven and kept there.
 
-A job asks for a `Compilation` to be found in the cache or compiled. The compiler learns what each
-device and its kernels can do from targets.py, and ops, kernels and passes from outside count as
-ours. Every plan, compiled here or read from a file, passes prove.py before it runs.
+A job asks for a `CompileRequest` to be found in the cache or compiled. The compiler learns what
+each device and its kernels can do from targets.py, and ops, kernels and passes from outside count
+as ours. Every plan, compiled here or read from a file, passes prove.py before it runs.
 
-compiling.py       `Compilation`, the plan cache and its key, `compiled_plan`; memory of the devices
+compiling.py       `CompileRequest`, the plan cache and its key, `compiled_plan`; memory of the
+                   devices
 targets.py         the compiler's `Target` of the host, CUDA and simulated devices; how many streams
 own_ops.py         `af.op` and `af.numpy_op`: ops made of a user's functions
 extensions.py      `af.graph_pass` and `af.kernel`; plugins, installed packages that add such
@@ -18,5 +19,5 @@ ops.primitives, pipeline, verify}; memory. Must not import trace, which stands b
 distributed, run, jobs or cli. compiler.pipeline.pipeline is imported late: a plan from the cache
 needs none of it.
 
-Begin reading at compiling.py: `kept_plan` and `compiled_plan` are the two ways to a plan.
+Begin reading at compiling.py: `cached_plan` and `compiled_plan` are the two ways to a plan.
 """

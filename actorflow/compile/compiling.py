@@ -1,6 +1,6 @@
 """A plan for a graph: from the cache on disk, or compiled, proven and kept there.
 
-`Compilation` holds all that decides a plan: `cache_key` is a hash of it. A plan for a GPU is
+`CompileRequest` holds all that decides a plan: `cache_key` is a hash of it. A plan for a GPU is
 refused where the GPU is known to have too little memory.
 """
 
@@ -24,7 +24,7 @@ from actorflow.compile.own_ops import gradient_alone
 from actorflow.compile.prove import prove
 from actorflow.compile.targets import planned_for
 from actorflow.environment.host import num_threads, usable_cores
-from actorflow.environment.native import build, choices, choosing, compiled, has_refusals
+from actorflow.environment.native import build, choices, compiled, has_refusals, kernel_choice_lock
 from actorflow.environment.settings import Settings, collector_paused, logger, once
 from actors.kernels.common.files import (
     DamagedFile,
@@ -284,7 +284,7 @@ Watch = Callable[[str, Graph], None]
 
 
 @dataclass(frozen=True)
-class Compilation:
+class CompileRequest:
     """What a plan is compiled of and for.
 
     `is_alone` says that a rank of several compiles it without the others, by its own measurements.
@@ -300,13 +300,15 @@ class Compilation:
     """What the user has said of the job, for messages; it changes nothing of the plan."""
     is_alone: bool = False
 
-    def alone(self) -> Compilation:
+    def alone(self) -> CompileRequest:
         """Return it as it is where no other rank is asked."""
         return replace(self, is_alone=self.hardware.ranks.count > 1)
 
     def choosing(self) -> AbstractContextManager[bool]:
         """Hold the choice of kernels that it is compiled with."""
-        return choosing(self.settings, self.hardware.devices, deterministic=self.deterministic)
+        return kernel_choice_lock(
+            self.settings, self.hardware.devices, deterministic=self.deterministic
+        )
 
     @cached_property
     def key(self) -> str:
@@ -326,37 +328,39 @@ class Compilation:
 
 
 @collector_paused()
-def kept_plan(asked: Compilation) -> Plan | None:
+def cached_plan(request: CompileRequest) -> Plan | None:
     """Return the plan from the cache on disk, if it is there and can run."""
-    plan = asked.cache.find(asked.key) if asked.settings.dump is None else None
+    plan = request.cache.find(request.key) if request.settings.dump is None else None
     if plan is None or not is_ready(plan, logger.warning):
         return None
-    logger.info("plan %r comes from %s", asked.options.name, asked.settings.cache)
+    logger.info("plan %r comes from %s", request.options.name, request.settings.cache)
     return plan
 
 
-def keep_plan(asked: Compilation, plan: Plan) -> None:
+def cache_plan(request: CompileRequest, plan: Plan) -> None:
     """Keep a plan on disk."""
     if not has_refusals():  # a compiler that is mended is to be asked again
-        asked.cache.store(asked.key, plan)
+        request.cache.store(request.key, plan)
 
 
 @collector_paused()
-def compiled_plan(asked: Compilation, local: LocalGraphs | None = None) -> Plan:
+def compiled_plan(request: CompileRequest, local: LocalGraphs | None = None) -> Plan:
     """Compile a plan, prove it and keep it on disk; `local` as `compile_graph` has it."""
     # Late: a quarter of all our code, which a run from the cache never loads.
-    from actorflow.compile.targets import asks_for_choice, with_streams_that_pay
+    from actorflow.compile.targets import asks_for_choice, choose_num_streams
     from actors.race.race import check_races
     from compiler.pipeline.pipeline import compile_graph
 
-    graph, hardware, options = asked.graph, asked.hardware, asked.options
+    graph, hardware, options = request.graph, request.hardware, request.options
 
     def made(wanted: CompileOptions, *, is_bounded: bool = False) -> Plan:
         there = replace(hardware, memory_bytes=wanted.memory_budget, is_bounded=is_bounded)
         with planned_for(hardware.devices):
             return compiled(
                 options.name,
-                lambda: compile_graph(graph, there, wanted, asked.dump, asked.evaluation, local),
+                lambda: compile_graph(
+                    graph, there, wanted, request.dump, request.evaluation, local
+                ),
             )
 
     def made_with(num_streams: int) -> Plan:
@@ -364,7 +368,7 @@ def compiled_plan(asked: Compilation, local: LocalGraphs | None = None) -> Plan:
 
     before = time.perf_counter()
     if asks_for_choice(hardware, options):
-        plan = with_streams_that_pay(options.name, options.num_streams, made_with)
+        plan = choose_num_streams(options.name, options.num_streams, made_with)
     else:
         plan = made(options)
     if len(hardware.devices) > 1 and not fits(plan, hardware):
@@ -374,7 +378,7 @@ def compiled_plan(asked: Compilation, local: LocalGraphs | None = None) -> Plan:
     check_fits(plan, hardware, lambda budget: made(replace(options, memory_budget=budget)))
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
-    keep_plan(asked, plan)
+    cache_plan(request, plan)
     return plan
 
 

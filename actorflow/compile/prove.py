@@ -66,7 +66,7 @@ _KINDS = {
 }
 
 
-def check_anatomy(plan: Plan, firings: Sequence[int]) -> None:
+def check_plan_interface(plan: Plan, firings: Sequence[int]) -> None:
     """Check a verified plan; `firings` are those of one period. Raises PlanFormatError."""
     actors = {actor.name: actor for actor in plan.actors}
     _check_ports(plan, actors)
@@ -332,7 +332,7 @@ def prove(plan: Plan) -> None:
         for inner in sub_plans(plan):
             check_launches(inner.plan)
         check_launches(plan)
-        check_anatomy(plan, firings)
+        check_plan_interface(plan, firings)
 
 
 def read_plan(file: str) -> Plan:

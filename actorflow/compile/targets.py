@@ -283,7 +283,7 @@ def asks_for_choice(hardware: Hardware, options: CompileOptions) -> bool:
     return options.num_streams > 1 and hardware.devices == (HOST,)
 
 
-def with_streams_that_pay(name: str, asked: int, make: Callable[[int], Plan]) -> Plan:
+def choose_num_streams(name: str, asked: int, make: Callable[[int], Plan]) -> Plan:
     """Return the fastest of the plans with 1 to `asked` streams, fewest first; a line tells which.
 
     `make` returns the plan with so many streams. The plan says what was asked for and used.

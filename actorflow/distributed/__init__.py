@@ -1,15 +1,17 @@
 """Several ranks as one job: launched, agreed on every step, with one plan and whole checkpoints.
 
 `actorflow launch` starts a process per rank, and the coordinator, which lives in the launcher. Each
-rank has a `RankMember`, which exchanges messages with it over zmq. The agreement decides from
+rank has a `RankClient`, which exchanges messages with it over zmq. The agreement decides from
 messages alone which steps may begin, where all stop and which step is saved. The tensors of a step
 do not pass here: `actors.collectives` moves those through shared memory.
 
-process_group.py  `Among`: this process among the ranks; what they compare first; `Together`, a run
-member.py         `RankMember`; `RankLink`, the thread that owns a rank's socket
-shared_run.py     `SharedRun`: one run, as a rank has it; `GivenBatches`, digests of its batches
+process_group.py  `ProcessGroup`: this process among the ranks; what they compare first;
+                  `DistributedRun`, a run
+member.py         `RankClient`; `RankLink`, the thread that owns a rank's socket
+shared_run.py     `SharedRun`: one run, as a rank has it; `BatchDigestReporter`, digests of its
+                  batches
 messages.py       what ranks and coordinator say, as dataclasses; keys; frames on the wire
-agreement.py      `Agreement`: messages in, messages out, no I/O; `RankFailure`
+agreement.py      `CoordinatorState`: messages in, messages out, no I/O; `RankFailure`
 coordinator.py    `Coordinator`: the agreement over zmq, one thread, CURVE keys
 launcher.py       `launch`: processes started, watched and ended; their cores and their output
 agreed_plan.py    a plan for every rank, compiled once per class; what differs between two ranks

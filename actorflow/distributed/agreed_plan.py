@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from actorflow.compile.compiling import Compilation, compiled_plan, keep_plan, kept_plan
+from actorflow.compile.compiling import CompileRequest, cache_plan, cached_plan, compiled_plan
 from actorflow.compile.prove import prove
 from actorflow.environment.native import build
 from actorflow.environment.settings import logger
@@ -39,7 +39,7 @@ from compiler.ops.primitives.sources import CONSTANT, INPUT, VARIABLE, constant_
 from compiler.ops.primitives.transfer import STAGE
 
 if TYPE_CHECKING:
-    from actorflow.distributed.process_group import Among
+    from actorflow.distributed.process_group import ProcessGroup
     from compiler.pipeline.pipeline import LocalGraphs
 
 
@@ -59,54 +59,56 @@ Said = tuple[str, str]
 """What a user has said, and how it is said: ("AdamW's lr", "0.01")."""
 
 
-def digest_of_job(asked: Compilation) -> str:
+def digest_of_job(request: CompileRequest) -> str:
     """Return a digest of all that ranks must have in common, before any of them compiles."""
-    graphs = [hash_graph(g) for g in (asked.graph, asked.evaluation) if g is not None]
-    options = [row for row in asked.options.recorded() if row[0] not in _NO_MATTER]
-    parts = [asked.options.name, str(asked.hardware.ranks.mesh), *graphs, repr(options)]
+    graphs = [hash_graph(g) for g in (request.graph, request.evaluation) if g is not None]
+    options = [row for row in request.options.recorded() if row[0] not in _NO_MATTER]
+    parts = [request.options.name, str(request.hardware.ranks.mesh), *graphs, repr(options)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
-def tell_difference(among: Among, asked: Compilation, digests: Sequence[object]) -> NoReturn:
+def raise_first_difference(
+    group: ProcessGroup, request: CompileRequest, digests: Sequence[object]
+) -> NoReturn:
     """Raise what differs first between rank 0 and the first rank that has another digest.
 
     All ranks call it together. Raises CompileError.
     """
     rank = next(r for r, digest in enumerate(digests) if digest != digests[0])
-    nodes = [*_nodes(asked)][:_MOST_NODES]
-    what = f"find what differs in job {asked.options.name!r}"
+    nodes = [*_nodes(request)][:_MOST_NODES]
+    what = f"find what differs in job {request.options.name!r}"
     where, traced = find_source(), b"".join([digest for digest, _ in nodes])
-    said = among.gather(what, (str(where), tuple(_said(asked)), traced))
+    said = group.all_gather_object(what, (str(where), tuple(_said(request)), traced))
     (line, ours, first), (its, theirs, other) = [cast("Any", said[at]) for at in (0, rank)]
     number = _first_apart(first, other)
-    shown = _shown(nodes[number][1], asked) if number < len(nodes) else ()
-    told = cast("list[Any]", among.gather(what, shown))
+    shown = _shown(nodes[number][1], request) if number < len(nodes) else ()
+    told = cast("list[Any]", group.all_gather_object(what, shown))
     text = _of_said(ours, theirs, rank) or _of_nodes(told[0], told[rank], rank)
     lines = "" if line == its else f" (rank {rank} is at {its}, and rank 0 at {line})"
     raise CompileError(
-        f"{where}: ranks run job {asked.options.name!r} differently: {text}{lines}; {_MEND}"
+        f"{where}: ranks run job {request.options.name!r} differently: {text}{lines}; {_MEND}"
     )
 
 
-def _said(asked: Compilation) -> Iterator[Said]:
+def _said(request: CompileRequest) -> Iterator[Said]:
     """Yield what was said, in the order in which it is to be compared."""
-    yield "mesh=", str(asked.hardware.ranks.mesh) or "none"
-    given = asked.job
+    yield "mesh=", str(request.hardware.ranks.mesh) or "none"
+    given = request.job
     if given is not None:
         yield from _of_optimizer(given)
         for field in fields(JobOptions):
             if field.name not in (*_NO_MATTER, "mesh"):
                 yield f"{field.name}=", _text(getattr(given, field.name))
-    steps, seconds = asked.options.snapshot_every, asked.options.snapshot_seconds
+    steps, seconds = request.options.snapshot_every, request.options.snapshot_seconds
     period = f"every {steps} steps" if steps else f"every {seconds:g} s" if seconds else "none"
     yield "checkpoint= (every=)", period
-    for name, value in asked.options.recorded():
+    for name, value in request.options.recorded():
         if name not in (*_NO_MATTER, "snapshot_every", "snapshot_seconds"):
             words, text = in_words(name, value)
             yield words, _cut(text)
-    yield from _of_batch(asked.graph, "batch")
-    if asked.evaluation is not None:
-        yield from _of_batch(asked.evaluation, "batch of the evaluation")
+    yield from _of_batch(request.graph, "batch")
+    if request.evaluation is not None:
+        yield from _of_batch(request.evaluation, "batch of the evaluation")
 
 
 def _of_batch(graph: Graph, what: str) -> Iterator[Said]:
@@ -145,9 +147,9 @@ def _of_said(ours: Sequence[Said], theirs: Sequence[Said], rank: int) -> str:
     return ""
 
 
-def _nodes(asked: Compilation) -> Iterator[tuple[bytes, tuple[Graph, Node]]]:
+def _nodes(request: CompileRequest) -> Iterator[tuple[bytes, tuple[Graph, Node]]]:
     """Yield a digest of each node, by what it computes and not by its line."""
-    for graph in [graph for graph in (asked.graph, asked.evaluation) if graph is not None]:
+    for graph in [graph for graph in (request.graph, request.evaluation) if graph is not None]:
         for node in graph.nodes:
             types = [str(graph.types[value]) for value in node.outputs]
             row = [node.op.name, node.inputs, node.attrs.packed, node.stage, node.device, types]
@@ -165,7 +167,7 @@ def _first_apart(one: bytes, other: bytes) -> int:
     return _MOST_NODES
 
 
-def _shown(found: tuple[Graph, Node], asked: Compilation) -> tuple[Any, ...]:
+def _shown(found: tuple[Graph, Node], request: CompileRequest) -> tuple[Any, ...]:
     """Return what is told of a node: what it is, its attributes, and the user's line."""
     graph, node = found
     types = ", ".join([str(graph.types[value]) for value in node.outputs])
@@ -173,7 +175,7 @@ def _shown(found: tuple[Graph, Node], asked: Compilation) -> tuple[Any, ...]:
     if node.op is VARIABLE:
         what = f"{node.attrs.str_('role')} {node.attrs.str_('name')!r}"
     stage = f" on stage {node.stage}" if node.stage >= 0 else ""
-    where = " of the evaluation" if graph is asked.evaluation else ""
+    where = " of the evaluation" if graph is request.evaluation else ""
     attrs = tuple([(name, _text(value)) for name, value in node.attrs.items()])
     if node.op is CONSTANT:
         numbers = constant_array(node).ravel()[:_MOST_CHARACTERS]
@@ -207,28 +209,28 @@ _AGREED = "agreed"
 _TellableError = CompileError | PlanFormatError | OutOfMemory | DeviceError
 
 
-def plan_for(asked: Compilation, plans: dict[str, Plan], among: Among | None) -> Plan:
+def plan_for(request: CompileRequest, plans: dict[str, Plan], group: ProcessGroup | None) -> Plan:
     """Return a plan out of those that this process has, or from the disk, or compile it.
 
-    All ranks that are `among` others call this together; by default it is compiled here. A plan
+    All ranks of `group` call this together; by default it is compiled here. A plan
     that one of several compiles so, by what it measured, is none that they agree on later.
     """
-    if among is None:
-        asked = asked.alone()
+    if group is None:
+        request = request.alone()
     # No function of the user runs while the choice of kernels is held: whoever it waits for might
     # want to compile. Nor is another rank waited for, which may be a thread of this process.
-    with asked.choosing():
-        key = asked.key
+    with request.choosing():
+        key = request.key
         known = plans.get(key)
-        found = known or kept_plan(asked)
-        if among is None or among.is_alone:
-            return plans.setdefault(key, found or compiled_plan(asked))
-    plans[key] = agreed_plan(among, asked, found, is_agreed=known is not None)
+        found = known or cached_plan(request)
+        if group is None or group.is_alone:
+            return plans.setdefault(key, found or compiled_plan(request))
+    plans[key] = agreed_plan(group, request, found, is_agreed=known is not None)
     return plans[key]
 
 
 def agreed_plan(
-    among: Among, asked: Compilation, found: Plan | None, *, is_agreed: bool = False
+    group: ProcessGroup, request: CompileRequest, found: Plan | None, *, is_agreed: bool = False
 ) -> Plan:
     """Return the plan of this rank; all ranks call this together.
 
@@ -238,67 +240,69 @@ def agreed_plan(
     Raises what a rank of them meets with that compiles, on every rank with its text, and
     CompileError where they have not the same job.
     """
-    job = asked.options.name
-    here = _AGREED if is_agreed else _fingerprint(found), digest_of_job(asked)
-    said = cast("list[tuple[str, str]]", among.gather(f"compile job {job!r}", here))
+    job = request.options.name
+    here = _AGREED if is_agreed else _fingerprint(found), digest_of_job(request)
+    said = cast("list[tuple[str, str]]", group.all_gather_object(f"compile job {job!r}", here))
     has, digests = [has for has, _ in said], [digest for _, digest in said]
     if len({*digests}) > 1:
-        tell_difference(among, asked, digests)
+        raise_first_difference(group, request, digests)
     if found is not None and len({*has}) == 1:
         return found
     own, local, error = "", None, None
     try:
-        with asked.choosing():
-            own, local = _own_class(asked)
+        with request.choosing():
+            own, local = _own_class(request)
     except _TOLD as caught:
         error = caught
-    classes = _heard(among, f"tell its part of job {job!r}", own, error)
+    classes = _heard(group, f"tell its part of job {job!r}", own, error)
     members = [rank for rank, other in enumerate(classes) if other == own]
     # Who has a plan need not compile one.
     first = next((rank for rank in members if has[rank]), members[0])
-    is_first, sent, error = first == among.rank, b"", None
+    is_first, sent, error = first == group.rank, b"", None
     lacking = [rank for rank in members if not has[first] or has[rank] != has[first]]
     if is_first:
         try:
-            found = found or _compiled(asked, local, _are_apart(asked.hardware.ranks.mesh, classes))
+            found = found or _compiled(
+                request, local, _are_apart(request.hardware.ranks.mesh, classes)
+            )
             sent = found.to_bytes() if {*lacking} - {first} else b""
         except _TOLD as caught:
             error = caught
-    plans = _heard(among, f"have the plan of job {job!r}", sent, error)
-    if found is not None and (is_first or among.rank not in lacking):
+    plans = _heard(group, f"have the plan of job {job!r}", sent, error)
+    if found is not None and (is_first or group.rank not in lacking):
         return found
-    with asked.choosing():
-        return _received(plans[first], asked, first)
+    with request.choosing():
+        return _received(plans[first], request, first)
 
 
 def _fingerprint(plan: Plan | None) -> str:
     return "" if plan is None else plan.fingerprint
 
 
-def plans_of_classes(asked: Compilation) -> RankPlans:
+def plans_of_classes(request: CompileRequest) -> RankPlans:
     """Return the plans of all ranks of a mesh, each class of them compiled once, in this process.
 
     Raises CompileError.
     """
-    ranks = asked.hardware.ranks
+    ranks = request.hardware.ranks
     local: dict[Hashable, LocalGraphs] = {}
-    with asked.choosing():
-        told = classes_of_ranks(asked, local)
+    with request.choosing():
+        told = classes_of_ranks(request, local)
         numbers = {own: number for number, own in enumerate(dict.fromkeys(told))}
         are_apart, plans = _are_apart(ranks.mesh, told), []
         for own in numbers:
-            its = _of_rank(asked, told.index(own))
-            plans.append(kept_plan(its) or _compiled(its, local.pop(own), are_apart))
+            its = _of_rank(request, told.index(own))
+            plans.append(cached_plan(its) or _compiled(its, local.pop(own), are_apart))
     return RankPlans(ranks.mesh, tuple(plans), tuple([numbers[own] for own in told]))
 
 
-def _of_rank(asked: Compilation, rank: int) -> Compilation:
-    hardware = asked.hardware
-    return replace(asked, hardware=replace(hardware, ranks=replace(hardware.ranks, rank=rank)))
+def _of_rank(request: CompileRequest, rank: int) -> CompileRequest:
+    hardware = request.hardware
+    return replace(request, hardware=replace(hardware, ranks=replace(hardware.ranks, rank=rank)))
 
 
 def classes_of_ranks(
-    asked: Compilation, local: dict[Hashable, LocalGraphs] | None = None
+    request: CompileRequest, local: dict[Hashable, LocalGraphs] | None = None
 ) -> tuple[Hashable, ...]:
     """Return of each rank what those of its class have in common, without compiling a plan.
 
@@ -309,8 +313,8 @@ def classes_of_ranks(
     local = {} if local is None else local
 
     def seen(rank: int) -> Hashable:
-        if asked.evaluation is not None:  # which may tell apart who trains alike
-            own, graphs_of_it = _own_class(_of_rank(asked, rank))
+        if request.evaluation is not None:  # which may tell apart who trains alike
+            own, graphs_of_it = _own_class(_of_rank(request, rank))
             local.setdefault(own, graphs_of_it)
             return own
         graph = graphs.of(rank)
@@ -318,10 +322,10 @@ def classes_of_ranks(
         local.setdefault(hashes, LocalGraphs(graph))
         return hashes
 
-    with asked.choosing():
-        if asked.evaluation is not None:
-            return tuple([seen(rank) for rank in range(asked.hardware.ranks.count)])
-        graphs = graphs_of_ranks(asked.graph, asked.hardware, asked.options)
+    with request.choosing():
+        if request.evaluation is not None:
+            return tuple([seen(rank) for rank in range(request.hardware.ranks.count)])
+        graphs = graphs_of_ranks(request.graph, request.hardware, request.options)
         return graphs.told_apart(seen)
 
 
@@ -332,29 +336,29 @@ def _are_apart(mesh: Mesh, classes: Sequence[object]) -> bool:
     return len(set(zip(stages, classes, strict=True))) > len(set(stages))
 
 
-def _compiled(asked: Compilation, local: LocalGraphs | None, are_apart: bool) -> Plan:
+def _compiled(request: CompileRequest, local: LocalGraphs | None, are_apart: bool) -> Plan:
     """Compile the plan of a class. What several of them all compute must have the same bits.
 
     So nothing that one class measures chooses the kernels then, which the others may measure
     differently: a product of parameters, as an optimizer makes, would part their values.
     """
-    own = replace(asked, deterministic=True) if are_apart else asked
+    own = replace(request, deterministic=True) if are_apart else request
     with own.choosing():
         plan = compiled_plan(own, local)
-    if own is not asked:
-        with asked.choosing():
-            keep_plan(asked, plan)
+    if own is not request:
+        with request.choosing():
+            cache_plan(request, plan)
     return plan
 
 
-def _own_class(asked: Compilation) -> tuple[str, LocalGraphs]:
+def _own_class(request: CompileRequest) -> tuple[str, LocalGraphs]:
     """Return what the ranks of this one's class have in common, and its local graphs."""
     from compiler.pipeline.pipeline import local_graphs
 
-    hardware = asked.hardware
+    hardware = request.hardware
     others = replace(hardware, ranks=replace(hardware.ranks, rank=0))
-    common_key = replace(asked, hardware=others).key
-    local = local_graphs(asked.graph, hardware, asked.options, asked.dump, asked.evaluation)
+    common_key = replace(request, hardware=others).key
+    local = local_graphs(request.graph, hardware, request.options, request.dump, request.evaluation)
     parts = [common_key, *[text for graph in local if graph is not None for text in _hashes(graph)]]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest(), local
 
@@ -365,7 +369,7 @@ def _hashes(graph: Graph) -> tuple[str, str]:
 
 
 def _heard(
-    among: Among, what: str, value: PlainValue, error: _TellableError | None
+    group: ProcessGroup, what: str, value: PlainValue, error: _TellableError | None
 ) -> list[PlainValue]:
     """Return what each rank says; raise the error of one on all, the own one as it was raised.
 
@@ -374,7 +378,7 @@ def _heard(
     told: tuple[PlainValue, ...] = ()
     if error is not None:
         told = (type(error).__name__, str(error), getattr(error, "smallest_bytes", 0))
-    rows = [_row(row, what) for row in among.gather(what, (value, told))]
+    rows = [_row(row, what) for row in group.all_gather_object(what, (value, told))]
     failed = [told for _, told in rows if told]
     if failed:
         name, text, size = max(failed, key=lambda one: int(cast("int", one[2])))
@@ -393,22 +397,22 @@ def _row(row: PlainValue, what: str) -> tuple[PlainValue, tuple[PlainValue, ...]
     raise PlanFormatError(f"a rank says {row!r} where it was to {what}; start all from one version")
 
 
-def _received(data: PlainValue, asked: Compilation, sender: int) -> Plan:
+def _received(data: PlainValue, request: CompileRequest, sender: int) -> Plan:
     """Return the plan that another rank has sent, held against what this one would compile.
 
     Raises PlanFormatError, CompileError or OutOfMemory where it is none that runs here.
     """
     where = f"the plan that rank {sender} has compiled"
     plan = Plan.from_bytes(data if isinstance(data, bytes) else b"", where)
-    if plan.graph_hash != (own := hash_graph(asked.graph)):
+    if plan.graph_hash != (own := hash_graph(request.graph)):
         raise PlanFormatError(
             f"{where} is of graph {plan.graph_hash}, and this rank's is {own}; run the same script"
             " on all ranks"
         )
-    if plan.mesh.axes != asked.hardware.ranks.mesh.axes:
+    if plan.mesh.axes != request.hardware.ranks.mesh.axes:
         raise PlanFormatError(
-            f"{where} is for the mesh {plan.mesh}, and this rank's is {asked.hardware.ranks.mesh};"
-            " run the same script on all ranks"
+            f"{where} is for the mesh {plan.mesh}, and this rank's is"
+            f" {request.hardware.ranks.mesh}; run the same script on all ranks"
         )
     prove(plan)
     if not build(plan):
@@ -417,5 +421,5 @@ def _received(data: PlainValue, asked: Compilation, sender: int) -> Plan:
             " give all ranks the same compiler, or set ACTORFLOW_NATIVE=0 for all"
         )
     logger.info("plan %r comes from rank %d", plan.name, sender)
-    keep_plan(asked, plan)
+    cache_plan(request, plan)
     return plan

@@ -39,32 +39,32 @@ from typing import Any
 
 from actorflow.distributed.messages import (
     Aborted,
-    BatchGiven,
-    Began,
-    Came,
-    CheckpointAsked,
+    Ack,
+    BatchDigest,
     CheckpointAt,
+    CheckpointRequested,
     CutAt,
+    DataEnded,
     DataGivenUp,
+    DataRemains,
     EndAt,
-    EndsAfter,
     FromRank,
+    GatherDone,
+    GatherEntered,
+    GatherTimedOut,
     GiveUpData,
-    Granted,
-    HasData,
     Hello,
-    HoldAsked,
-    Left,
-    Met,
-    Noted,
-    OtherEndsAfter,
+    HoldRequested,
+    LastStarted,
+    PeerDataEnded,
     RankFailed,
-    Reached,
-    StopAsked,
+    RunReady,
+    ScriptEnded,
+    StepReached,
+    StepsGranted,
+    StopRequested,
     ToRank,
-    WaitedInVain,
     Welcome,
-    WouldEnd,
 )
 
 
@@ -116,7 +116,7 @@ def listed(ranks: tuple[int, ...]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def other_batch(rank: int, other: int, given: BatchGiven) -> RankFailure:
+def other_batch(rank: int, other: int, given: BatchDigest) -> RankFailure:
     """Return the failure of a rank that was given another batch than the other one."""
     where = f" ({given.line})" if given.line else ""
     return RankFailure(
@@ -179,11 +179,11 @@ class _AgreedRun:
     is_checkpoint_asked: bool = False
     held: dict[int, int] = field(default_factory=dict)
     given_up: dict[int, int] = field(default_factory=dict)
-    given: dict[int, tuple[int, BatchGiven]] = field(default_factory=dict)
+    given: dict[int, tuple[int, BatchDigest]] = field(default_factory=dict)
     whys: dict[int, str] = field(default_factory=dict)
 
 
-class Agreement:
+class CoordinatorState:
     """The agreement of one job. `failure` is the first one, or None.
 
     Args:
@@ -197,22 +197,22 @@ class Agreement:
         self._heard: set[int] = set()
         self._gone: set[int] = set()
         self._num_meetings = 0
-        self._came: dict[int, Came] = {}
+        self._came: dict[int, GatherEntered] = {}
         self._runs: dict[int, _AgreedRun] = {}
         self._closed: set[int] = set()
 
-    def take(self, rank: int, message: FromRank) -> Sends:
+    def on_message(self, rank: int, message: FromRank) -> Sends:
         """Take what a rank says; return what ranks are told then."""
         told = self._greet(rank)
-        if isinstance(message, Left | RankFailed):
-            told += [(rank, Noted())]
+        if isinstance(message, ScriptEnded | RankFailed):
+            told += [(rank, Ack())]
         if self.failure is None and rank not in self._gone:
             told += _TAKES[type(message)](self, rank, message)
         elif self.failure is not None and isinstance(message, RankFailed):
             self._explain(self.failure, rank, message)
         return told
 
-    def lost(self, rank: int, text: str, *, explains: bool = False) -> Sends:
+    def on_process_exit(self, rank: int, text: str, *, explains: bool = False) -> Sends:
         """Hear that the process of a rank has failed, in words without a name.
 
         With `explains` that takes the place of what others, who missed the rank, said of it.
@@ -271,7 +271,7 @@ class Agreement:
         self._teller = rank
         return self._fail(failure_of(rank, message))
 
-    def _left(self, rank: int, message: Left) -> Sends:
+    def _left(self, rank: int, message: ScriptEnded) -> Sends:
         self._gone.add(rank)
         for number in sorted(self._runs):
             run = self._runs[number]
@@ -281,7 +281,7 @@ class Agreement:
 
     # Meetings
 
-    def _take_came(self, rank: int, message: Came) -> Sends:
+    def _take_came(self, rank: int, message: GatherEntered) -> Sends:
         if message.number <= self._num_meetings:
             return []  # a second copy, of one that is over
         if message.number > self._num_meetings + 1:
@@ -296,7 +296,7 @@ class Agreement:
         values = tuple([self._came[r].value for r in range(self.num_ranks)])
         self._num_meetings += 1
         self._came = {}
-        return self._all(Met(self._num_meetings, values))
+        return self._all(GatherDone(self._num_meetings, values))
 
     def _apart(self, first: int, other: int) -> str:
         return (
@@ -315,7 +315,7 @@ class Agreement:
                 return self._fail(RankFailure(rank, text))
         return []
 
-    def _waited(self, rank: int, message: WaitedInVain) -> Sends:
+    def _waited(self, rank: int, message: GatherTimedOut) -> Sends:
         name, missing = self.meeting()
         if not missing or message.number != self._num_meetings + 1 or rank in missing:
             return []  # they came after all
@@ -335,7 +335,7 @@ class Agreement:
             return None
         return self._runs.setdefault(number, _AgreedRun())
 
-    def _began(self, rank: int, message: Began) -> Sends:
+    def _began(self, rank: int, message: RunReady) -> Sends:
         run = self._run(message.run)
         if run is None:
             return []
@@ -352,14 +352,14 @@ class Agreement:
             return self._fail(left_early(min(gone)))
         return self._advance(message.run, run)
 
-    def _reached(self, rank: int, message: Reached) -> Sends:
+    def _reached(self, rank: int, message: StepReached) -> Sends:
         run = self._run(message.run)
         if run is None:
             return []
         run.reached[rank] = max(message.step, run.reached.get(rank, 0))
         return self._advance(message.run, run)
 
-    def _stop_asked(self, rank: int, message: StopAsked) -> Sends:
+    def _stop_asked(self, rank: int, message: StopRequested) -> Sends:
         run = self._run(message.run)
         if run is None:
             return []
@@ -367,14 +367,14 @@ class Agreement:
             run.stop = message.reason
         return self._advance(message.run, run)
 
-    def _checkpoint_asked(self, rank: int, message: CheckpointAsked) -> Sends:
+    def _checkpoint_asked(self, rank: int, message: CheckpointRequested) -> Sends:
         run = self._run(message.run)
         if run is None:
             return []
         run.is_checkpoint_asked = True
         return self._advance(message.run, run)
 
-    def _ends(self, rank: int, message: EndsAfter) -> Sends:
+    def _ends(self, rank: int, message: DataEnded) -> Sends:
         run = self._run(message.run)
         if run is None or run.ends.get(rank) == message.step:
             return []
@@ -386,15 +386,15 @@ class Agreement:
             del self._runs[message.run]
             self._closed.add(message.run)
             return []
-        ended = OtherEndsAfter(message.run, step)
+        ended = PeerDataEnded(message.run, step)
         told = [(r, one) for r, one in self._all(ended) if r not in run.ends]
         return told + self._settle(message.run, run)
 
-    def _would_end(self, rank: int, message: WouldEnd) -> Sends:
+    def _would_end(self, rank: int, message: LastStarted) -> Sends:
         run = self._run(message.run)
         if run is None or rank in run.held:
             return []
-        told = self._all(HoldAsked(message.run)) if not run.held else []
+        told = self._all(HoldRequested(message.run)) if not run.held else []
         run.held[rank] = message.step
         others = [(r, one) for r, one in told if r != rank and r not in run.ends]
         return others + self._settle(message.run, run)
@@ -418,7 +418,7 @@ class Agreement:
             told += self._all(CutAt(message.run, min(run.given_up.values())))
         return told
 
-    def _given(self, rank: int, message: BatchGiven) -> Sends:
+    def _given(self, rank: int, message: BatchDigest) -> Sends:
         run = self._run(message.run)
         if run is None:
             return []
@@ -438,7 +438,7 @@ class Agreement:
             del run.given[min(run.given)]
         return []
 
-    def _has_data(self, rank: int, message: HasData) -> Sends:
+    def _has_data(self, rank: int, message: DataRemains) -> Sends:
         run = self._run(message.run)
         if run is None:
             return []
@@ -471,7 +471,7 @@ class Agreement:
             run.granted = first
         if run.stop is not None:
             run.is_last = True
-            last = Granted(number, run.granted, True, run.stop)
+            last = StepsGranted(number, run.granted, True, run.stop)
             return self._all(last) + self._settle(number, run)
         done = min([max(first, run.reached.get(r, first)) for r in range(self.num_ranks)])
         told: Sends = []
@@ -482,24 +482,24 @@ class Agreement:
         # By halves of a window, so that not every step of every rank is answered to all.
         if done + WINDOW_STEPS - run.granted >= WINDOW_STEPS // 2:
             run.granted = done + WINDOW_STEPS
-            told += self._all(Granted(number, run.granted, False, ""))
+            told += self._all(StepsGranted(number, run.granted, False, ""))
         return told
 
 
-_TAKES: dict[type[Any], Callable[[Agreement, int, Any], Sends]] = {
-    Hello: Agreement._hello,
-    Came: Agreement._take_came,
-    WaitedInVain: Agreement._waited,
-    Began: Agreement._began,
-    Reached: Agreement._reached,
-    StopAsked: Agreement._stop_asked,
-    CheckpointAsked: Agreement._checkpoint_asked,
-    EndsAfter: Agreement._ends,
-    HasData: Agreement._has_data,
-    WouldEnd: Agreement._would_end,
-    DataGivenUp: Agreement._data_given_up,
-    BatchGiven: Agreement._given,
-    RankFailed: Agreement._failed,
-    Left: Agreement._left,
+_TAKES: dict[type[Any], Callable[[CoordinatorState, int, Any], Sends]] = {
+    Hello: CoordinatorState._hello,
+    GatherEntered: CoordinatorState._take_came,
+    GatherTimedOut: CoordinatorState._waited,
+    RunReady: CoordinatorState._began,
+    StepReached: CoordinatorState._reached,
+    StopRequested: CoordinatorState._stop_asked,
+    CheckpointRequested: CoordinatorState._checkpoint_asked,
+    DataEnded: CoordinatorState._ends,
+    DataRemains: CoordinatorState._has_data,
+    LastStarted: CoordinatorState._would_end,
+    DataGivenUp: CoordinatorState._data_given_up,
+    BatchDigest: CoordinatorState._given,
+    RankFailed: CoordinatorState._failed,
+    ScriptEnded: CoordinatorState._left,
 }
 """What takes each kind of message."""

@@ -19,13 +19,13 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from actorflow.distributed.agreement import Agreement, RankFailure, Sends
+from actorflow.distributed.agreement import CoordinatorState, RankFailure, Sends
 from actorflow.distributed.messages import (
     MOST_MESSAGE_BYTES,
     FromRank,
+    GatherTimedOut,
     Malformed,
     RankKeys,
-    WaitedInVain,
     decode,
     encode,
     routing_id,
@@ -68,10 +68,10 @@ class Coordinator:
         handshake_ms: int = HANDSHAKE_MS,
         most_bytes: int = MOST_MESSAGE_BYTES,
     ) -> None:
-        self._agreement = Agreement(num_ranks)
+        self._agreement = CoordinatorState(num_ranks)
         self._tell_refused = refused
         self._num_refused = 0
-        self._vain: list[tuple[int, WaitedInVain]] = []
+        self._vain: list[tuple[int, GatherTimedOut]] = []
         self._context = zmq.Context()
         public, secret = zmq.curve_keypair()
         pairs = [zmq.curve_keypair() for _ in range(num_ranks)]
@@ -126,7 +126,7 @@ class Coordinator:
                 self._take_all()
             vain, self._vain = self._vain, []
             for rank, message in vain:
-                self._send(self._agreement.take(rank, message))
+                self._send(self._agreement.on_message(rank, message))
 
     def has_heard(self, rank: int) -> bool:
         """Whether a rank has ever said anything."""
@@ -148,17 +148,17 @@ class Coordinator:
             except Malformed as error:
                 self._refused(f"rank {rank} sent {error}; it was refused")
                 continue
-            if isinstance(message, WaitedInVain):
+            if isinstance(message, GatherTimedOut):
                 self._vain.append((rank, message))
             else:
-                self._send(self._agreement.take(rank, message))
+                self._send(self._agreement.on_message(rank, message))
 
     def lost(self, rank: int, text: str, *, explains: bool = False) -> None:
         """Hear that a rank's process has failed; `text` is said of it, as "was ended by SIGKILL".
 
         Whatever it said before is to be served first. With `explains` that is why others missed it.
         """
-        self._send(self._agreement.lost(rank, text, explains=explains))
+        self._send(self._agreement.on_process_exit(rank, text, explains=explains))
 
     def close(self) -> None:
         """Close the sockets; whatever is not sent yet is dropped. Idempotent."""

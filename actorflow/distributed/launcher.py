@@ -24,12 +24,12 @@ import zmq
 
 from actorflow.distributed.agreement import listed
 from actorflow.distributed.coordinator import Coordinator
-from actorflow.distributed.messages import RankKeys, hand_over
+from actorflow.distributed.messages import RankKeys, write_keys_fd
 from actorflow.environment.settings import logger
 from compiler.contract.errors import ActorflowError
 
 
-def shares(cores: Sequence[int], num_ranks: int) -> list[tuple[int, ...]] | None:
+def split_cores(cores: Sequence[int], num_ranks: int) -> list[tuple[int, ...]] | None:
     """Divide cores among ranks: neighbours to one rank, and the first ranks get one more.
 
     None where there are fewer cores than ranks: those had better be left to the system.
@@ -146,7 +146,7 @@ def start_rank(
 
     Raises OSError where no process can be had.
     """
-    fd = hand_over(keys)
+    fd = write_keys_fd(keys)
     own = [sys.executable, "-m", _MAIN, str(fd), str(os.getpid())]
     is_shown = keys.rank == 0
     try:
@@ -279,7 +279,7 @@ class _Launcher:
 
     def _start(self) -> None:
         cores = sorted(os.sched_getaffinity(0))
-        parts = shares(cores, self._asked.num_ranks)
+        parts = split_cores(cores, self._asked.num_ranks)
         for number in range(self._asked.num_ranks):
             own = None if parts is None else parts[number]
             keys = self._coordinator.keys(number)

@@ -1,6 +1,6 @@
 """What a rank has of its job: its number, and the others' agreement.
 
-    member = this_member()            # None where this process is alone
+    member = current_rank()            # None where this process is alone
     values = member.gather("compare plans", b"...")
     run = member.begin_run(RunCallbacks(grant=..., abort=...))
     run.finished(1)
@@ -28,19 +28,19 @@ import zmq
 from actorflow.distributed.messages import (
     MOST_MESSAGE_BYTES,
     Aborted,
-    Began,
-    Came,
+    Ack,
     FromRank,
+    GatherDone,
+    GatherEntered,
+    GatherTimedOut,
     Hello,
-    Left,
     Malformed,
-    Met,
-    Noted,
     RankFailed,
     RankKeys,
-    Reached,
+    RunReady,
+    ScriptEnded,
+    StepReached,
     ToRank,
-    WaitedInVain,
     Welcome,
     decode,
     encode,
@@ -176,7 +176,11 @@ def shortened(messages: Sequence[FromRank]) -> list[FromRank]:
     found: list[FromRank] = []
     for message in messages:
         last = found[-1] if found else None
-        if isinstance(message, Reached) and isinstance(last, Reached) and message.run == last.run:
+        if (
+            isinstance(message, StepReached)
+            and isinstance(last, StepReached)
+            and message.run == last.run
+        ):
             found.pop()
         found.append(message)
     return found
@@ -210,7 +214,7 @@ _MOST_FRAMES = 8
 _MOST_THREADS = 8
 
 
-def threads_at() -> str:
+def user_stack_dump() -> str:
     """Return the calls of threads that are in the user's code, and of the main thread, as text.
 
     The main thread comes last: while a plan runs it only waits, and what hangs is a function of the
@@ -250,7 +254,7 @@ _GOODBYE_S = 5.0
 """How long a rank that ends waits until that was heard; without it its exit would be a failure."""
 
 
-class RankMember:
+class RankClient:
     """One rank of a job of several. Its methods may be called from any thread.
 
     Attributes:
@@ -268,7 +272,7 @@ class RankMember:
         """Those that are open: several, where a script steps several plans in turn."""
         self._failure: ActorflowError | None = None
         self._has_told = self._has_left = self._is_broken = False
-        self._news: SimpleQueue[Met | None] = SimpleQueue()
+        self._news: SimpleQueue[GatherDone | None] = SimpleQueue()
         self._noted, self._is_over = threading.Event(), threading.Event()
         # Here, because whoever is alone has no need of zmq.
 
@@ -282,7 +286,7 @@ class RankMember:
         """
         return self._failure
 
-    def gather(self, name: str, value: PlainValue) -> list[PlainValue]:
+    def all_gather_object(self, name: str, value: PlainValue) -> list[PlainValue]:
         """Return the values of all ranks, by rank, once all have come to this name.
 
         Ranks come to the same names in the same order; a name says what for, in words that follow
@@ -297,7 +301,7 @@ class RankMember:
             self._check()
             self._num_meetings += 1
             number = self._num_meetings
-            self._link.say(Came(number, name, packed, users_line()))
+            self._link.say(GatherEntered(number, name, packed, users_line()))
             waited_s = 0.0
             is_told = False
             while True:
@@ -308,7 +312,7 @@ class RankMember:
                     waited_s += _GLANCE_S
                     if self._wait_s and waited_s >= self._wait_s and not is_told:
                         is_told = True  # whose fault it is, the coordinator knows
-                        self._link.say(WaitedInVain(number, math.ceil(waited_s)))
+                        self._link.say(GatherTimedOut(number, math.ceil(waited_s)))
                     continue
                 self._check()
                 if met is not None and met.number == number:
@@ -322,10 +326,10 @@ class RankMember:
         raises.
         """
         self._num_runs += 1
-        self.gather(f"begin run {self._num_runs} of its script", first_step)
+        self.all_gather_object(f"begin run {self._num_runs} of its script", first_step)
         run = SharedRun(self._num_runs, callbacks, self._link.say, first_step)
         self._runs = (*[other for other in self._runs if not other.is_over], run)
-        self._link.say(Began(run.number, first_step))
+        self._link.say(RunReady(run.number, first_step))
         if self._failure is not None:  # it came while the run was made, and found none to abort
             run.abort(self._failure)
         return run
@@ -379,7 +383,7 @@ class RankMember:
                 for run in self._runs:
                     run.leave()
                 self._has_told = True
-                self._link.say(Left())
+                self._link.say(ScriptEnded())
                 self._noted.wait(_GOODBYE_S)
             self._link.close()
 
@@ -403,13 +407,15 @@ class RankMember:
 
     def _hear(self, message: ToRank) -> None:
         """Take a message, on the link's thread."""
-        if isinstance(message, Met):
+        if isinstance(message, GatherDone):
             self._news.put(message)
-        elif isinstance(message, Noted):
+        elif isinstance(message, Ack):
             self._noted.set()
         elif isinstance(message, Aborted):
             if message.rank == self.rank and not self._has_told:  # others have found its fault
-                print(f"rank {self.rank} is here:\n{threads_at()}", file=sys.stderr, flush=True)
+                print(
+                    f"rank {self.rank} is here:\n{user_stack_dump()}", file=sys.stderr, flush=True
+                )
             self._abort(PeerFailed(message.text, rank=message.rank))
         elif not isinstance(message, Welcome):
             for run in self._runs:
@@ -443,19 +449,19 @@ def _causes(error: BaseException) -> list[BaseException]:
     return found
 
 
-_given: list[RankMember] = []
+_given: list[RankClient] = []
 """The member of this process, where it is a rank: the launcher's child puts it there, once."""
 
 
-def become_member(keys: RankKeys) -> RankMember:
+def init_rank(keys: RankKeys) -> RankClient:
     """Make this process a rank. Raises InternalError when it is one already."""
     if _given:
         raise InternalError("this process is a rank already")
-    _given.append(RankMember(keys))
+    _given.append(RankClient(keys))
     return _given[0]
 
 
-def this_member(environ: Mapping[str, str] = os.environ) -> RankMember | None:
+def current_rank(environ: Mapping[str, str] = os.environ) -> RankClient | None:
     """Return what this process has of its job of several ranks; None where it is alone.
 
     Raises ActorflowError where the environment speaks of several ranks and nobody coordinates them.

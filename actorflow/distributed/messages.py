@@ -25,7 +25,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class GatherEntered:
     """A rank has come to a meeting, and brings a packed value.
 
     `name` says what for, the same on all ranks, as what follows on "to": "compile job 'train'".
@@ -42,7 +42,7 @@ class Came:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitedInVain:
+class GatherTimedOut:
     """A rank has waited for so many seconds in all at a meeting, which is enough."""
 
     number: int
@@ -50,7 +50,7 @@ class WaitedInVain:
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class RunReady:
     """A rank is ready for a run whose next step comes after `first_step`."""
 
     run: int
@@ -58,7 +58,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class StepReached:
     """A rank has come to a step, and so to all before it: it has the data of that."""
 
     run: int
@@ -66,7 +66,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopRequested:
     """A rank asks for the end of the run, for a reason."""
 
     run: int
@@ -74,14 +74,14 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointAsked:
+class CheckpointRequested:
     """A rank asks for a checkpoint."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
-class EndsAfter:
+class DataEnded:
     """A rank's run has no step after this one: its data ended, or the run is over.
 
     `why` says what ended the data before its last batch, or nothing.
@@ -93,7 +93,7 @@ class EndsAfter:
 
 
 @dataclass(frozen=True, slots=True)
-class WouldEnd:
+class LastStarted:
     """A rank that was told of a stop has begun no step after this one, and begins none until told.
 
     So the end may be there, although more was granted: its source does not answer, or another's.
@@ -115,7 +115,7 @@ class DataGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchGiven:
+class BatchDigest:
     """The whole batch of a step, as a rank was given it, has this digest.
 
     `line` is the user's line that reads it, or nothing. `written` is the digest of the variables
@@ -131,7 +131,7 @@ class BatchGiven:
 
 
 @dataclass(frozen=True, slots=True)
-class HasData:
+class DataRemains:
     """A rank has data for a step that comes after the end of another's."""
 
     run: int
@@ -153,25 +153,25 @@ class RankFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class ScriptEnded:
     """A rank's script has ended well."""
 
 
 FromRank = (
     Hello
-    | Came
-    | WaitedInVain
-    | Began
-    | Reached
-    | StopAsked
-    | CheckpointAsked
-    | EndsAfter
-    | WouldEnd
+    | GatherEntered
+    | GatherTimedOut
+    | RunReady
+    | StepReached
+    | StopRequested
+    | CheckpointRequested
+    | DataEnded
+    | LastStarted
     | DataGivenUp
-    | BatchGiven
-    | HasData
+    | BatchDigest
+    | DataRemains
     | RankFailed
-    | Left
+    | ScriptEnded
 )
 """What a rank says."""
 
@@ -184,7 +184,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class GatherDone:
     """All ranks have come to a meeting; their values, by rank."""
 
     number: int
@@ -192,7 +192,7 @@ class Met:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class StepsGranted:
     """A run may begin so many steps in all; with `is_last` never more, for a reason."""
 
     run: int
@@ -210,8 +210,8 @@ class CheckpointAt:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldAsked:
-    """A rank of a run that is to stop holds; all others do so, too, and say WouldEnd."""
+class HoldRequested:
+    """A rank of a run that is to stop holds; all others do so, too, and say LastStarted."""
 
     run: int
 
@@ -240,7 +240,7 @@ class CutAt:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherEndsAfter:
+class PeerDataEnded:
     """A rank's run has no step after this one; who has data for more says so."""
 
     run: int
@@ -258,14 +258,14 @@ class Aborted:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class Ack:
     """What this rank said last, that it failed or left, was heard: it may end."""
 
 
-OfRun = Granted | CheckpointAt | HoldAsked | EndAt | GiveUpData | CutAt | OtherEndsAfter
+OfRun = StepsGranted | CheckpointAt | HoldRequested | EndAt | GiveUpData | CutAt | PeerDataEnded
 """What it says of a run."""
 
-ToRank = Welcome | Met | OfRun | Aborted | Noted
+ToRank = Welcome | GatherDone | OfRun | Aborted | Ack
 """What the coordinator says."""
 
 
@@ -298,7 +298,7 @@ def routing_id(rank: int, epoch: int = 1) -> bytes:
     return b"%d.%d" % (rank, epoch)
 
 
-def hand_over(keys: RankKeys) -> int:
+def write_keys_fd(keys: RankKeys) -> int:
     """Return a descriptor for a child that is started: who has it may read the keys once."""
     fd = os.memfd_create("actorflow-rank", os.MFD_CLOEXEC)
     os.write(fd, msgpack.packb(astuple(keys)))
@@ -306,7 +306,7 @@ def hand_over(keys: RankKeys) -> int:
     return fd
 
 
-def take_over(fd: int) -> RankKeys:
+def read_keys_fd(fd: int) -> RankKeys:
     """Read the keys of this rank and close their descriptor.
 
     Raises InternalError where it holds none.

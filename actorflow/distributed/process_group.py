@@ -1,7 +1,8 @@
 """One process among the ranks that run a job together.
 
-`Among` is this process, alone or one of several. Before a run all ranks compare plan, data, steps
-and first values; in a run `Together` says what this rank does, and hears what all have decided.
+`ProcessGroup` is this process, alone or one of several. Before a run all ranks compare plan, data,
+steps and first values; in a run `DistributedRun` says what this rank does, and hears what all have
+decided.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from actorflow.data import DataSource
 from actorflow.data.source import content_hash
-from actorflow.distributed.shared_run import GivenBatches
+from actorflow.distributed.shared_run import BatchDigestReporter
 from actorflow.environment.native import toolchain_of
 from actorflow.environment.settings import MOST_SECONDS, Settings
 from actorflow.tensor.tracer import find_source
@@ -31,7 +32,7 @@ from compiler.contract.rank_plans import RankPlans
 from compiler.verify.cross_rank import verify_ranks
 
 if TYPE_CHECKING:
-    from actorflow.distributed.member import RankMember
+    from actorflow.distributed.member import RankClient
     from actorflow.distributed.shared_run import RunCallbacks, SharedRun
 
 
@@ -39,7 +40,7 @@ _HASH = re.compile("[0-9a-f]{12,}")
 _MOST_CHARACTERS = 40
 
 
-def what_differs(own: str, first: str) -> str:
+def source_difference(own: str, first: str) -> str:
     """Return what a source's fingerprint has that another has not; "" for the same."""
     words = [re.split("[:,;]", text) for text in (own, first)]
     for mine, its in zip_longest(*words, fillvalue=""):
@@ -55,7 +56,7 @@ def what_differs(own: str, first: str) -> str:
     return ""
 
 
-def how_far_apart(own: Any, first: Any) -> str:
+def position_difference(own: Any, first: Any) -> str:
     """Return what a source's position has that another has not."""
     if isinstance(own, Mapping) and isinstance(first, Mapping):
         for name in dict.fromkeys([*first, *own]):
@@ -69,7 +70,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
-class Among:
+class ProcessGroup:
     """This process among the ranks that run a job together, all of which run the same script.
 
     Args:
@@ -79,7 +80,7 @@ class Among:
     """
 
     def __init__(
-        self, rank: int, gather: AllGatherObject, member: RankMember | None = None
+        self, rank: int, gather: AllGatherObject, member: RankClient | None = None
     ) -> None:
         self.rank = rank
         self.member = member
@@ -93,9 +94,9 @@ class Among:
     @property
     def is_alone(self) -> bool:
         """Whether there are no others."""
-        return self is ONE_RANK
+        return self is SINGLE_PROCESS
 
-    def gather(self, name: str, value: PlainValue) -> list[PlainValue]:
+    def all_gather_object(self, name: str, value: PlainValue) -> list[PlainValue]:
         """Return the values of all ranks, by rank; as `AllGatherObject`."""
         return self._gather(name, value)
 
@@ -119,23 +120,25 @@ class Among:
 
         toolchain = toolchain_of(settings)
         wait_s = settings.rank_seconds or MOST_SECONDS
-        return SharedMemory(self.rank, plan.mesh, self.gather, toolchain, deadline_s=wait_s)
+        return SharedMemory(
+            self.rank, plan.mesh, self.all_gather_object, toolchain, deadline_s=wait_s
+        )
 
 
-ONE_RANK = Among(0, lambda name, value: [value])
+SINGLE_PROCESS = ProcessGroup(0, lambda name, value: [value])
 """The only rank of a job."""
 
 
-def among_launched(environ: Mapping[str, str], job: str, mesh: Mesh) -> Among:
+def process_group_from_env(environ: Mapping[str, str], job: str, mesh: Mesh) -> ProcessGroup:
     """Return this process among the ranks of a job, which `actorflow launch` has started, or alone.
 
     Raises CompileError where there are more or less of them than the job's mesh has.
     """
     member = None
     if "RANK" in environ:
-        from actorflow.distributed.member import this_member  # and zmq
+        from actorflow.distributed.member import current_rank  # and zmq
 
-        member = this_member(environ)
+        member = current_rank(environ)
     launched = 1 if member is None else member.num_ranks
     if launched != mesh.num_ranks:
         mend = f"launch {mesh.num_ranks}, or give the job a mesh of {launched}"
@@ -147,23 +150,27 @@ def among_launched(environ: Mapping[str, str], job: str, mesh: Mesh) -> Among:
             f"{find_source()}: job {job!r} is for {_ranks(mesh.num_ranks)}"
             f" ({mesh if mesh.names else 'it has no mesh'}), and {launched} run it; {mend}"
         )
-    return ONE_RANK if member is None else Among(member.rank, member.gather, member)
+    return (
+        SINGLE_PROCESS
+        if member is None
+        else ProcessGroup(member.rank, member.all_gather_object, member)
+    )
 
 
 def _ranks(count: int) -> str:
     return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
-def agree_on_plan(among: Among, plan: Plan, seed: int) -> None:
+def check_same_plan(group: ProcessGroup, plan: Plan, seed: int) -> None:
     """Check that all ranks of a plan's mesh are here, with the same job and the same first values.
 
     What plans do together is proven on the first rank, once for all (`compiler.verify.cross_rank`).
 
     Raises on every rank CompileError, and InternalError where plans of one job do not fit together.
     """
-    if among is ONE_RANK:
+    if group is SINGLE_PROCESS:
         return
-    said = among.gather(f"begin job {plan.name!r}", (plan.name, plan.graph_hash, seed))
+    said = group.all_gather_object(f"begin job {plan.name!r}", (plan.name, plan.graph_hash, seed))
     mesh = plan.mesh
     if len(said) != mesh.num_ranks:
         raise CompileError(
@@ -180,20 +187,20 @@ def agree_on_plan(among: Among, plan: Plan, seed: int) -> None:
                 " ranks"
             )
     _check_equal("seed", [row[2] for row in rows], "give all ranks the same seed")
-    _prove_together(among, plan)
+    _prove_together(group, plan)
 
 
-def _prove_together(among: Among, plan: Plan) -> None:
+def _prove_together(group: ProcessGroup, plan: Plan) -> None:
     """Have the first rank prove that the plans of all meet in everything; all hear of it."""
-    prints = among.gather(f"compare plans of job {plan.name!r}", plan.fingerprint)
+    prints = group.all_gather_object(f"compare plans of job {plan.name!r}", plan.fingerprint)
     classes = list(dict.fromkeys(prints))
     # Of a class of ranks one says what they all have.
-    is_asked = len(classes) > 1 and prints.index(plan.fingerprint) == among.rank
-    given = among.gather(
+    is_asked = len(classes) > 1 and prints.index(plan.fingerprint) == group.rank
+    given = group.all_gather_object(
         f"prove the plans of job {plan.name!r}", plan.to_bytes() if is_asked else b""
     )
     reason, is_bug = "", False
-    if among.is_first:
+    if group.is_first:
         rows = [given[prints.index(own)] for own in classes]
         class_of = tuple([classes.index(own) for own in prints])
         try:
@@ -204,28 +211,28 @@ def _prove_together(among: Among, plan: Plan) -> None:
         except (CompileError, PlanFormatError) as error:
             reason = str(error)
     told, *is_bug_there = _rows(
-        among.gather(f"hear of the proof of job {plan.name!r}", (reason, is_bug))
+        group.all_gather_object(f"hear of the proof of job {plan.name!r}", (reason, is_bug))
     )[0]
     if told:
         kind = InternalError if is_bug_there == [True] else CompileError
         raise kind(f"{find_source()}: {told!s}")
 
 
-def agree_on_data(among: Among, source: DataSource, seed: int, what: str = "data") -> None:
+def check_same_data(group: ProcessGroup, source: DataSource, seed: int, what: str = "data") -> None:
     """Check that all ranks read the same data in the same order, and draw the same numbers.
 
     Each takes its part of a batch that none of them has whole, so another order on one of them
     would be noticed nowhere. Reads all of the data, as a checkpoint does. Raises CompileError on
     every rank.
     """
-    if among is ONE_RANK:
+    if group is SINGLE_PROCESS:
         return
     position = json.dumps(source.state(), sort_keys=True, default=str)
-    said = _rows(among.gather(f"compare {what}", (source.fingerprint(), position, seed)))
+    said = _rows(group.all_gather_object(f"compare {what}", (source.fingerprint(), position, seed)))
     for rank, (own, at, _) in enumerate(said):
-        apart = what_differs(str(own), str(said[0][0]))
+        apart = source_difference(str(own), str(said[0][0]))
         if not apart and at != said[0][1]:
-            apart = how_far_apart(*[json.loads(str(row[1])) for row in (said[rank], said[0])])
+            apart = position_difference(*[json.loads(str(row[1])) for row in (said[rank], said[0])])
         if apart:
             raise CompileError(
                 f"{find_source()}: rank {rank} has other {what} than rank 0: {apart}. Each rank is"
@@ -235,14 +242,16 @@ def agree_on_data(among: Among, source: DataSource, seed: int, what: str = "data
     _check_equal("seed", [row[2] for row in said], "give all ranks the same seed")
 
 
-def agree_on_steps(among: Among, steps: int | None) -> None:
+def check_same_steps(group: ProcessGroup, steps: int | None) -> None:
     """Check that all ranks are asked for as many steps. Raises CompileError on every rank."""
-    if among is not ONE_RANK:
-        said = among.gather("steps", steps)
+    if group is not SINGLE_PROCESS:
+        said = group.all_gather_object("steps", steps)
         _check_equal("steps", said, "give all ranks the same steps=, for each step takes all ranks")
 
 
-def agree_on_values(among: Among, plan: Plan, given: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def check_same_values(
+    group: ProcessGroup, plan: Plan, given: Mapping[str, np.ndarray[Any, Any]]
+) -> None:
     """Check that all ranks begin with the same values, of variables that are given some.
 
     Each takes its part of them, and nothing brings together again what begins apart: sums of
@@ -250,14 +259,16 @@ def agree_on_values(among: Among, plan: Plan, given: Mapping[str, np.ndarray[Any
     are the same without a look. What other stages have counts, too: their ranks were to be given it
     as well. Reads what is given, once. Raises CompileError on every rank.
     """
-    if among is ONE_RANK:
+    if group is SINGLE_PROCESS:
         return
     own = [
         (name, content_hash(np.atleast_1d(given[name])) if name in given else "")
         for name in dict.fromkeys([*[variable.name for variable in plan.state], *sorted(given)])
     ]
     first: dict[PlainValue, tuple[int, PlainValue]] = {}
-    for rank, rows in enumerate(among.gather(f"begin job {plan.name!r} with values", tuple(own))):
+    for rank, rows in enumerate(
+        group.all_gather_object(f"begin job {plan.name!r} with values", tuple(own))
+    ):
         for name, value in _rows(list(rows)) if isinstance(rows, tuple) else []:
             # Of a variable that ranks of one stage have, by the first of them.
             other, expected = first.setdefault(name, (rank, value))
@@ -269,12 +280,12 @@ def agree_on_values(among: Among, plan: Plan, given: Mapping[str, np.ndarray[Any
                 )
 
 
-def agree_on_writes(among: Among, written: int, line: str) -> None:
+def agree_on_writes(group: ProcessGroup, written: int, line: str) -> None:
     """Check that all ranks wrote the same to variables since the last step; by its digest.
 
     Raises CompileError on every rank.
     """
-    said = _rows(among.gather("compare what was written to variables", (written, line)))
+    said = _rows(group.all_gather_object("compare what was written to variables", (written, line)))
     for rank, (own, where) in enumerate(said):
         if own != said[0][0]:
             lines = " and ".join([str(text) for text in (where, said[0][1]) if text])
@@ -302,7 +313,7 @@ def _check_equal(what: str, values: list[Any], mend: str) -> None:
 # that fails ends the others at once, and they raise what it raised (`actorflow.distributed`).
 
 
-class Together:
+class DistributedRun:
     """This rank's side of a run; steps are counted from the beginning of training.
 
     Args:
@@ -313,7 +324,7 @@ class Together:
     `asked` is why this rank asked for the end, if it did.
     """
 
-    def __init__(self, member: RankMember, first_step: int, callbacks: RunCallbacks) -> None:
+    def __init__(self, member: RankClient, first_step: int, callbacks: RunCallbacks) -> None:
         self._member = member
         self._first_step = first_step
         self._callbacks = callbacks
@@ -326,19 +337,19 @@ class Together:
         if self.asked:
             self._shared.ask_stop(self.asked)
 
-    def fed(self, step: int) -> None:
+    def report_data_ready(self, step: int) -> None:
         """Say that a step has its data, before it begins; more can be granted."""
         if self._shared is not None:
             self._shared.fed(step)
             self._shared.reached(step)
 
-    def batches(self, lines: Mapping[str, str]) -> GivenBatches:
+    def batches(self, lines: Mapping[str, str]) -> BatchDigestReporter:
         """Return what sees whole batches, and tells them; `lines` are those that read the fields.
 
         Where the user gives them one by one, all are told.
         """
         line, is_every = next(iter(lines.values()), ""), self._callbacks.is_stepped
-        return GivenBatches(self._given, line, self._first_step, is_every=is_every)
+        return BatchDigestReporter(self._given, line, self._first_step, is_every=is_every)
 
     def _given(self, *told: Any) -> None:
         if self._shared is not None:
@@ -349,7 +360,7 @@ class Together:
         if self._shared is not None:
             self._shared.data_ended(step, why)
 
-    def would_end(self, step: int) -> None:
+    def report_last_started(self, step: int) -> None:
         """Say which step has begun, after which none does until all have said so."""
         if self._shared is not None:
             self._shared.would_end(step)
@@ -375,7 +386,7 @@ class Together:
         if self._shared is not None:
             self._shared.end(step)
 
-    def failed(self, error: BaseException) -> BaseException:
+    def report_failure(self, error: BaseException) -> BaseException:
         """Tell the others of an error; return what is to be raised: the error that was first."""
         if isinstance(error, ActorFailed):
             self._member.fail(error, op=error.op, line=str(error.source))

@@ -11,24 +11,24 @@ import xxhash
 
 from actorflow.data.source import content_hash
 from actorflow.distributed.messages import (
-    BatchGiven,
-    CheckpointAsked,
+    BatchDigest,
     CheckpointAt,
+    CheckpointRequested,
     CutAt,
+    DataEnded,
     DataGivenUp,
+    DataRemains,
     EndAt,
-    EndsAfter,
     FromRank,
     GiveUpData,
-    Granted,
-    HasData,
-    HoldAsked,
+    HoldRequested,
+    LastStarted,
     OfRun,
-    OtherEndsAfter,
-    Reached,
-    StopAsked,
+    PeerDataEnded,
+    StepReached,
+    StepsGranted,
+    StopRequested,
     ToRank,
-    WouldEnd,
 )
 
 
@@ -106,19 +106,19 @@ class SharedRun:
     def reached(self, step: int) -> None:
         """Say that this rank has come to a step, with its data: more can be granted."""
         self._reached = max(self._reached, step)
-        self._say(Reached(self.number, step))
+        self._say(StepReached(self.number, step))
 
     def given(self, step: int, digest: int, line: str, written: int, wrote: str) -> None:
-        """Say the digest of the whole batch of a step, and more of it; see `BatchGiven`."""
-        self._say(BatchGiven(self.number, step, digest, line, written, wrote))
+        """Say the digest of the whole batch of a step, and more of it; see `BatchDigest`."""
+        self._say(BatchDigest(self.number, step, digest, line, written, wrote))
 
     def data_ended(self, step: int, why: str = "") -> None:
         """Say that this rank has no data after a step, and what ended it, where something did."""
-        self._say(EndsAfter(self.number, step, why))
+        self._say(DataEnded(self.number, step, why))
 
     def would_end(self, step: int) -> None:
         """Say that this rank, which is to stop, has begun a step and begins no other until told."""
-        self._say(WouldEnd(self.number, step))
+        self._say(LastStarted(self.number, step))
 
     def data_given_up(self, step: int) -> None:
         """Say that this rank, which was told its last step, takes no data beyond that of a step."""
@@ -129,18 +129,18 @@ class SharedRun:
 
         Takes no lock, so a signal handler may call it. The answer is a grant that is the last.
         """
-        self._say(StopAsked(self.number, reason))
+        self._say(StopRequested(self.number, reason))
 
     def ask_checkpoint(self) -> None:
         """Ask for a checkpoint on all ranks; no effect while one that was told is still to come."""
-        self._say(CheckpointAsked(self.number))
+        self._say(CheckpointRequested(self.number))
 
     def end(self, step: int) -> None:
         """Say that the run is over on this rank, and well, after a step. Idempotent."""
         if not self.is_over:
             self.is_over = True
             if not self._is_aborted:
-                self._say(EndsAfter(self.number, step))
+                self._say(DataEnded(self.number, step))
 
     def leave(self) -> None:
         """Hear that the script of this rank has ended: one that is stepped is over with that."""
@@ -152,13 +152,13 @@ class SharedRun:
         if isinstance(message, OfRun):
             if message.run != self.number or self.is_over:
                 return
-            if isinstance(message, Granted):
+            if isinstance(message, StepsGranted):
                 if message.is_last:
                     self._callbacks.stopping(message.reason)
                 self._callbacks.grant(message.steps, message.is_last)
             elif isinstance(message, CheckpointAt):
                 self._callbacks.checkpoint(message.step)
-            elif isinstance(message, HoldAsked):
+            elif isinstance(message, HoldRequested):
                 self._callbacks.hold()
             elif isinstance(message, EndAt):
                 self._callbacks.end_at(message.step)
@@ -166,7 +166,7 @@ class SharedRun:
                 self._callbacks.give_up_data()
             elif isinstance(message, CutAt):
                 self._callbacks.cut_at(message.step)
-            elif isinstance(message, OtherEndsAfter):
+            elif isinstance(message, PeerDataEnded):
                 self._other_end = message.step
                 self._compare()
 
@@ -179,7 +179,7 @@ class SharedRun:
     def _compare(self) -> None:
         # Both threads come here after they wrote what is theirs, so one of them sees both.
         if self._other_end is not None and self._fed > self._other_end:
-            self._say(HasData(self.number, self._fed))
+            self._say(DataRemains(self.number, self._fed))
 
 
 # Each rank takes its rows of a batch that it was given whole, and drops the others. So data that is
@@ -197,7 +197,7 @@ _BITS = (1 << 62) - 1
 NOTHING_WRITTEN = (0, "")
 
 
-class GivenBatches:
+class BatchDigestReporter:
     """Tells the digest of the batches of a step; belongs to the thread that fetches them.
 
     Args:

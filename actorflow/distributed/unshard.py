@@ -1,7 +1,7 @@
 """Whole variables of the parts that ranks have: by messages, or for a checkpoint through pipes.
 
-`gather_whole` gives the whole to all ranks, between steps and at the end of a run. `Joining` gives
-it to the first rank, for a checkpoint, while all train.
+`all_gather_variables` gives the whole to all ranks, between steps and at the end of a run.
+`ShardGatherer` gives it to the first rank, for a checkpoint, while all train.
 
 For a checkpoint each rank that has something to tell has a pipe to the first. Its thread of the
 checkpoint writes its parts of a snapshot into that, in an order that all ranks know, and the first
@@ -27,7 +27,7 @@ from typing import Any, cast
 import numpy as np
 
 from actorflow.compile.plan_facts import saved_variables
-from actorflow.distributed.process_group import Among
+from actorflow.distributed.process_group import ProcessGroup
 from actors.machine.protocol import AllGatherObject
 from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import InternalError, PeerFailed
@@ -48,7 +48,7 @@ MESSAGE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class OfRank:
+class LocalShard:
     """A variable as one rank has it, by numpy's name; `splits` are empty where that is all of it.
 
     `shape` is that of the whole.
@@ -71,10 +71,10 @@ class OfRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ShardTransfer:
     """A part of a variable that one rank tells the others, and where it lies in the whole."""
 
-    held: OfRank
+    held: LocalShard
     own: tuple[slice, ...]
 
     @property
@@ -88,7 +88,7 @@ class Told:
         return int(np.prod(self.shape, dtype=np.int64)) * self.held.itemsize
 
 
-def cut(plan: Plan, values: Mapping[str, Array], rank: int) -> dict[str, Array]:
+def shard_values(plan: Plan, values: Mapping[str, Array], rank: int) -> dict[str, Array]:
     """Return what a rank has of whole variables, dense."""
     parts, mesh = {v.name: v.sharding for v in plan.state}, plan.mesh
     own = {name: shard_slices(part, mesh, rank) for name in values if (part := parts.get(name))}
@@ -98,7 +98,7 @@ def cut(plan: Plan, values: Mapping[str, Array], rank: int) -> dict[str, Array]:
     }
 
 
-def gather_whole(
+def all_gather_variables(
     plan: Plan, arrays: Mapping[str, Array], gather: AllGatherObject, rank: int
 ) -> dict[str, Array]:
     """Return whole variables of which `arrays` has what this rank has; equal on all ranks.
@@ -108,7 +108,7 @@ def gather_whole(
     rest is new and read-only. Holds one copy of the wholes. Raises PeerFailed as `gather`, and
     InternalError where ranks disagree on what there is.
     """
-    told = tellers_of(plan.mesh, _held(plan, arrays), gather)
+    told = shard_owners(plan.mesh, _held(plan, arrays), gather)
     num_ranks = plan.mesh.num_ranks
     whole = {name: array for name, array in arrays.items() if not told.get(name)}
     for names in _batched([(name, tellers) for name, tellers in told.items() if tellers]):
@@ -121,13 +121,13 @@ def gather_whole(
     return whole
 
 
-def tellers_of(
-    mesh: Mesh, held: Iterable[OfRank], gather: AllGatherObject
-) -> dict[str, tuple[tuple[int, Told], ...]]:
+def shard_owners(
+    mesh: Mesh, held: Iterable[LocalShard], gather: AllGatherObject
+) -> dict[str, tuple[tuple[int, ShardTransfer], ...]]:
     """Return who tells which part of each variable, by name and in order of names; a rank and it.
 
     Of every distinct part that is the first rank that has it, and nobody of what all have whole.
-    All ranks call it, each with what it has. Raises as `gather_whole`.
+    All ranks call it, each with what it has. Raises as `all_gather_variables`.
     """
     said = gather("tell what it has of variables", tuple([own.row for own in held]))
     table = [_table(rows) for rows in said]
@@ -136,27 +136,27 @@ def tellers_of(
     return {name: _tellers(name, table, mesh) for name in _names(table)}
 
 
-def _held(plan: Plan, arrays: Mapping[str, Array]) -> Iterator[OfRank]:
+def _held(plan: Plan, arrays: Mapping[str, Array]) -> Iterator[LocalShard]:
     parts = {variable.name: variable.sharding for variable in plan.state}
     for name in sorted(arrays):
         array, part = arrays[name], parts.get(name)
         shape = array.shape if part is None else part.shape
-        yield OfRank(name, array.dtype.name, shape, () if part is None else part.splits)
+        yield LocalShard(name, array.dtype.name, shape, () if part is None else part.splits)
 
 
-def _table(rows: PlainValue) -> dict[str, OfRank]:
+def _table(rows: PlainValue) -> dict[str, LocalShard]:
     """Return what a rank says that it has, by name."""
-    found = [OfRank(*row) for row in cast("tuple[Any, ...]", rows)]
+    found = [LocalShard(*row) for row in cast("tuple[Any, ...]", rows)]
     return {held.name: held for held in found}
 
 
-def _names(table: Sequence[Mapping[str, OfRank]]) -> list[str]:
+def _names(table: Sequence[Mapping[str, LocalShard]]) -> list[str]:
     return sorted({name for held in table for name in held})
 
 
 def _tellers(
-    name: str, table: Sequence[Mapping[str, OfRank]], mesh: Mesh
-) -> tuple[tuple[int, Told], ...]:
+    name: str, table: Sequence[Mapping[str, LocalShard]], mesh: Mesh
+) -> tuple[tuple[int, ShardTransfer], ...]:
     """Return who tells which part of a variable: the first rank that has it; nobody if all do."""
     holders = [(rank, held[name]) for rank, held in enumerate(table) if name in held]
     _, first = holders[0]
@@ -168,16 +168,16 @@ def _tellers(
             )
     if len(holders) == len(table) and not any([held.splits for _, held in holders]):
         return ()
-    found: dict[tuple[tuple[int, int], ...], tuple[int, Told]] = {}
+    found: dict[tuple[tuple[int, int], ...], tuple[int, ShardTransfer]] = {}
     for rank, held in holders:
         own = shard_slices(ShardingSpec(held.shape, held.splits), mesh, rank)
         place = tuple([(rows.start, rows.stop) for rows in own])
-        found.setdefault(place, (rank, Told(held, own)))
+        found.setdefault(place, (rank, ShardTransfer(held, own)))
     check_cover(name, first.shape, [told for _, told in found.values()])
     return tuple(found.values())
 
 
-def check_cover(name: str, shape: tuple[int, ...], parts: Sequence[Told]) -> None:
+def check_cover(name: str, shape: tuple[int, ...], parts: Sequence[ShardTransfer]) -> None:
     """Prove that every element of a variable is in one of its parts, and in no second one.
 
     The elements are counted in the grid that the ends of all parts make, so the cost follows the
@@ -199,7 +199,9 @@ def check_cover(name: str, shape: tuple[int, ...], parts: Sequence[Told]) -> Non
         )
 
 
-def _batched(told: Iterable[tuple[str, Sequence[tuple[int, Told]]]]) -> Iterator[list[str]]:
+def _batched(
+    told: Iterable[tuple[str, Sequence[tuple[int, ShardTransfer]]]],
+) -> Iterator[list[str]]:
     """Yield names of variables that go together: small ones share their messages."""
     batch: list[str] = []
     size_bytes = 0
@@ -214,13 +216,13 @@ def _batched(told: Iterable[tuple[str, Sequence[tuple[int, Told]]]]) -> Iterator
         yield batch
 
 
-def _empty(tellers: Sequence[tuple[int, Told]]) -> Array:
+def _empty(tellers: Sequence[tuple[int, ShardTransfer]]) -> Array:
     held = tellers[0][1].held
     return np.empty(held.shape, held.dtype)
 
 
 def _exchange(
-    queues: Sequence[Sequence[tuple[str, Told]]],
+    queues: Sequence[Sequence[tuple[str, ShardTransfer]]],
     joined: Mapping[str, Array],
     arrays: Mapping[str, Array],
     gather: AllGatherObject,
@@ -246,7 +248,7 @@ def _exchange(
             begin += piece.size_bytes
 
 
-def _piece_bytes(name: str, piece: Told, array: Array) -> bytes:
+def _piece_bytes(name: str, piece: ShardTransfer, array: Array) -> bytes:
     if array.shape != piece.shape:
         raise InternalError(
             f"variable {name!r} is {list(array.shape)} here, where this rank's part is"
@@ -261,7 +263,7 @@ _HEAD = struct.Struct("<q")
 """Before the parts of a snapshot: its step."""
 
 
-class Joining:
+class ShardGatherer:
     """A rank's end of the way on which parts come to the first rank.
 
     All ranks make it at the same place, and then take the same snapshots in the same order, each on
@@ -273,24 +275,24 @@ class Joining:
         wait_s: how long nothing may come from another rank; 0 for ever.
     """
 
-    def __init__(self, plan: Plan, among: Among, wait_s: float) -> None:
-        self._rank = among.rank
+    def __init__(self, plan: Plan, group: ProcessGroup, wait_s: float) -> None:
+        self._rank = group.rank
         self._wait_ms = int(wait_s * 1000) or None
-        told = tellers_of(plan.mesh, _saved(plan), among.gather)
+        told = shard_owners(plan.mesh, _saved(plan), group.all_gather_object)
         self._told = {name: pieces for name, pieces in told.items() if pieces}
         self._joined: dict[str, Array] = {}
         self._lock = threading.Lock()
         self._why = ""
         self._files: list[int] = []
         self._bell, self._ring = self._pipe()
-        self._pipes = self._meet(among)
+        self._pipes = self._meet(group)
 
     @property
     def size_bytes(self) -> int:
         """What the first rank needs for the wholes that it joins; 0 where nothing is in parts."""
         return sum([_whole_bytes(pieces[0][1]) for pieces in self._told.values()])
 
-    def tell(self, step: int, arrays: Mapping[str, Array]) -> None:
+    def send_shards(self, step: int, arrays: Mapping[str, Array]) -> None:
         """Tell the first rank this one's parts of a snapshot. Blocks until it has read them.
 
         Raises PeerFailed where it does not, or where this is stopped.
@@ -304,7 +306,7 @@ class Joining:
                 if rank == self._rank:
                     self._write(pipe, _dense_bytes(np.ascontiguousarray(_own(arrays, name, piece))))
 
-    def join(self, step: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    def gather_shards(self, step: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return whole variables, by name, on the first rank; they stay until the next call.
 
         Raises PeerFailed where a rank ended, or where this is stopped; MemoryError.
@@ -351,11 +353,11 @@ class Joining:
             for file in files:
                 os.close(file)
 
-    def _meet(self, among: Among) -> dict[int, int]:
+    def _meet(self, group: ProcessGroup) -> dict[int, int]:
         """Return this rank's ends of the pipes by the other rank: of the first, of each teller."""
         tellers = sorted({rank for pieces in self._told.values() for rank, _ in pieces} - {0})
-        pairs = [self._pipe() for _ in tellers] if among.is_first else []
-        said = among.gather(
+        pairs = [self._pipe() for _ in tellers] if group.is_first else []
+        said = group.all_gather_object(
             "open pipes for checkpoints", (os.getpid(), *[end for _, end in pairs])
         )[0]
         pid, *ends = cast("tuple[int, ...]", said)
@@ -365,7 +367,7 @@ class Joining:
             # Not to wait for room in a pipe is a matter of each opening of it.
             pipes[0] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             self._files.append(pipes[0])
-        among.gather("go on with open pipes for checkpoints", None)
+        group.all_gather_object("go on with open pipes for checkpoints", None)
         for _, end in pairs:  # or the end of a rank would be no end of its pipe
             self._files.remove(end)
             os.close(end)
@@ -426,18 +428,18 @@ class Joining:
             )
 
 
-def _saved(plan: Plan) -> list[OfRank]:
+def _saved(plan: Plan) -> list[LocalShard]:
     """Return what this rank has of what a checkpoint holds."""
     saved, found = {*saved_variables(plan)}, []
     for variable in sorted(plan.state, key=lambda v: v.name):
         if variable.name in saved:
             type_, part = plan.views[variable.view].type, variable.sharding
             shape, splits = (type_.shape, ()) if part is None else (part.shape, part.splits)
-            found.append(OfRank(variable.name, numpy_dtype(type_.dtype).name, shape, splits))
+            found.append(LocalShard(variable.name, numpy_dtype(type_.dtype).name, shape, splits))
     return found
 
 
-def _own(arrays: Mapping[str, Array], name: str, piece: Told) -> Array:
+def _own(arrays: Mapping[str, Array], name: str, piece: ShardTransfer) -> Array:
     array = arrays[name]
     if (array.shape, array.dtype.name) != (piece.shape, piece.held.dtype):
         raise InternalError(
@@ -451,5 +453,5 @@ def _dense_bytes(dense: Array) -> memoryview:
     return dense.reshape(-1).view(np.uint8).data
 
 
-def _whole_bytes(piece: Told) -> int:
+def _whole_bytes(piece: ShardTransfer) -> int:
     return int(np.prod(piece.held.shape, dtype=np.int64)) * piece.held.itemsize

@@ -33,7 +33,7 @@ _choice = forkable_lock()
 _NO_COMPILER = "no C compiler (cc, gcc or clang) is on the PATH"
 
 
-def ready_native(settings: Settings, *, deterministic: bool = False) -> bool:
+def enable_native(settings: Settings, *, deterministic: bool = False) -> bool:
     """Turn native kernels on or off, as the settings say; return whether they are on.
 
     Which library computes a product is chosen by measured times, unless it is to be deterministic.
@@ -54,7 +54,7 @@ def toolchain_of(settings: Settings) -> Toolchain | None:
 
 
 @contextmanager
-def choosing(
+def kernel_choice_lock(
     settings: Settings, devices: Sequence[Device], *, deterministic: bool
 ) -> Iterator[bool]:
     """Hold the choice of kernels while a plan for some devices is made; give whether it has native.
@@ -63,7 +63,7 @@ def choosing(
     """
     with _choice:
         is_hosts = takes_host_kernels(devices)
-        yield is_hosts and ready_native(settings, deterministic=deterministic)
+        yield is_hosts and enable_native(settings, deterministic=deterministic)
 
 
 def takes_host_kernels(devices: Sequence[Device]) -> bool:
@@ -76,7 +76,7 @@ def retune(settings: Settings) -> bool:
 
     Return whether there is anything to measure: native kernels are on.
     """
-    with choosing(settings, (HOST,), deterministic=False) as is_on:
+    with kernel_choice_lock(settings, (HOST,), deterministic=False) as is_on:
         if is_on:
             tuning.retune()
         return is_on

@@ -1,7 +1,7 @@
 """Values of options as users write them: checked fields, patterns over paths, sizes in bytes.
 
-`takes` gives a function the fields of a value object as keywords. Signature (at run time and for
-type checkers), defaults, help text and checks come from the class, which states them once:
+`accepts_options` gives a function the fields of a value object as keywords. Signature (at run time
+and for type checkers), defaults, help text and checks come from the class, which states them once:
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class FitOptions:
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class IntRange:
     """A field that is an integer between two, both included."""
 
     least: int
@@ -56,7 +56,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class OneOfValues:
     """A field that is one of a few values."""
 
     values: tuple[object, ...]
@@ -84,20 +84,20 @@ def check_fields(options: Any, where: object, owner: str = "") -> None:
 
 
 @overload
-def takes(
+def accepts_options(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Self, Options], Result]], Callable[Concatenate[Self, P], Result]]: ...
 
 
 @overload
-def takes(
+def accepts_options(
     options: Callable[P, Options], first: type[First]
 ) -> Callable[
     [Callable[[Self, First, Options], Result]], Callable[Concatenate[Self, First, P], Result]
 ]: ...
 
 
-def takes(options: Any, first: Any = None) -> Any:
+def accepts_options(options: Any, first: Any = None) -> Any:
     """Have a method take the arguments of a value object in place of the object, its last argument.
 
     `first` is the type of one argument before them, where there is one.

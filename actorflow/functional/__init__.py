@@ -2,7 +2,8 @@
 
 Each file says in its `__all__` what it hands on; `actorflow` hands on all of these names. Functions
 that torch's tensors have as methods are methods of tensors, too. What users call checks its
-arguments against its annotations (`checked`); the functions of the files call one another without.
+arguments against its annotations (`validate_arguments`); the functions of the files call one
+another without.
 
 elementwise.py    arithmetic and analysis of each element, comparisons, logic, rounding, bounds
 shape.py          cut, joined and moved axes: split, concat, permute, view, squeeze, stack
@@ -63,7 +64,7 @@ from actorflow.functional.random import *
 from actorflow.functional.reduce import *
 from actorflow.functional.sequence import *
 from actorflow.functional.shape import *
-from actorflow.tensor.tensor import METHODS, Tensor, as_tensor, checked, checked_axis
+from actorflow.tensor.tensor import METHODS, Tensor, as_tensor, checked_axis, validate_arguments
 
 __all__: list[str] = []
 __all__ += activation.__all__
@@ -82,7 +83,7 @@ __all__ += reduce.__all__
 __all__ += sequence.__all__
 __all__ += shape.__all__
 for _name in __all__:  # so that functions of the files call one another unchecked
-    globals()[_name] = checked(globals()[_name])
+    globals()[_name] = validate_arguments(globals()[_name])
 
 
 # The table METHODS of `Tensor` is filled here, as `tensor` may not import functions. A function is

@@ -45,7 +45,7 @@ Tree = Any
 """A tensor, None, or a tuple, list or dict of trees."""
 
 
-def leaves_of(tree: Tree, what: str) -> list[Any]:
+def tree_leaves(tree: Tree, what: str) -> list[Any]:
     """Return the leaves of a tree in order, dicts by keys. Raises CompileError for no tree."""
     if tree is None:
         return []
@@ -60,10 +60,10 @@ def leaves_of(tree: Tree, what: str) -> list[Any]:
         )
     else:
         return [tree]
-    return [leaf for name, part in parts for leaf in leaves_of(part, name)]
+    return [leaf for name, part in parts for leaf in tree_leaves(part, name)]
 
 
-def like(tree: Tree, leaves: list[Any]) -> Any:
+def tree_unflatten(tree: Tree, leaves: list[Any]) -> Any:
     """Return a tree of the same form with other leaves."""
     rest = iter(leaves)
 
@@ -91,14 +91,14 @@ def _keys(tree: Mapping[Any, Any], what: str) -> list[Any]:
         ) from None
 
 
-def form_of(tree: Tree) -> Any:
+def tree_structure(tree: Tree) -> Any:
     """Return what two trees of the same form have in common."""
     if tree is None:
         return None
     if isinstance(tree, Mapping):
-        return "dict", tuple([(key, form_of(tree[key])) for key in _keys(tree, "a tree")])
+        return "dict", tuple([(key, tree_structure(tree[key])) for key in _keys(tree, "a tree")])
     if isinstance(tree, (tuple, list)):
-        return type(tree).__name__, tuple([form_of(item) for item in tree])
+        return type(tree).__name__, tuple([tree_structure(item) for item in tree])
     return "tensor"
 
 
@@ -251,16 +251,18 @@ def scan(
     Raises CompileError with the user's line.
     """
     trace = _tracing("af.scan")
-    firsts = [as_tensor(leaf) for leaf in leaves_of(init, "init")]
-    stacks = [as_tensor(leaf) for leaf in leaves_of(xs, "xs")]
+    firsts = [as_tensor(leaf) for leaf in tree_leaves(init, "init")]
+    stacks = [as_tensor(leaf) for leaf in tree_leaves(xs, "xs")]
     steps = _length(stacks, length)
     inner = InnerTrace(trace, "the function of af.scan")
     with recording(inner):
-        carry = like(init, [inner.operand(t.type) for t in firsts])
-        entry = like(xs, [inner.operand(TensorType(t.dtype, t.shape[1:])) for t in stacks])
+        carry = tree_unflatten(init, [inner.operand(t.type) for t in firsts])
+        entry = tree_unflatten(
+            xs, [inner.operand(TensorType(t.dtype, t.shape[1:])) for t in stacks]
+        )
         new_carry, y = _pair(f, _called(f, "the function of af.scan", carry, entry))
         news = _same_carry(f, init, firsts, new_carry)
-        made = [as_tensor(leaf) for leaf in leaves_of(y, "y")]
+        made = [as_tensor(leaf) for leaf in tree_leaves(y, "y")]
         body = inner.body([*news, *made])
     operands = [*[t._value_in(trace) for t in (*firsts, *stacks)], *inner.taken]
     attrs: dict[str, AttrValue] = {
@@ -274,7 +276,7 @@ def scan(
     if not body.results:
         return init, y
     found = [Tensor(trace, v) for v in trace.emit(SCAN, operands, Attrs(attrs))]
-    return like(init, found[: len(firsts)]), like(y, found[len(firsts) :])
+    return tree_unflatten(init, found[: len(firsts)]), tree_unflatten(y, found[len(firsts) :])
 
 
 def map(f: Callable[[Any], Any], xs: Tree) -> Any:  # noqa: A001  # the name that JAX and lax have
@@ -308,12 +310,12 @@ def cond(
             f"{find_source()}: af.cond chooses by a bool of shape [], got {flag.type}; reduce it,"
             " or choose element by element with af.where"
         )
-    given = [flag, *[as_tensor(leaf) for leaf in leaves_of(operands, "operands")]]
+    given = [flag, *[as_tensor(leaf) for leaf in tree_leaves(operands, "operands")]]
     traced = [
         _TracedFunction(trace, "the function of af.cond", f, given) for f in (true_fn, false_fn)
     ]
-    results = [one.call(lambda *held: like(operands, list(held[1:]))) for one in traced]
-    if form_of(results[0]) != form_of(results[1]):
+    results = [one.call(lambda *held: tree_unflatten(operands, list(held[1:]))) for one in traced]
+    if tree_structure(results[0]) != tree_structure(results[1]):
         raise CompileError(
             f"{source_of(false_fn)}: the functions of af.cond return the same form; one returns"
             f" {shown(results[0])}, the other {shown(results[1])}"
@@ -330,7 +332,7 @@ def cond(
     values, bodies = _with_one_list(trace, given, traced)
     attrs = Attrs(dict(zip(("then", "otherwise"), bodies, strict=True)))
     made = trace.emit(COND, values, attrs)
-    return like(results[0], [Tensor(trace, v) for v in made])
+    return tree_unflatten(results[0], [Tensor(trace, v) for v in made])
 
 
 def while_loop(
@@ -356,12 +358,14 @@ def while_loop(
     Raises CompileError with the user's line, also for a GPU without `max_steps`.
     """
     trace = _tracing("af.while_loop")
-    firsts = [as_tensor(leaf) for leaf in leaves_of(init_val, "init_val")]
+    firsts = [as_tensor(leaf) for leaf in tree_leaves(init_val, "init_val")]
     if not firsts:
         raise CompileError(f"{find_source()}: af.while_loop needs at least one tensor to work on")
 
     def goes_on(*held: Tensor) -> Tensor:
-        flag = _called(cond_fun, "the condition of af.while_loop", like(init_val, list(held)))
+        flag = _called(
+            cond_fun, "the condition of af.while_loop", tree_unflatten(init_val, list(held))
+        )
         if not isinstance(flag, Tensor) or flag.type != TensorType(DType.BOOL, ()):
             came = str(flag.type) if isinstance(flag, Tensor) else type(flag).__name__
             raise CompileError(
@@ -371,7 +375,9 @@ def while_loop(
         return flag
 
     def stepped(*held: Tensor) -> list[Tensor]:
-        made = _called(body_fun, "the function of af.while_loop", like(init_val, list(held)))
+        made = _called(
+            body_fun, "the function of af.while_loop", tree_unflatten(init_val, list(held))
+        )
         return _same_carry(body_fun, init_val, firsts, made, "af.while_loop")
 
     if max_steps is not None:
@@ -384,7 +390,7 @@ def while_loop(
                 f"{find_source()}: af.while_loop got max_steps={max_steps}, expected 0 or more"
             )
         last, _ = scan(step, firsts, None, max_steps)
-        return like(init_val, last)
+        return tree_unflatten(init_val, last)
     test, body = [
         _TracedFunction(trace, "the function of af.while_loop", f, firsts)
         for f in (goes_on, stepped)
@@ -395,7 +401,7 @@ def while_loop(
     values, (test_body, loop_body) = _with_one_list(trace, firsts, [test, body])
     attrs: dict[str, AttrValue] = {"carries": len(firsts), "test": test_body, "body": loop_body}
     made = trace.emit(WHILE, values, Attrs(attrs))
-    return like(init_val, [Tensor(trace, v) for v in made])
+    return tree_unflatten(init_val, [Tensor(trace, v) for v in made])
 
 
 class _TracedFunction:
@@ -413,8 +419,8 @@ class _TracedFunction:
         """Call it with what the operands are made into, and return what it returns."""
         with recording(self.inner):
             made = _called(self._function, self._what, *arguments(*self.held))
-            self.results = [as_tensor(leaf) for leaf in leaves_of(made, "result")]
-        return like(made, list(self.results))
+            self.results = [as_tensor(leaf) for leaf in tree_leaves(made, "result")]
+        return tree_unflatten(made, list(self.results))
 
 
 def _with_one_list(
@@ -499,8 +505,8 @@ def _same_carry(
     f: Callable[..., Any], init: Tree, firsts: list[Tensor], carry: Tree, what: str = "af.scan"
 ) -> list[Tensor]:
     """Return the leaves of a new carry. Raises CompileError where its form or a type changes."""
-    news = leaves_of(carry, "carry")
-    if form_of(carry) != form_of(init):
+    news = tree_leaves(carry, "carry")
+    if tree_structure(carry) != tree_structure(init):
         raise CompileError(
             f"{source_of(f)}: the carry of {what} keeps its form: it came as"
             f" {shown(init)}, and the function returns {shown(carry)}"

@@ -53,7 +53,7 @@ _EXACT_BITS = 53
 """Of integers that doubles hold."""
 
 
-class RowNumbers:
+class FlatIndices:
     """Numbers of rows of a table: an array where all is known, else a tensor.
 
     `extents` are those of the axes, `at` has an index for each that broadcast, and `users` says
@@ -64,7 +64,7 @@ class RowNumbers:
         self, extents: Sequence[int], at: Sequence[Tensor | np.ndarray], users: Sequence[int]
     ) -> None:
         self.count = math.prod(extents)
-        self.shape = together([tuple(index.shape) for index in at])
+        self.shape = broadcast_shapes([tuple(index.shape) for index in at])
         self.axes = tuple([extents[axis] for axis in users])
         if 0 in self.axes and 0 not in self.shape:
             raise CompileError(f"{find_source()}: an index into an axis without elements")
@@ -135,7 +135,7 @@ def _inside(index: np.ndarray, extent: int) -> np.ndarray:
     return np.where(wide < 0, wide + extent, wide)
 
 
-def together(shapes: Sequence[tuple[int, ...]], what: str = "indices") -> tuple[int, ...]:
+def broadcast_shapes(shapes: Sequence[tuple[int, ...]], what: str = "indices") -> tuple[int, ...]:
     """Return the common shape of what broadcasts. Raises CompileError where it does not."""
     try:
         return broadcast_shape(*shapes)
@@ -174,7 +174,7 @@ def picked(x: Tensor, first: int, at: Sequence[Tensor | np.ndarray]) -> Tensor:
     lead, axes, tail = _cut(x, first, len(at))
     users = list(range(len(at)))
     if math.prod(lead) > 1 and math.prod(tail) < _FEW:
-        rows = RowNumbers(axes, at, users)
+        rows = FlatIndices(axes, at, users)
         if 4 * math.prod(rows.shape) >= math.prod(axes):  # the rows are put together first
             order = [*range(first, first + len(at)), *range(first)]
             turned = x.permute(*order, *range(len(order), x.ndim))
@@ -184,22 +184,22 @@ def picked(x: Tensor, first: int, at: Sequence[Tensor | np.ndarray]) -> Tensor:
             return made.permute(*order, *range(len(order), made.ndim))
     rows = rows_of(x, first, at)
     made = rows.of(x.reshape(rows.count, math.prod(tail)))
-    return made.reshape(*lead, *together([tuple(i.shape) for i in at]), *tail)
+    return made.reshape(*lead, *broadcast_shapes([tuple(i.shape) for i in at]), *tail)
 
 
 def _cut(x: Tensor, first: int, num: int) -> tuple[tuple[int, ...], ...]:
     return x.shape[:first], x.shape[first : first + num], x.shape[first + num :]
 
 
-def rows_of(x: Tensor, first: int, at: Sequence[Tensor | np.ndarray]) -> RowNumbers:
+def rows_of(x: Tensor, first: int, at: Sequence[Tensor | np.ndarray]) -> FlatIndices:
     """Return which rows of x, as a table of what lies behind the axes, indices mean."""
     lead, axes, _ = _cut(x, first, len(at))
     count = math.prod(lead)
     if count == 1:
-        return RowNumbers(axes, at, list(range(len(at))))
-    depth = len(together([tuple(index.shape) for index in at]))
+        return FlatIndices(axes, at, list(range(len(at))))
+    depth = len(broadcast_shapes([tuple(index.shape) for index in at]))
     number = np.arange(count, dtype=np.int64).reshape(count, *[1] * depth)
-    return RowNumbers((count, *axes), (number, *at), list(range(1, 1 + len(at))))
+    return FlatIndices((count, *axes), (number, *at), list(range(1, 1 + len(at))))
 
 
 def subscript(x: Tensor, given: Any) -> Tensor:
@@ -279,7 +279,7 @@ def _by_tensors(x: Tensor, tensors: dict[int, Tensor | np.ndarray]) -> Tensor:
     return picked(x, axes[0], list(tensors.values()))
 
 
-def _elements(x: Tensor, axis: int, index: Tensor | np.ndarray, what: str) -> RowNumbers:
+def _elements(x: Tensor, axis: int, index: Tensor | np.ndarray, what: str) -> FlatIndices:
     """Return which elements of x an index means along an axis, at its own places of the others."""
     shape = tuple(index.shape)
     fits = len(shape) == x.ndim and all(
@@ -291,7 +291,7 @@ def _elements(x: Tensor, axis: int, index: Tensor | np.ndarray, what: str) -> Ro
             f" none but that one longer; got {list(shape)}"
         )
     at = [index if i == axis else along(shape, i) for i in range(x.ndim)]
-    return RowNumbers(x.shape, at, [axis])
+    return FlatIndices(x.shape, at, [axis])
 
 
 @with_numpy_names
@@ -315,7 +315,7 @@ def take_along_dim(x: Tensor, indices: Index, dim: int | None = None) -> Tensor:
             f" {list(index.shape)}"
         )
     shapes = [[n if i != axis else 1 for i, n in enumerate(s)] for s in (x.shape, index.shape)]
-    wide = list(together([tuple(shape) for shape in shapes]))
+    wide = list(broadcast_shapes([tuple(shape) for shape in shapes]))
     both = [(*wide[:axis], n, *wide[axis + 1 :]) for n in (x.shape[axis], index.shape[axis])]
     return gather(x.broadcast_to(both[0]), axis, as_tensor(index).broadcast_to(both[1]))
 
@@ -382,7 +382,7 @@ def _source(x: Tensor, src: Operand, shape: tuple[int, ...]) -> Tensor:
 
 def _slices(
     x: Tensor, dim: int, index: Index, source: Operand, what: str
-) -> tuple[Tensor, RowNumbers, Tensor]:
+) -> tuple[Tensor, FlatIndices, Tensor]:
     """Return x as a table, the rows that are meant, and what is put or added there."""
     axis, own = checked_axis(x, dim), _vector(index, what)
     rows, width = rows_of(x, axis, [own]), math.prod(x.shape[axis + 1 :])

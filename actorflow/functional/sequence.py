@@ -12,8 +12,8 @@ from actorflow.functional.activation import softmax
 from actorflow.functional.arranging import arange
 from actorflow.functional.control import scan
 from actorflow.functional.elementwise import cos, exp, log, maximum, sin, where
+from actorflow.functional.indexing import broadcast_shapes as broadcast_extents
 from actorflow.functional.indexing import gather, take_along_axis
-from actorflow.functional.indexing import together as broadcast_extents
 from actorflow.functional.loss import reduced
 from actorflow.functional.random import dropped_by
 from actorflow.functional.reduce import cumsum

@@ -28,22 +28,22 @@ from compiler.graph.target import CompileOptions
 from compiler.ops.primitives.sources import EVALUATED, OF_MODEL, VARIABLE
 
 if TYPE_CHECKING:
-    from actorflow.compile.compiling import Compilation
+    from actorflow.compile.compiling import CompileRequest
     from actorflow.nn.module import Module
 
 
 class PlanCaptured(BaseException):
     """Ends a script at its first `fit` while a plan is only asked for; see `capturing_plan`.
 
-    `store_all` is the same plan without recomputation, where the job asks for some; `asked` is what
-    the plan was compiled of.
+    `store_all` is the same plan without recomputation, where the job asks for some; `request` is
+    what the plan was compiled of.
     """
 
-    def __init__(self, plan: Plan, store_all: Plan | None, asked: Compilation) -> None:
+    def __init__(self, plan: Plan, store_all: Plan | None, request: CompileRequest) -> None:
         super().__init__("plan captured")
         self.plan = plan
         self.store_all = store_all
-        self.asked = asked
+        self.request = request
 
 
 CAPTURING: ContextVar[RankContext | None] = ContextVar("actorflow_capturing", default=None)

@@ -23,7 +23,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, cast, overload
 import numpy as np
 
 from actorflow.data import DataError, DataSource, spec_of
-from actorflow.environment.option_values import arguments_of, describe, signature_with, takes
+from actorflow.environment.option_values import (
+    accepts_options,
+    arguments_of,
+    describe,
+    signature_with,
+)
 from actorflow.environment.settings import Settings, configure, logger
 from actorflow.jobs.compile_request import (
     CAPTURING,
@@ -34,7 +39,7 @@ from actorflow.jobs.compile_request import (
     evaluation_graph,
     variables_of,
 )
-from actorflow.nn.lease import Claim, OpenLoop, claimed, newest
+from actorflow.nn.lease import Claim, OpenLoop, make_claim, newest
 from actorflow.nn.module import ByIdentity, Memo, Module, initialise
 from actorflow.optim.optimizers import averages_in
 from actorflow.options.fit_options import (
@@ -55,7 +60,7 @@ from actorflow.options.fit_options import (
 from actorflow.options.job_options import JobOptions
 from actorflow.tensor.tracer import find_source, source_of
 from actorflow.trace.job_graph import Function, trace_job
-from actorflow.trace.traces import ModelSignature, Traced, Traces, carried_over
+from actorflow.trace.traces import ModelSignature, TraceCache, TraceResult, carried_over
 from actors.machine.errors import forkable_lock
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import (
@@ -72,8 +77,8 @@ from compiler.contract.types import TensorType
 from compiler.graph.graph import Graph
 
 if TYPE_CHECKING:  # kernels, machine and runner are loaded by the first job that compiles or runs
-    from actorflow.compile.compiling import Compilation
-    from actorflow.distributed.process_group import Among
+    from actorflow.compile.compiling import CompileRequest
+    from actorflow.distributed.process_group import ProcessGroup
     from actorflow.options.fit_options import Metrics
     from actorflow.run.fitting import FitResult
     from actorflow.run.open_model import OpenModel
@@ -127,10 +132,10 @@ class Job:
         ranks = self.ranks(rank)
         return self._plan(self._asked(ranks, model, data, every, evaluation, on_nan, on_step))
 
-    def _plan(self, asked: Compilation, among: Among | None = None) -> Plan:
+    def _plan(self, request: CompileRequest, group: ProcessGroup | None = None) -> Plan:
         from actorflow.distributed.agreed_plan import plan_for
 
-        return plan_for(asked, self._plans, among)
+        return plan_for(request, self._plans, group)
 
     def _asked(
         self,
@@ -141,19 +146,19 @@ class Job:
         evaluation: Evaluation | None,
         on_nan: str,
         on_step: bool = False,
-    ) -> Compilation:
+    ) -> CompileRequest:
         check_model(model)
         check_evaluation(evaluation)
         check_policy_name(on_nan)
         if every is not None:
             check_every(every)
         rate, skips = self.options.metrics_every, self.options.train and on_nan == SKIP
-        asked = self._compilation(model, data, rate, every, evaluation, ranks, skips=skips)
+        request = self._compilation(model, data, rate, every, evaluation, ranks, skips=skips)
         # Ranks may listen on some of them only, and have one plan all the same.
         waits = on_step and self.mesh.num_ranks == 1
-        return replace(asked, options=replace(asked.options, waits_for_listener=waits))
+        return replace(request, options=replace(request.options, waits_for_listener=waits))
 
-    @takes(FitOptions, Module)
+    @accepts_options(FitOptions, Module)
     def fit(self, model: Module, options: FitOptions) -> FitResult:
         """Train until `steps` steps are done in total; `Runner.fit` says what may be raised.
 
@@ -165,24 +170,24 @@ class Job:
         them counts from the next one on. Raises CompileError where another run trains the model.
         """
         check_model(model)
-        asked = self._asked_for(model, options)
-        claim = self._claim(model, "fit", asked.graph)
-        among = self._among()
+        request = self._asked_for(model, options)
+        claim = self._claim(model, "fit", request.graph)
+        group = self._group()
         self.close(model)
-        plan = self._plan(asked, among)
+        plan = self._plan(request, group)
         if CAPTURING.get():
             store_all = None
             if self.options.memory_budget or self.options.recompute == "blocks":
                 stores_all = replace(self.options, memory_budget=None, recompute="none")
                 other = Job(self._function, stores_all)
                 store_all = other._plan(other._asked_for(model, options))
-            raise PlanCaptured(plan, store_all, asked)
+            raise PlanCaptured(plan, store_all, request)
         from actorflow.run.open_model import runner_on
 
         seed = self.options.seed if options.seed is None else options.seed
-        self._initialise(model, seed, asked.graph)
+        self._initialise(model, seed, request.graph)
         self._say_anew(model, options)
-        with runner_on(model, plan, claim, seed, among=among) as runner:
+        with runner_on(model, plan, claim, seed, group=group) as runner:
             result = runner.run(options)
         if self._fitted.get(model) is None:
             self._fitted.set(model, result.last_step)
@@ -203,7 +208,7 @@ class Job:
                 options.steps,
             )
 
-    def _asked_for(self, model: Module, options: FitOptions) -> Compilation:
+    def _asked_for(self, model: Module, options: FitOptions) -> CompileRequest:
         every = None if options.checkpoint is None else options.every
         told = every, options.evaluation, options.on_nan, options.on_step is not None
         return self._asked(self.ranks(), model, options.data, *told)
@@ -229,15 +234,15 @@ class Job:
     def _streamed(
         self, model: Module, data: DataSource, steps: int | None, on_nan: str, loop: OpenLoop
     ) -> Generator[Metrics, None, None]:
-        asked = self._asked(self.ranks(), model, data, None, None, on_nan)
-        claim = self._claim(model, "stream", asked.graph)
+        request = self._asked(self.ranks(), model, data, None, None, on_nan)
+        claim = self._claim(model, "stream", request.graph)
         self.close(model)
         from actorflow.run.open_model import runner_on
 
-        among, seed = self._among(), self.options.seed
-        plan = self._plan(asked, among)
-        self._initialise(model, seed, asked.graph)
-        with runner_on(model, plan, claim, seed, loop, among=among) as runner:
+        group, seed = self._group(), self.options.seed
+        plan = self._plan(request, group)
+        self._initialise(model, seed, request.graph)
+        with runner_on(model, plan, claim, seed, loop, group=group) as runner:
             yield from runner.stream(data, steps=steps, on_nan=on_nan)
 
     def step(
@@ -309,22 +314,26 @@ class Job:
         return opened
 
     def _reopen(
-        self, model: Module, traced: Traced, signature: ModelSignature, opened: OpenModel | None
+        self,
+        model: Module,
+        traced: TraceResult,
+        signature: ModelSignature,
+        opened: OpenModel | None,
     ) -> OpenModel:
         from actorflow.run.open_model import OpenModel
         from actorflow.run.runner import Runner
 
         claim = self._claim(model, "step", traced.graph)
-        among = self._among()
-        asked = self._compilation(model, traced.spec, metrics_every=1, graph=traced.graph)
-        plan = self._plan(asked, among)
+        group = self._group()
+        request = self._compilation(model, traced.spec, metrics_every=1, graph=traced.graph)
+        plan = self._plan(request, group)
         self._initialise(model, self.options.seed, traced.graph)
         carried: dict[str, Array] = {}
         if opened is not None:
             self._open.pop(model)
             carried = carried_over(plan, opened.close(), opened.signature, signature)
         values = {**carried, **newest(model.cells())}
-        runner = Runner(plan, values=values, seed=self.options.seed, among=among)
+        runner = Runner(plan, values=values, seed=self.options.seed, group=group)
         return self._open.set(model, OpenModel(model, runner, signature, claim))
 
     def _initialise(self, model: Module, seed: int, graph: Graph) -> None:
@@ -342,7 +351,7 @@ class Job:
         names = None if self.options.train else assigned_buffers(graph)
         if names is not None and not names:
             return None
-        return claimed(model.cells(), f"{call} of job {self.name!r}", names)
+        return make_claim(model.cells(), f"{call} of job {self.name!r}", names)
 
     def _compilation(
         self,
@@ -355,8 +364,8 @@ class Job:
         *,
         skips: bool = False,
         graph: Graph | None = None,
-    ) -> Compilation:
-        from actorflow.compile.compiling import Compilation
+    ) -> CompileRequest:
+        from actorflow.compile.compiling import CompileRequest
         from actorflow.compile.extensions import load_plugins
         from actorflow.compile.targets import hardware_for
         from actorflow.environment.host import gpu_for, is_cudnn_wanted
@@ -383,19 +392,21 @@ class Job:
             gpu=gpu,
             deterministic=bool(gpu) and is_fixed,
         )
-        return Compilation(graph, hardware, wanted, settings, evaluated, is_fixed, self.options)
+        return CompileRequest(graph, hardware, wanted, settings, evaluated, is_fixed, self.options)
 
     @property
     def mesh(self) -> Mesh:
         """The ranks that share the work of a step."""
         return self.options.mesh or SINGLE_RANK_MESH
 
-    def _among(self) -> Among:
+    def _group(self) -> ProcessGroup:
         """Return this process among the job's ranks: alone, where it trains and shares nothing."""
-        from actorflow.distributed.process_group import ONE_RANK, among_launched
+        from actorflow.distributed.process_group import SINGLE_PROCESS, process_group_from_env
 
         is_alone = CAPTURING.get() or (self.mesh.num_ranks == 1 and not self.options.train)
-        return ONE_RANK if is_alone else among_launched(os.environ, self.name, self.mesh)
+        return (
+            SINGLE_PROCESS if is_alone else process_group_from_env(os.environ, self.name, self.mesh)
+        )
 
     def ranks(self, rank: int | None = None) -> RankContext:
         """Return who shares the work of a step; `rank` is whose plan it is, by default our own."""
@@ -404,7 +415,7 @@ class Job:
             return asked
         if rank is None:
             is_launched = asked is None and "RANK" in os.environ and self.mesh.num_ranks > 1
-            rank = self._among().rank if is_launched else (asked or SINGLE_RANK).rank
+            rank = self._group().rank if is_launched else (asked or SINGLE_RANK).rank
         check_rank(rank, self.mesh)
         return joined(self.mesh, INSIDE_A_HOST, rank)
 
@@ -423,16 +434,16 @@ class Job:
         with self._turn(model):
             return self._traces(model).current(model, spec_of_source(spec)).graph
 
-    def _traces(self, model: Module) -> Traces:
-        memo: Memo[Traces] = model.memo()
+    def _traces(self, model: Module) -> TraceCache:
+        memo: Memo[TraceCache] = model.memo()
         return memo.get(self) or memo.set(self, self._new_traces())
 
-    def _new_traces(self) -> Traces:
+    def _new_traces(self) -> TraceCache:
         def trace(model: Module, spec: Mapping[str, TensorType]) -> Graph:
             return trace_job(self.name, self._function, self.options, model, spec, self.devices)
 
         options = self.options
-        return Traces(self.name, self._function, options.optimizer, trace, options.max_plans)
+        return TraceCache(self.name, self._function, options.optimizer, trace, options.max_plans)
 
 
 class JobDecorator(Protocol[P]):

@@ -1,8 +1,9 @@
 """Attention of several heads, with torch's names and masks, and how ranks share a block of layers.
 
-`shares` cuts a block whose inner width ranks share: heads of attention, hidden columns of an MLP.
-The first layer is cut by what it makes, and the last one by what it reads, so that between the two
-no rank needs what others have, and their terms meet in one sum (Shoeybi et al., Megatron-LM, 2019).
+`tensor_parallel_sbp` cuts a block whose inner width ranks share: heads of attention, hidden columns
+of an MLP. The first layer is cut by what it makes, and the last one by what it reads, so that
+between the two no rank needs what others have, and their terms meet in one sum (Shoeybi et al.,
+Megatron-LM, 2019).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from compiler.contract.sbp import BROADCAST, Sbp, Split
 from compiler.contract.types import DType
 
 
-def shares(sbp: Words | None, layer: str, what: str) -> tuple[Words | None, Words | None]:
+def tensor_parallel_sbp(
+    sbp: Words | None, layer: str, what: str
+) -> tuple[Words | None, Words | None]:
     """Return the layouts of the weights [out, in] of the first and the last layers of a block.
 
     `what` is what its ranks share, such as heads. Raises CompileError with the user's line for
@@ -119,7 +122,7 @@ class MultiheadAttention(Module):
         if self.out_proj.bias is not None:
             self.out_proj.bias = Parameter((dim,), _ZEROS)
         if sbp is not None:
-            first, last = shares(sbp, "MultiheadAttention", "heads")
+            first, last = tensor_parallel_sbp(sbp, "MultiheadAttention", "heads")
             for projection in (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
                 lay_out("MultiheadAttention", first, weight=projection)
             out = self.out_proj

@@ -1,7 +1,7 @@
 """Who has a parameter's values: the parameter itself, or one training run at a time.
 
-The values of a parameter lie in its `Cell`. A training run takes a `Lease` on the cells of its
-model before it reads them, and has the values until it ends; a second one on any of them is
+The values of a parameter lie in its `ParameterStorage`. A training run takes a `Lease` on the cells
+of its model before it reads them, and has the values until it ends; a second one on any of them is
 refused, for it would train a copy. A plan that is stepped holds its lease only while it steps:
 between two steps whoever reads or trains brings the values home, which ends the lease.
 
@@ -9,7 +9,7 @@ While a lease is open, reads and writes go to the run (`actorflow.run.live_varia
 hand-back is one assignment, to `Lease.left`: from then on every cell of the lease has its new
 array, whether it has taken it over or not, so that no interrupt leaves some of them old and some
 new. An interrupt before it loses nothing either: the values stay with the run until somebody asks,
-and are handed back then. The same assignment makes `change` of several cells one.
+and are handed back then. The same assignment makes `assign_values` of several cells one.
 
 Arrays in cells are never written into, so they can be handed out: read-only, and not copied.
 """
@@ -84,7 +84,7 @@ class Claim:
     source: SourceLocation
     names: frozenset[str] | None = None
 
-    def part_of(self, cells: Mapping[str, Cell]) -> Mapping[str, Cell]:
+    def part_of(self, cells: Mapping[str, ParameterStorage]) -> Mapping[str, ParameterStorage]:
         """Return those cells of a model that are claimed."""
         names = self.names
         return cells if names is None else {n: cell for n, cell in cells.items() if n in names}
@@ -113,7 +113,7 @@ class OpenLoop:
         return generator is not None and getgeneratorstate(generator) != GEN_CLOSED
 
 
-class Cell:
+class ParameterStorage:
     """The values of one parameter: an array that nobody writes into, or with whom they are."""
 
     __slots__ = ("array", "lease")
@@ -126,7 +126,7 @@ class Cell:
         """A copy has the newest values and no lease, also of a model that is being trained."""
         return _cell_with, (newest({"array": self}).get("array"),)
 
-    def come_home(self) -> None:
+    def reclaim(self) -> None:
         """Take over what an ended lease left; under the lock. An interrupt may cut it anywhere."""
         lease = self.lease
         if lease is not None and lease.left is not None:
@@ -146,14 +146,14 @@ class Lease:
 
     def __init__(
         self,
-        cells: Mapping[str, Cell],
+        cells: Mapping[str, ParameterStorage],
         claim: Claim | None,
         *,
         is_stepped: bool = False,
         loop: OpenLoop | None = None,
     ) -> None:
         self.claim = claim
-        self.left: Mapping[Cell, Array | None] | None = None
+        self.left: Mapping[ParameterStorage, Array | None] | None = None
         self._names = {cell: name for name, cell in cells.items()}
         self._given = {cell: cell.array for cell in self._names}
         self._is_stepped = is_stepped
@@ -206,14 +206,14 @@ class Lease:
             self._live = None
             for cell in self._names:
                 if cell.lease is self:
-                    cell.come_home()
+                    cell.reclaim()
 
     def left_by_name(self) -> dict[str, Array]:
         """Return the values that an ended lease left."""
         left = self.left or {}
         return {n: a for cell, n in self._names.items() if (a := left.get(cell)) is not None}
 
-    def bring_home(self) -> None:
+    def sync_back(self) -> None:
         """Read the newest values, and end the lease if it is free."""
         if self._live is None and self.is_free:
             self.end(None)  # nothing was trained yet
@@ -222,9 +222,9 @@ class Lease:
     def give_back(self) -> None:
         """Bring the values home at the end of the call that took the lease."""
         self._loop, self._thread = None, threading.get_ident()
-        self.bring_home()
+        self.sync_back()
 
-    def read(self, cells: Iterable[Cell]) -> dict[Cell, Array | None]:
+    def read(self, cells: Iterable[ParameterStorage]) -> dict[ParameterStorage, Array | None]:
         """Return the newest values of some cells of this lease, all of one moment."""
         live, num_steps = self._live, self._num_steps
         if self.left is None and live is not None:
@@ -243,7 +243,7 @@ class Lease:
             left = self.left
             return {cell: cell.array if left is None else left[cell] for cell in cells}
 
-    def write(self, arrays: Mapping[Cell, Array]) -> None:
+    def write(self, arrays: Mapping[ParameterStorage, Array]) -> None:
         """Give some cells of this lease new values; under the lock, and it is open."""
         live = self._live
         if live is not None:
@@ -275,8 +275,8 @@ class Lease:
             return None
 
 
-def _cell_with(array: Array | None) -> Cell:
-    cell = Cell()
+def _cell_with(array: Array | None) -> ParameterStorage:
+    cell = ParameterStorage()
     if array is not None:
         array.flags.writeable = False
         cell.array = array
@@ -293,7 +293,7 @@ def frozen(array: Array) -> Array:
 
 
 def lease(
-    cells: Mapping[str, Cell],
+    cells: Mapping[str, ParameterStorage],
     claim: Claim,
     *,
     is_stepped: bool = False,
@@ -313,12 +313,12 @@ def lease(
                     cell.lease = taken
                 return taken
         for other in leases:
-            other.bring_home()
+            other.sync_back()
 
 
 @contextmanager
 def leased(
-    cells: Mapping[str, Cell], claim: Claim, loop: OpenLoop | None = None
+    cells: Mapping[str, ParameterStorage], claim: Claim, loop: OpenLoop | None = None
 ) -> Iterator[Lease]:
     """Take a lease for a block; at its end the cells have the newest values."""
     taken = lease(cells, claim, loop=loop)
@@ -330,7 +330,9 @@ def leased(
             taken.give_back()
 
 
-def claimed(cells: Mapping[str, Cell], what: str, names: frozenset[str] | None = None) -> Claim:
+def make_claim(
+    cells: Mapping[str, ParameterStorage], what: str, names: frozenset[str] | None = None
+) -> Claim:
     """Return a claim with the user's line, on all cells or some; nothing is held yet.
 
     Raises CompileError, before anything is compiled for nothing, where `lease` would.
@@ -341,15 +343,15 @@ def claimed(cells: Mapping[str, Cell], what: str, names: frozenset[str] | None =
     return claim
 
 
-def newest(cells: Mapping[str, Cell]) -> dict[str, Array]:
+def newest(cells: Mapping[str, ParameterStorage]) -> dict[str, Array]:
     """Return the newest values of those cells that have some: read-only, by the same keys.
 
     Cells that one run trains are read together, after the same step. Callable from any thread.
     """
-    groups: dict[Lease, list[Cell]] = {}
+    groups: dict[Lease, list[ParameterStorage]] = {}
     with _LOCK:
         for cell in cells.values():
-            cell.come_home()
+            cell.reclaim()
             if cell.lease is not None:
                 groups.setdefault(cell.lease, []).append(cell)
         found = {cell: cell.array for cell in cells.values() if cell.lease is None}
@@ -359,16 +361,16 @@ def newest(cells: Mapping[str, Cell]) -> dict[str, Array]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
-def change(arrays: Mapping[Cell, Array]) -> None:
+def assign_values(arrays: Mapping[ParameterStorage, Array]) -> None:
     """Give cells new values, read-only arrays, all at once; an open run has them in its next step.
 
     Callable from any thread.
     """
-    groups: dict[Lease, dict[Cell, Array]] = {}
-    own: dict[Cell, Array] = {}
+    groups: dict[Lease, dict[ParameterStorage, Array]] = {}
+    own: dict[ParameterStorage, Array] = {}
     with _LOCK:
         for cell, array in arrays.items():
-            cell.come_home()
+            cell.reclaim()
             if cell.lease is None:
                 own[cell] = array
             else:
@@ -381,24 +383,24 @@ def change(arrays: Mapping[Cell, Array]) -> None:
         carrier.end({str(i): array for i, array in enumerate(own.values())})
 
 
-def fill(arrays: Mapping[Cell, Array]) -> None:
+def fill(arrays: Mapping[ParameterStorage, Array]) -> None:
     """Give cells without values their first ones, read-only arrays; others keep what they have.
 
     A run that has taken a lease and not begun yet begins with them.
     """
     with _LOCK:
         for cell, array in arrays.items():
-            cell.come_home()
+            cell.reclaim()
             is_begun = cell.lease is not None and cell.lease.is_begun
             if cell.array is None and not is_begun:
                 cell.array = array
 
 
-def _open_leases(cells: Mapping[str, Cell], claim: Claim) -> list[Lease]:
+def _open_leases(cells: Mapping[str, ParameterStorage], claim: Claim) -> list[Lease]:
     """Return the open leases on cells, all of which can be ended. Raises CompileError if not."""
     leases: dict[Lease, None] = {}
     for name, cell in cells.items():
-        cell.come_home()
+        cell.reclaim()
         other = cell.lease
         if other is None:
             continue

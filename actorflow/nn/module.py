@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 
-from actorflow.nn.lease import Cell, change, fill, frozen, newest
-from actorflow.nn.parameter import Buffer, Parameter, Stored
+from actorflow.nn.lease import ParameterStorage, assign_values, fill, frozen, newest
+from actorflow.nn.parameter import Buffer, ModelTensor, Parameter
 from actorflow.tensor.initial_values import initial_value
-from actorflow.tensor.tensor import OF_MODULES, checked, missing
+from actorflow.tensor.tensor import MODULE_HINTS, unsupported_attribute, validate_arguments
 from actorflow.tensor.tracer import current_trace, find_source
 from compiler.contract.errors import CompileError
 
@@ -88,7 +88,7 @@ class Module:
         if cls.__module__.startswith("actorflow.nn."):  # what a user's modules take is theirs
             for name in ("__init__", "__call__"):
                 if name in cls.__dict__:
-                    setattr(cls, name, checked(cls.__dict__[name]))
+                    setattr(cls, name, validate_arguments(cls.__dict__[name]))
         if "__call__" in cls.__dict__:
             cls.__call__ = _inside_its_scope(cls.__dict__["__call__"])  # type: ignore[method-assign]  # same signature
 
@@ -103,7 +103,7 @@ class Module:
     if not TYPE_CHECKING:  # which would take any attribute for one that is there
 
         def __getattr__(self, name: str) -> Any:
-            raise missing(f"{type(self).__name__!r} object", name, OF_MODULES)
+            raise unsupported_attribute(f"{type(self).__name__!r} object", name, MODULE_HINTS)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """Yield (path, module) for this module and all below it, depth first, each once.
@@ -141,10 +141,10 @@ class Module:
             if isinstance(item, Buffer):
                 yield path, item
 
-    def named_stored(self) -> Iterator[tuple[str, Stored]]:
+    def named_stored(self) -> Iterator[tuple[str, ModelTensor]]:
         """Yield (path, parameter or buffer): all that `state()` has, in order of assignment."""
         for path, item in _walk(self, ""):
-            if isinstance(item, Stored):
+            if isinstance(item, ModelTensor):
                 yield path, item
 
     def num_parameters(self) -> int:
@@ -198,9 +198,11 @@ class Module:
                 f"{find_source()}: cannot load {type(self).__name__}:"
                 f" missing {missing or 'nothing'}, unknown {unknown or 'nothing'}"
             )
-        change({stored.cell: stored.checked(arrays[path], path) for path, stored in own.items()})
+        assign_values(
+            {stored.cell: stored.checked(arrays[path], path) for path, stored in own.items()}
+        )
 
-    def cells(self) -> dict[str, Cell]:
+    def cells(self) -> dict[str, ParameterStorage]:
         """Return where the values of `state()` are, by path; for whoever runs plans."""
         return {path: stored.cell for path, stored in self.named_stored()}
 
@@ -235,7 +237,7 @@ def _tree(module: Module, seen: set[int]) -> list[str]:
         if isinstance(item, Module):
             lines = [type(item).__name__] if shared else _tree(item, seen)
             below += [f"  {name}: {lines[0]}{shared}", *[f"  {line}" for line in lines[1:]]]
-        elif isinstance(item, Stored):
+        elif isinstance(item, ModelTensor):
             seen.add(id(item))
             note = " buffer" if isinstance(item, Buffer) else " frozen" if item.is_frozen else ""
             own.append(f"{name} {item.type}{note}{_layout(item)}{shared}")
@@ -244,7 +246,7 @@ def _tree(module: Module, seen: set[int]) -> list[str]:
     return [f"{type(module).__name__}({', '.join(own)})", *below]
 
 
-def _layout(item: Stored) -> str:
+def _layout(item: ModelTensor) -> str:
     words = item.sbp if isinstance(item, Parameter) else {}
     return "".join([f" {axis}={word}" for axis, word in words.items()])
 
@@ -255,13 +257,13 @@ def _members(item: Any, path: str, above: tuple[int, ...] = ()) -> Iterator[tupl
         return
     for name, _, child in _children(item):
         below = f"{path}.{name}" if path else name
-        if isinstance(child, (Module, Stored, bool, int, float, str)):
+        if isinstance(child, (Module, ModelTensor, bool, int, float, str)):
             yield below, child
         else:
             yield from _members(child, below, (*above, id(item)))
 
 
-_HOLDERS = (Module, Stored, list, tuple, dict)
+_HOLDERS = (Module, ModelTensor, list, tuple, dict)
 """What is a part of a model, or may hold some."""
 
 
@@ -277,7 +279,7 @@ def _inside_its_scope(call: Callable[..., Any]) -> Callable[..., Any]:
     return scoped
 
 
-def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | Stored]]:
+def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | ModelTensor]]:
     """Yield what is below `root`, each object once and each path once."""
     seen: set[int] = set()
     places: dict[str, str] = {}
@@ -293,12 +295,12 @@ def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | Stored]]:
 
 def _visit(
     item: Any, path: str, place: str, seen: set[int]
-) -> Iterator[tuple[str, str, Module | Stored]]:
+) -> Iterator[tuple[str, str, Module | ModelTensor]]:
     """Yield (path, place as Python writes it, item), depth first."""
     if id(item) in seen:  # met already, or a list that holds itself
         return
     seen.add(id(item))
-    if isinstance(item, (Module, Stored)):
+    if isinstance(item, (Module, ModelTensor)):
         yield path, place, item
     for name, step, child in _children(item):
         if isinstance(child, _HOLDERS):

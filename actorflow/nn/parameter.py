@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from actorflow.nn.lease import Cell, change, frozen, newest
+from actorflow.nn.lease import ParameterStorage, assign_values, frozen, newest
 from actorflow.tensor.initial_values import initial_value
 from actorflow.tensor.layouts import LayerWords, Layout, Words, constraint, layout_of, layouts_of
 from actorflow.tensor.literals import checked_size, dtype_named, refuse_masked
@@ -26,7 +26,7 @@ from compiler.ops.primitives.sources import MOST_AT_FIRST
 Array = np.ndarray[Any, Any]
 
 
-class Stored(Tensor):
+class ModelTensor(Tensor):
     """A parameter or a buffer: a tensor inside a job; outside of jobs it holds `data`.
 
     `init` is the initialiser's spec, for example (("kind", "normal"), ("std", 0.02)). `cell` has
@@ -51,7 +51,7 @@ class Stored(Tensor):
                     f"{self.source}: a {self.kind} cannot start with {key} {number}: it must be"
                     f" finite and below {MOST_AT_FIRST:g}"
                 )
-        self.cell = Cell()
+        self.cell = ParameterStorage()
 
     @property
     def data(self) -> Array | None:
@@ -73,7 +73,7 @@ class Stored(Tensor):
         An array of its own bytes that cannot be written into is taken as it is, without a copy.
         Callable from any thread. Raises CompileError when shape or dtype differ.
         """
-        change({self.cell: self.checked(array)})
+        assign_values({self.cell: self.checked(array)})
 
     def checked(self, array: Array, path: str = "") -> Array:
         """Return an array as it is if nobody can write into it, else a read-only copy.
@@ -115,8 +115,8 @@ class Stored(Tensor):
         return f"{type(self).__name__}({self._type})"
 
 
-class Parameter(Stored):
-    """A named, trainable array; see `Stored`. `sbp` says how it lies on the ranks of a job."""
+class Parameter(ModelTensor):
+    """A named, trainable array; see `ModelTensor`. `sbp` says how it lies on the ranks of a job."""
 
     kind = "parameter"
 
@@ -197,7 +197,7 @@ _DRAWN = ("uniform", "normal")
 """Initialisers whose numbers follow from the seed of a run."""
 
 
-class Buffer(Stored):
+class Buffer(ModelTensor):
     """State that is no parameter: running statistics, counts, tables. It is not trained.
 
     As an attribute of a module it is part of `state()`, `load()` and checkpoints. In a job it is a

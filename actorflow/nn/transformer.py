@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable
 
 from actorflow import functional
-from actorflow.nn.attention import MultiheadAttention, check_heads, shares
+from actorflow.nn.attention import MultiheadAttention, check_heads, tensor_parallel_sbp
 from actorflow.nn.layers import MOST_LAYERS, Dropout, Linear, ModuleList, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.norm_layers import LayerNorm
@@ -43,7 +43,7 @@ class Attention(Module):
                 f"{find_source()}: attention needs dim divisible by heads, got {dim} and {heads}"
             )
         self.heads, self.causal = heads, causal
-        first, last = shares(sbp, "Attention", "heads")
+        first, last = tensor_parallel_sbp(sbp, "Attention", "heads")
         self.qkv = Linear(dim, 3 * dim) if first is None else None
         if first is not None:
             self.q, self.k, self.v = [Linear(dim, dim, sbp=first) for _ in range(3)]
@@ -83,7 +83,7 @@ class MLP(Module):
         self, dim: int, *, ratio: int = 4, dropout: float = 0.0, sbp: Words | None = None
     ) -> None:
         wide = checked_extent("MLP", "dim", dim) * checked_extent("MLP", "ratio", ratio)
-        first, last = shares(sbp, "MLP", "hidden columns")
+        first, last = tensor_parallel_sbp(sbp, "MLP", "hidden columns")
         self.up, self.down = Linear(dim, wide, sbp=first), Linear(wide, dim, sbp=last)
         self.drop = Dropout(dropout)
 
@@ -127,7 +127,7 @@ class SwiGLU(Module):
     def __init__(
         self, dim: int, hidden: int, *, bias: bool = False, sbp: Words | None = None
     ) -> None:
-        first, last = shares(sbp, "SwiGLU", "hidden columns")
+        first, last = tensor_parallel_sbp(sbp, "SwiGLU", "hidden columns")
         self.gate_proj = Linear(dim, hidden, bias=bias, sbp=first)
         self.up_proj = Linear(dim, hidden, bias=bias, sbp=first)
         self.down_proj = Linear(hidden, dim, bias=bias, sbp=last)
@@ -190,7 +190,9 @@ class TransformerEncoderLayer(_ResidualLayer):
         *,
         sbp: Words | None = None,
     ) -> None:
-        first, last = shares(sbp, "TransformerEncoderLayer", "heads and hidden columns")
+        first, last = tensor_parallel_sbp(
+            sbp, "TransformerEncoderLayer", "heads and hidden columns"
+        )
         self.self_attn = MultiheadAttention(
             d_model, nhead, dropout, bias, batch_first=batch_first, sbp=sbp
         )
@@ -235,7 +237,9 @@ class TransformerDecoderLayer(_ResidualLayer):
         *,
         sbp: Words | None = None,
     ) -> None:
-        first, last = shares(sbp, "TransformerDecoderLayer", "heads and hidden columns")
+        first, last = tensor_parallel_sbp(
+            sbp, "TransformerDecoderLayer", "heads and hidden columns"
+        )
         self.self_attn, self.multihead_attn = [
             MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, sbp=sbp)
             for _ in range(2)

@@ -1,6 +1,6 @@
 """What `@af.job` and `fit` take, as value objects that check themselves where the user made them.
 
-The functions that users call take the fields of these classes as keywords (`takes`, in
+The functions that users call take the fields of these classes as keywords (`accepts_options`, in
 environment/option_values.py), so signature, help text and checks are stated once. Each error has
 the user's line, what was expected, what came, and how to mend it.
 

@@ -18,7 +18,7 @@ import numpy as np
 from actorflow.checkpoint.errors import CheckpointError, Every
 from actorflow.data import DataError, DataSource
 from actorflow.data.source import checked_spec
-from actorflow.environment.option_values import Choice, Count, check_fields
+from actorflow.environment.option_values import IntRange, OneOfValues, check_fields
 from actorflow.nn.module import Module
 from actorflow.options.job_options import JobOptions
 from actorflow.tensor.tracer import find_source, source_of
@@ -47,7 +47,7 @@ def check_model(model: object) -> None:
         mend = "keep the parts as attributes of one class derived from af.nn.Module"
     else:
         mend = "derive its class from af.nn.Module"
-    raise CompileError(f"{find_source()}: expected a model, came {came(model)}; {mend}")
+    raise CompileError(f"{find_source()}: expected a model, came {describe_value(model)}; {mend}")
 
 
 def check_source(data: object, *, is_kept: bool = True) -> None:
@@ -59,7 +59,7 @@ def _check_methods(data: object, names: tuple[str, ...]) -> None:
     missing = [name for name in names if not callable(getattr(data, name, None))]
     if missing or isinstance(data, type):
         raise DataError(
-            f"{find_source()}: expected a data source, came {came(data)}"
+            f"{find_source()}: expected a data source, came {describe_value(data)}"
             f"{_lacking(data, missing)}; {_source_for(data)}"
         )
 
@@ -104,7 +104,7 @@ def check_listener(name: str, listener: object) -> None:
         return
     if not callable(listener):
         raise CompileError(
-            f"{find_source()}: {name} must be a function, or None, got {came(listener)}"
+            f"{find_source()}: {name} must be a function, or None, got {describe_value(listener)}"
         )
     why = _refusal_of_two(listener)
     if why:
@@ -132,8 +132,8 @@ def check_function(function: object) -> None:
     """Raise CompileError for what cannot be a job's function of (model, batch)."""
     if not callable(function):
         raise CompileError(
-            f"{find_source()}: expected a function of (model, batch), came {came(function)};"
-            " write @af.job(...) above the function"
+            f"{find_source()}: expected a function of (model, batch), came"
+            f" {describe_value(function)}; write @af.job(...) above the function"
         )
     why = _refusal_of_two(function)
     if why:
@@ -161,7 +161,7 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def came(value: object) -> str:
+def describe_value(value: object) -> str:
     """Return what a value is, in words."""
     if value is None:
         return "None"
@@ -196,13 +196,13 @@ def _typed(spec: object, what: str) -> Mapping[str, TensorType]:
     if not isinstance(spec, Mapping) or not spec:
         raise DataError(
             f"{find_source()}: {what}: expected {{name: af.TensorType}} of one entry or more, came"
-            f" {came(spec) if spec else repr(spec)}"
+            f" {describe_value(spec) if spec else repr(spec)}"
         )
     for name, type_ in spec.items():
         if not isinstance(name, str) or not isinstance(type_, TensorType):
             raise DataError(
                 f"{find_source()}: {what}: expected {{name: af.TensorType(dtype, shape)}}, came"
-                f" {name!r}: {came(type_)}"
+                f" {name!r}: {describe_value(type_)}"
             )
     return spec
 
@@ -263,8 +263,9 @@ class Evaluation:
         check_listener("on_result of an Evaluation", self.on_result)
         if not isinstance(getattr(self.job, "options", None), JobOptions):
             raise CompileError(
-                f"{find_source()}: expected the job of an Evaluation, came {came(self.job)};"
-                " decorate a function of (model, batch) with @af.job(train=False)"
+                f"{find_source()}: expected the job of an Evaluation, came"
+                f" {describe_value(self.job)}; decorate a function of (model, batch)"
+                " with @af.job(train=False)"
             )
         if self.job.options.train:
             raise CompileError(
@@ -278,7 +279,7 @@ def check_evaluation(evaluation: object) -> None:
     if evaluation is not None and not isinstance(evaluation, Evaluation):
         raise CompileError(
             f"{find_source()}: expected evaluation=af.Evaluation(job, data, every=..., batches=...)"
-            f" or None, came {came(evaluation)}"
+            f" or None, came {describe_value(evaluation)}"
         )
 
 
@@ -331,11 +332,11 @@ class FitOptions:
     steps: int
     checkpoint: str | os.PathLike[str] | None = None
     every: str | int = "5s"
-    keep_last: int = field(default=3, metadata={"rule": Count(1, 1 << 30)})
-    on_nan: str = field(default="raise", metadata={"rule": Choice(POLICIES)})
-    on_save_error: str = field(default="raise", metadata={"rule": Choice(("raise", "warn"))})
+    keep_last: int = field(default=3, metadata={"rule": IntRange(1, 1 << 30)})
+    on_nan: str = field(default="raise", metadata={"rule": OneOfValues(POLICIES)})
+    on_save_error: str = field(default="raise", metadata={"rule": OneOfValues(("raise", "warn"))})
     progress: bool = True
-    seed: int | None = field(default=None, metadata={"rule": Count(0, (1 << 63) - 1)})
+    seed: int | None = field(default=None, metadata={"rule": IntRange(0, (1 << 63) - 1)})
     on_step: OnStep | None = None
     evaluation: Evaluation | None = None
 

@@ -14,8 +14,8 @@ from numbers import Real
 import numpy as np
 
 from actorflow.environment.option_values import (
-    Choice,
-    Count,
+    IntRange,
+    OneOfValues,
     Patterns,
     check_fields,
     parse_bytes,
@@ -69,7 +69,7 @@ class LossScale:
                     f"{where}: {name} of a loss scale must be above {least:g} and below {most:g},"
                     f" got {number!r}"
                 )
-        interval = Count(1, (1 << 31) - 1).expected(self.growth_interval)
+        interval = IntRange(1, (1 << 31) - 1).expected(self.growth_interval)
         if interval:
             raise CompileError(
                 f"{where}: growth_interval of a loss scale must be {interval}, got"
@@ -133,7 +133,7 @@ BATCH_AXIS = "data"
 _LARGEST_VALUE = float(np.finfo(np.float32).max)
 """Of an element of a gradient."""
 
-_TOGETHER = {"rule": Count(1, MAX_TOGETHER)}
+_TOGETHER = {"rule": IntRange(1, MAX_TOGETHER)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,25 +213,29 @@ class JobOptions:
     optimizer: Optimizer | OptimizerPart | Sequence[OptimizerPart] | None = None
     train: bool = True
     trainable: Patterns | None = None
-    seed: int = field(default=0, metadata={"rule": Count(0, (1 << 63) - 1)})
-    max_plans: int = field(default=4, metadata={"rule": Count(1, 1 << 30)})
+    seed: int = field(default=0, metadata={"rule": IntRange(0, (1 << 63) - 1)})
+    max_plans: int = field(default=4, metadata={"rule": IntRange(1, 1 << 30)})
     accumulate: int = field(default=1, metadata=_TOGETHER)
     clip_norm: float | None = None
     clip_value: float | None = None
     ema: EMA | float | None = None
     metrics_every: int = field(default=1, metadata=_TOGETHER)
-    streams: int = field(default=1, metadata={"rule": Count(1, MAX_STREAMS)})
+    streams: int = field(default=1, metadata={"rule": IntRange(1, MAX_STREAMS)})
     device: str | None = None
     devices: Sequence[str] | None = None
     gpu: str | None = None
     memory_budget: str | int | None = None
-    recompute: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "blocks"))})
-    offload: str = field(default="auto", metadata={"rule": Choice(("auto", "none", "optimizer"))})
+    recompute: str = field(
+        default="auto", metadata={"rule": OneOfValues(("auto", "none", "blocks"))}
+    )
+    offload: str = field(
+        default="auto", metadata={"rule": OneOfValues(("auto", "none", "optimizer"))}
+    )
     mesh: Mesh | None = None
-    zero: bool = field(default=False, metadata={"rule": Choice((True, False))})
-    precision: str = field(default="fp32", metadata={"rule": Choice(("fp32", "bf16", "fp16"))})
+    zero: bool = field(default=False, metadata={"rule": OneOfValues((True, False))})
+    precision: str = field(default="fp32", metadata={"rule": OneOfValues(("fp32", "bf16", "fp16"))})
     loss_scale: LossScale | float | None = None
-    deterministic: bool = field(default=False, metadata={"rule": Choice((True, False))})
+    deterministic: bool = field(default=False, metadata={"rule": OneOfValues((True, False))})
 
     @property
     def has_ranks(self) -> bool:

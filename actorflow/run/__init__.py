@@ -11,7 +11,7 @@ fitting.py         one call of `fit`: what it opens, in order, and its `FitResul
 stepping.py        a run that is fed batch by batch, for `step`
 run_options.py     `RunOptions`; a run's evaluation and its checkpoints, as its options ask for them
 ports.py           data, metrics and checkpoint ports; the positions of a source
-devices.py         the devices of a plan opened; `make_ready`, whether a plan may run here
+devices.py         the devices of a plan opened; `verify_and_build`, whether a plan may run here
 open_gpus.py       CUDA devices, real or emulated; imported for plans on GPUs alone
 open_model.py      a model's values lent to a runner, for a run or for single steps
 live_variables.py  the variables of an open run, read and written between steps

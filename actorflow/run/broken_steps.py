@@ -65,7 +65,7 @@ def is_scaled(plan: Plan) -> bool:
     return is_shown and skips(plan) and plan.option("precision") == "fp16"
 
 
-class BrokenSteps:
+class NonFiniteMonitor:
     """Looks at the outputs of every step of a run, in order, on one thread.
 
     Args:

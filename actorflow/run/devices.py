@@ -1,7 +1,7 @@
 """The devices of this process that a plan runs on, opened for one run.
 
-`make_ready` says before whether the plan may run here (its ranks, kernels and proof), and builds
-its kernels.
+`verify_and_build` says before whether the plan may run here (its ranks, kernels and proof), and
+builds its kernels.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from random import Random
 from actorflow.compile.extensions import load_plugins
 from actorflow.compile.prove import prove
 from actorflow.compile.targets import hardware_for
-from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from actorflow.environment.host import gpu_of, has_cudnn, is_cuda
-from actorflow.environment.native import NATIVE, build, choosing, is_native
+from actorflow.environment.native import NATIVE, build, is_native, kernel_choice_lock
 from actorflow.environment.settings import Settings, logger
 from actors.device.host import HostDevice
 from actors.kernels.cuda.kernel import known_gpus
@@ -48,7 +48,7 @@ def open_devices(plan: Plan, settings: Settings) -> tuple[OpenDevice, ...]:
     return host, *simulated, *open_gpus(plan, gpus, settings, schedule)
 
 
-def as_run(plan: Plan, settings: Settings) -> Plan:
+def with_poison(plan: Plan, settings: Settings) -> Plan:
     """Return what is loaded: where the host acts a device, bytes that nobody may need are poisoned.
 
     A right plan gives the same bits with it, so that whoever runs there has a proof.
@@ -68,7 +68,7 @@ def _indices(plan: Plan, kind: DeviceKind) -> tuple[int, ...]:
     return tuple(sorted({d.index for d in devices if d.kind is kind}))
 
 
-def said_of(plan: Plan, settings: Settings) -> str:
+def device_notice(plan: Plan, settings: Settings) -> str:
     """Return what is worth saying of a run's devices first of all; nothing where all is real.
 
     Whoever sees wrong numbers there needs the seed to see them again.
@@ -87,7 +87,7 @@ def said_of(plan: Plan, settings: Settings) -> str:
     )
 
 
-def share_cores(plan: Plan, settings: Settings, warn: Callable[[str], object]) -> None:
+def set_blas_threads(plan: Plan, settings: Settings, warn: Callable[[str], object]) -> None:
     """Set the threads of numpy's BLAS."""
     if is_native(plan):
         # Two pools of threads fight for the cores: numpy multiplies on one thread then.
@@ -100,17 +100,17 @@ _VERSION = re.compile(r"\b(?:host|cuda)-\d+")
 """What of a fingerprint says which kernels there are; the rest is with what they were built."""
 
 
-def make_ready(plan: Plan, settings: Settings, among: Among = ONE_RANK) -> None:
+def verify_and_build(plan: Plan, settings: Settings, group: ProcessGroup = SINGLE_PROCESS) -> None:
     """Prove a plan and build its kernels.
 
     Only ranks that are among others run a plan of several.
     Raises CompileError, OutOfMemory or PlanFormatError where it cannot run here.
     """
-    if among is ONE_RANK:
+    if group is SINGLE_PROCESS:
         _check_ranks(plan)
     _check_gpu(plan)
     load_plugins()  # the ops and kernels of a plan from a file may be theirs
-    with choosing(settings, devices_of(plan), deterministic=False) as is_on:
+    with kernel_choice_lock(settings, devices_of(plan), deterministic=False) as is_on:
         _check_target(plan, is_native=is_on)
         # Proven before anything is built: what a C compiler gets comes from a file.
         prove(plan)

@@ -13,14 +13,14 @@ import numpy as np
 from actorflow.checkpoint.errors import Every
 from actorflow.compile.plan_facts import batches_per_step
 from actorflow.data import items_of
-from actorflow.distributed.process_group import Among, agree_on_data, agree_on_steps
+from actorflow.distributed.process_group import ProcessGroup, check_same_data, check_same_steps
 from actorflow.environment.settings import logger
 from actorflow.optim.optimizers import averages_in
 from actorflow.options.fit_options import Metrics, Results
 from actorflow.run.broken_steps import skips
-from actorflow.run.devices import said_of
+from actorflow.run.devices import device_notice
 from actorflow.run.run_options import RunOptions
-from actorflow.run.saving import Saver, Start, job_state, start_from
+from actorflow.run.saving import RestoredState, Saver, job_state, start_from
 from actorflow.run.status import Listener, make_reporter
 from actorflow.run.stopping import Stopper, StopSignals
 from actorflow.run.training_run import Run
@@ -83,7 +83,7 @@ class FittedRunner(Protocol):
     """What `fit` asks of the runner that it is called on."""
 
     plan: Plan
-    among: Among
+    group: ProcessGroup
     seed: int
     settings: Settings
     given: Mapping[str, Array]
@@ -112,7 +112,7 @@ class FitCall:
         self._stopper = Stopper()
         # First of all: a signal that comes while a checkpoint is read ends the run cleanly, too.
         self._signals = stack.enter_context(StopSignals(self._stopper.ask_by_signal))
-        is_writer = runner.among.is_first
+        is_writer = runner.group.is_first
         self._reporter = make_reporter(options.checkpoint, options.progress, is_writer=is_writer)
         stack.callback(self._reporter.finish)
         self._notice: Callable[[str], None] = self._reporter.notice
@@ -145,18 +145,18 @@ class FitCall:
         for warning in self._runner.settings.warnings:
             self._warn(warning)
         if self._options.progress:
-            if said := said_of(self._plan, self._runner.settings):
+            if said := device_notice(self._plan, self._runner.settings):
                 self._notice(said)
             for line in summarise(self._plan):
                 self._notice(line)
 
     def _agree(self) -> None:
         """Check that all ranks read the same data, for as many steps."""
-        among, seed, evaluation = self._runner.among, self._runner.seed, self._options.evaluation
-        agree_on_steps(among, self._options.steps)
-        agree_on_data(among, self._options.data, seed)
+        group, seed, evaluation = self._runner.group, self._runner.seed, self._options.evaluation
+        check_same_steps(group, self._options.steps)
+        check_same_data(group, self._options.data, seed)
         if evaluation is not None:
-            agree_on_data(among, evaluation.data, seed, "data of the evaluation")
+            check_same_data(group, evaluation.data, seed, "data of the evaluation")
 
     def _open_directory(self) -> None:
         if self._options.checkpoint is not None:
@@ -165,28 +165,28 @@ class FitCall:
             directory, keep_last = os.fspath(self._options.checkpoint), self._options.keep_last
             manager = CheckpointManager(directory, keep_last=keep_last, report=self._warn)
             # One rank writes for all; the others read what that one tells them to.
-            is_writer = self._runner.among.is_first
+            is_writer = self._runner.group.is_first
             self._manager = self._stack.enter_context(manager) if is_writer else manager
 
-    def _start(self) -> Start:
+    def _start(self) -> RestoredState:
         start = None
         if self._manager is not None:
             data = self._options.data
             runner = self._runner
             start = start_from(
-                self._manager, self._plan, data, runner.seed, self._warn, runner.among
+                self._manager, self._plan, data, runner.seed, self._warn, runner.group
             )
         if start is None:
             first = self._runner.first()
-            return Start(steps_done(first), first)
+            return RestoredState(steps_done(first), first)
         self._notice(f"resumed from the checkpoint of step {start.step}")
-        return Start(start.step, self._runner.first(start.values), is_resumed=True)
+        return RestoredState(start.step, self._runner.first(start.values), is_resumed=True)
 
-    def _saver(self, start: Start) -> Saver | None:
+    def _saver(self, start: RestoredState) -> Saver | None:
         if self._manager is None:
             return None
-        state = job_state(self._plan, self._runner.among)
-        if not self._runner.among.is_first:
+        state = job_state(self._plan, self._runner.group)
+        if not self._runner.group.is_first:
             return None
         return Saver(
             self._manager,
@@ -198,9 +198,9 @@ class FitCall:
             report=self._warn,
         )
 
-    def _listener(self, start: Start, total: int) -> Listener:
+    def _listener(self, start: RestoredState, total: int) -> Listener:
         status: StatusWriter | None = None
-        if self._manager is not None and self._runner.among.is_first:
+        if self._manager is not None and self._runner.group.is_first:
             from actorflow.run.status import STATUS_FILE, StatusWriter  # 5 ms
 
             status = StatusWriter(
@@ -221,7 +221,9 @@ class FitCall:
         )
         return self._stack.enter_context(listener)
 
-    def _opened(self, start: Start, total: int, saver: Saver | None, listener: Listener) -> Run:
+    def _opened(
+        self, start: RestoredState, total: int, saver: Saver | None, listener: Listener
+    ) -> Run:
         evaluation = self._options.evaluation
         if evaluation is not None:
             evaluation = replace(evaluation, on_result=listener.evaluated(evaluation.on_result))
@@ -242,7 +244,7 @@ class FitCall:
                 directory=None if self._manager is None else self._manager.directory,
                 warn=self._warn,
                 on_finished=self._stopper.over,
-                among=self._runner.among,
+                group=self._runner.group,
             ),
         )
         self._stack.callback(run.close)

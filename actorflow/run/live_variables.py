@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from actorflow.compile.plan_facts import saved_variables
-from actorflow.distributed.process_group import ONE_RANK, Among, agree_on_writes
+from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup, agree_on_writes
 from actorflow.distributed.shared_run import NOTHING_WRITTEN, digest_of_state
-from actorflow.distributed.unshard import cut, gather_whole
+from actorflow.distributed.unshard import all_gather_variables, shard_values
 from actorflow.tensor.initial_values import check_values, steps_done
 from actorflow.tensor.tracer import find_source, users_line
 from actors.loop.admission import QuiescentCallback, QuiescentCondition
@@ -64,11 +64,11 @@ class LiveVariables:
         plan: Plan,
         variables: VariableMemory,
         loop: Loop,
-        among: Among = ONE_RANK,
+        group: ProcessGroup = SINGLE_PROCESS,
         *,
         is_stepped: bool = False,
     ) -> None:
-        self._among = among
+        self._group = group
         self._is_stepped = is_stepped
         self._split = {v.name for v in plan.state if v.sharding is not None}
         self._has_stages = dict(plan.mesh.axes).get(STAGE, 1) > 1
@@ -136,17 +136,17 @@ class LiveVariables:
     def _joined(self, wanted: tuple[str, ...]) -> dict[str, Array] | None:
         """Return whole variables, when all ranks have done the same steps."""
         self.agree_on_writes()
-        among, counter = self._among, [name for name in ("step",) if name in self]
+        group, counter = self._group, [name for name in ("step",) if name in self]
         here = [name for name in wanted if name in self]
         while (own := self._own((*here, *counter))) is not None:
             # Outputs of a step come before its updates: a rank may have been read too early. One
             # that updates nothing is never too early.
-            said = among.gather(
+            said = group.all_gather_object(
                 "read variables between steps", steps_done(own) if counter else None
             )
             if len({*said} - {None}) <= 1:
                 parts = {name: own[name] for name in here}
-                return gather_whole(self._plan, parts, among.gather, among.rank)
+                return all_gather_variables(self._plan, parts, group.all_gather_object, group.rank)
         return None
 
     def _own(self, wanted: tuple[str, ...]) -> dict[str, Array] | None:
@@ -178,10 +178,10 @@ class LiveVariables:
             self.pending = {**self.pending, **known}
             if self.last_read is not None:
                 self.last_read = {**self.last_read, **known}
-            if values and not self._among.is_alone:
+            if values and not self._group.is_alone:
                 self._written |= values
                 self._wrote = users_line()
-        if known and self._among.is_alone:
+        if known and self._group.is_alone:
             self._loop.run_when_quiescent(
                 QuiescentCallback(self._between_steps, lambda: self._apply(self.pending))
             )
@@ -205,11 +205,11 @@ class LiveVariables:
 
     def agree_on_writes(self) -> None:
         """Check that all ranks wrote the same since the last step; all call it. CompileError."""
-        if not self._among.is_alone:
-            agree_on_writes(self._among, digest_of_state(self._written), self._wrote)
+        if not self._group.is_alone:
+            agree_on_writes(self._group, digest_of_state(self._written), self._wrote)
 
     def _check_agreed(self, done: str, names: tuple[str, ...]) -> None:
-        if names and not (self._among.is_alone or self._is_stepped or self._loop.is_closed):
+        if names and not (self._group.is_alone or self._is_stepped or self._loop.is_closed):
             raise CompileError(
                 f"{find_source()}: {names[0]!r} is {done} while plan {self._plan.name!r} runs on"
                 f" {self._plan.mesh.num_ranks} ranks, which may be at different steps: on each it"
@@ -273,7 +273,7 @@ class LiveVariables:
 
     def _cut(self, written: Mapping[str, Array]) -> Mapping[str, Array]:
         """Return what this rank has of values that were written."""
-        return cut(self._plan, written, self._among.rank) if self._split else written
+        return shard_values(self._plan, written, self._group.rank) if self._split else written
 
     def _read(self, name: str) -> Array:
         array = self._variables.read(name)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from actorflow.environment.settings import logger
-from actorflow.nn.lease import Cell, Claim, Lease, OpenLoop, lease, leased, newest
+from actorflow.nn.lease import Claim, Lease, OpenLoop, ParameterStorage, lease, leased, newest
 from actorflow.nn.module import Module
 from actorflow.options.fit_options import Metrics
 from actorflow.run.runner import Runner
@@ -37,7 +37,7 @@ def runner_on(
     seed: int,
     loop: OpenLoop | None = None,
     *,
-    among: Among = ONE_RANK,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> Iterator[Runner]:
     """Give a runner with the model's values; with a claim it trains, and the model gets them back.
 
@@ -48,13 +48,13 @@ def runner_on(
     cells = model.cells()
     with nullcontext() if claim is None else leased(cells, claim, loop) as held:
         try:
-            yield Runner(plan, values=newest(cells), seed=seed, lease=held, among=among)
+            yield Runner(plan, values=newest(cells), seed=seed, lease=held, group=group)
         finally:
             if claim is not None:
                 _say_replaced(model, cells, claim)
 
 
-def _say_replaced(model: Module, trained: Mapping[str, Cell], claim: Claim) -> None:
+def _say_replaced(model: Module, trained: Mapping[str, ParameterStorage], claim: Claim) -> None:
     try:
         now = model.cells()
     except CompileError:  # whoever uses the model next gets it
@@ -132,7 +132,7 @@ class OpenModel:
         self._lease = held
         return held
 
-    def _take_over(self, cells: Mapping[str, Cell]) -> None:
+    def _take_over(self, cells: Mapping[str, ParameterStorage]) -> None:
         """Write what others changed in some cells since into the plan's memory."""
         arrays = newest(cells) if cells else {}
         changed = {n: a for n, a in arrays.items() if a is not self._seen.get(n)}

@@ -17,7 +17,7 @@ import numpy as np
 from actorflow.compile.plan_facts import batch_fields, batch_parts
 from actorflow.data import DataError, DataSource, check_batch
 from actorflow.data.source import Part, filler_of, is_plain_array
-from actorflow.distributed.shared_run import GivenBatches
+from actorflow.distributed.shared_run import BatchDigestReporter
 from actorflow.environment.settings import logger
 from actorflow.options.fit_options import Metrics, StopTraining, reason_of
 from actorflow.tensor.tracer import find_source
@@ -28,7 +28,7 @@ from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
 
 
-class Fetching:
+class FetchState:
     """The fetches of a source, each of which ends once.
 
     It ends when the source answers (`settle`), or when it is given up because the run is to stop
@@ -58,7 +58,7 @@ class Fetching:
         self.is_inside = False
         return self._taken()
 
-    def give_up(self) -> bool:
+    def abandon(self) -> bool:
         """Have no fetch more; return whether one was under way, whose answer no longer counts."""
         self._is_given_up = True
         return self._taken()
@@ -199,7 +199,7 @@ class DataPort:
         *,
         positions: Positions | None = None,
         on_fed: Callable[[int], None] | None = None,
-        given: GivenBatches | None = None,
+        given: BatchDigestReporter | None = None,
     ) -> None:
         self._source = source
         self._on_fed, self._given = on_fed, given
@@ -215,7 +215,7 @@ class DataPort:
         self._first_wanted = None if steps.total is None or steps.is_resumed else self._batch
         self._where = find_source()
         self._positions = positions
-        self._fetching = Fetching(source)
+        self._fetching = FetchState(source)
         self._turn = threading.Condition()
         self._is_held = self._has_gone_on = self._is_given_up = self._is_closed = False
         self.is_over = False
@@ -331,9 +331,9 @@ class DataPort:
         is_lacking = not self._is_held and total is not None and self._batch < total
         return is_lacking and self._fetching.is_inside
 
-    def give_up(self) -> bool:
+    def abandon(self) -> bool:
         """See `AbandonableSource.abandon`."""
-        if not self._fetching.give_up():
+        if not self._fetching.abandon():
             return False
         self._on_end()
         return True
@@ -480,7 +480,7 @@ class MetricsPort:
         return {name: _mean([t[name] for t in tokens]) for name in told} | _taken(of_step)
 
     def _taken(self) -> bool:
-        # Taking an item of a list is one atomic step, as in `Fetching`.
+        # Taking an item of a list is one atomic step, as in `FetchState`.
         try:
             self._open.pop()
         except IndexError:

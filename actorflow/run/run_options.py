@@ -1,7 +1,8 @@
 """The options of a run, and what follows from them: its evaluation, its checkpoints, broken steps.
 
 `RunOptions` says what a run begins with, where it ends, and who hears of it. The ports of an
-evaluation and `Keeping`, which decides what snapshots become checkpoints, are made of it.
+evaluation and `CheckpointScheduler`, which decides what snapshots become checkpoints, are made of
+it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy as np
 
 from actorflow.compile.plan_facts import line_of_output, losses_of
 from actorflow.data import Batch, DataError, DataSource, check_batch
-from actorflow.distributed.process_group import ONE_RANK, Among
-from actorflow.distributed.unshard import Joining
+from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from actorflow.distributed.unshard import ShardGatherer
 from actorflow.environment.settings import Settings, logger
 from actorflow.options.fit_options import Evaluation, Metrics
-from actorflow.run.broken_steps import BrokenSteps, is_scaled, skips
-from actorflow.run.ports import Fetching, MetricsPort, ReadFields
+from actorflow.run.broken_steps import NonFiniteMonitor, is_scaled, skips
+from actorflow.run.ports import FetchState, MetricsPort, ReadFields
 from actors.machine.errors import SourceExhausted
 from actors.machine.protocol import Launch, Token
 from compiler.contract.errors import CompileError, PeerFailed
@@ -73,7 +74,7 @@ class RunOptions:
     saver: Saver | None = None
     on_nan: str = "raise"
     evaluation: Evaluation | None = None
-    among: Among = ONE_RANK
+    group: ProcessGroup = SINGLE_PROCESS
     is_stepped: bool = False
     directory: Path | None = None
     warn: Callable[[str], object] = _ignore
@@ -109,7 +110,7 @@ class EvaluationDataPort:
         self._begin = dict(source.state())
         self._done = 0
         self._on_failure = on_failure
-        self._fetching = Fetching(source)
+        self._fetching = FetchState(source)
         self.failure: BaseException | None = None
         self.num_whole = 0
 
@@ -140,7 +141,7 @@ class EvaluationDataPort:
 
     def abandon(self) -> bool:
         """See `AbandonableSource.abandon`."""
-        return self._fetching.give_up()
+        return self._fetching.abandon()
 
     def close(self) -> None:
         """Ask a source that blocks in a fetch to stop, if it can be asked."""
@@ -177,20 +178,20 @@ def _clear(views: Token) -> None:
         view[...] = 0
 
 
-def broken_steps_of(plan: Plan, options: RunOptions) -> BrokenSteps | None:
+def broken_steps_of(plan: Plan, options: RunOptions) -> NonFiniteMonitor | None:
     """Return what looks at the steps of a run; None for a plan without a loss."""
     lines = {name: line_of_output(plan, name) or "" for name in losses_of(plan)}
     if not lines:
         return None
     values = options.values
-    return BrokenSteps(
+    return NonFiniteMonitor(
         options.on_nan,
         lines,
         options.warn,
         skipped=int(values[SKIPPED]) if skips(plan) and SKIPPED in values else None,
         scaled=is_scaled(plan),
         directory=options.directory,
-        is_writer=options.among.is_first,
+        is_writer=options.group.is_first,
     )
 
 
@@ -214,7 +215,7 @@ def evaluation_ports(
             f"plan {plan.name!r} evaluates every {every} steps; give fit the evaluation that it was"
             " compiled with"
         )
-    fields = ReadFields.of(plan, options.among.rank, evaluation.data, "eval_data")
+    fields = ReadFields.of(plan, options.group.rank, evaluation.data, "eval_data")
     batches = plan.int_option("evaluate_batches", 0)
     data = EvaluationDataPort(
         evaluation.data,
@@ -237,10 +238,10 @@ def evaluation_ports(
 # and the coordinator names a step that no rank has begun, on all of them
 # (`actorflow.distributed.agreement`); the first snapshot from there on is the one. Then every rank
 # tells what it has, and the first writes the whole: at once where that has all of it, else when the
-# parts have come (`Joining`). Meanwhile training goes on.
+# parts have come (`ShardGatherer`). Meanwhile training goes on.
 
 
-class Keeping:
+class CheckpointScheduler:
     """What becomes of the snapshots of one run. All ranks make it at the same place.
 
     `is_due` and `save` belong to the thread of the snapshots.
@@ -255,10 +256,10 @@ class Keeping:
         self._saver, self._every, self._ask = options.saver, options.every, ask
         self._last_step = options.first_step
         self._told: deque[int] = deque()
-        self._joining: Joining | None = None
-        self._is_shared = options.among is not ONE_RANK
+        self._joining: ShardGatherer | None = None
+        self._is_shared = options.group is not SINGLE_PROCESS
         if self._is_shared and self._every is not None:
-            self._joining = Joining(plan, options.among, options.settings.rank_seconds)
+            self._joining = ShardGatherer(plan, options.group, options.settings.rank_seconds)
             if options.saver is not None and self.needs_others:
                 size = format_bytes(self._joining.size_bytes)
                 logger.info("rank 0 joins the parts of variables for checkpoints in %s", size)
@@ -268,7 +269,7 @@ class Keeping:
         """Whether a checkpoint takes what other ranks have."""
         return self._joining is not None and self._joining.size_bytes > 0
 
-    def tell(self, step: int) -> None:
+    def schedule(self, step: int) -> None:
         """Hear that the first snapshot from a step on is due. On any thread, in order of steps."""
         self._told.append(step)
 
@@ -305,9 +306,9 @@ class Keeping:
         """
         joining, saver = self._joining, self._saver
         if joining is not None and saver is None:
-            joining.tell(step, arrays)
+            joining.send_shards(step, arrays)
         elif saver is not None:
-            whole = arrays if joining is None else joining.join(step, arrays)
+            whole = arrays if joining is None else joining.gather_shards(step, arrays)
             saver.save(step, whole, position(step))
 
     def stop(self, error: BaseException) -> None:

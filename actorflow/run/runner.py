@@ -25,27 +25,27 @@ import numpy as np
 from actorflow.compile.plan_facts import batches_per_step
 from actorflow.data import DataSource
 from actorflow.distributed.process_group import (
-    ONE_RANK,
-    Among,
-    agree_on_data,
-    agree_on_plan,
-    agree_on_steps,
-    agree_on_values,
+    SINGLE_PROCESS,
+    ProcessGroup,
+    check_same_data,
+    check_same_plan,
+    check_same_steps,
+    check_same_values,
 )
-from actorflow.distributed.unshard import gather_whole
-from actorflow.environment.option_values import takes
+from actorflow.distributed.unshard import all_gather_variables
+from actorflow.environment.option_values import accepts_options
 from actorflow.environment.settings import Settings, logger
 from actorflow.nn.lease import frozen
 from actorflow.options.fit_options import (
     ENDLESS,
     FitOptions,
     Metrics,
-    came,
     check_source,
     check_steps,
+    describe_value,
 )
 from actorflow.run.broken_steps import check_policy
-from actorflow.run.devices import make_ready
+from actorflow.run.devices import verify_and_build
 from actorflow.run.fitting import FitResult, fit
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.run_options import RunOptions
@@ -87,28 +87,28 @@ class Runner:
         seed: int = 0,
         settings: Settings | None = None,
         lease: Lease | None = None,
-        among: Among = ONE_RANK,
+        group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         if not isinstance(plan, Plan):
             raise CompileError(
-                f"{find_source()}: expected a plan, came {came(plan)}; use job.compile(model, data)"
-                " or af.Plan.load(path)"
+                f"{find_source()}: expected a plan, came {describe_value(plan)}; use"
+                " job.compile(model, data) or af.Plan.load(path)"
             )
         self.plan = plan
         self.given: Mapping[str, Array] = dict(values or {})
         """What the next run begins with, of variables that do not start from their initialiser."""
-        self.among = among
+        self.group = group
         self._lease = lease
         self._newest: Run | None = None
         self._open: Run | None = None
         self._live: LiveVariables | None = None
         self.seed = seed
         self.settings = settings or Settings.from_env(os.environ)
-        agree_on_plan(among, plan, seed)
-        make_ready(plan, self.settings, among)
+        check_same_plan(group, plan, seed)
+        verify_and_build(plan, self.settings, group)
         self._stepping: Stepping | None = None
 
-    @takes(FitOptions)
+    @accepts_options(FitOptions)
     def fit(self, options: FitOptions) -> FitResult:
         """Train until `steps` steps are done in total, continuing from the newest valid checkpoint.
 
@@ -146,8 +146,8 @@ class Runner:
         if steps is not None:
             check_steps(steps)
         check_policy(self.plan, on_nan)
-        agree_on_steps(self.among, steps)
-        agree_on_data(self.among, data, self.seed)
+        check_same_steps(self.group, steps)
+        check_same_data(self.group, data, self.seed)
         self.close()
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
         values = self.first()
@@ -165,11 +165,11 @@ class Runner:
                 warn=logger.warning,
                 # Whoever iterates may take his time: that is no stall.
                 settings=replace(self.settings, stall_seconds=0.0),
-                among=self.among,
+                group=self.group,
             ),
         )
         # An iterator that is still alive at exit would wait for threads that are gone by then.
-        left = f"rank {self.among.rank} left its loop over stream"
+        left = f"rank {self.group.rank} left its loop over stream"
         drain = partial(drain_outputs, run, outputs, left)
         stopped_by: list[str] = []
         run.ask = stopped_by.append
@@ -191,7 +191,7 @@ class Runner:
             run.wait()
             if stopped_by and count != steps and not run.is_data_over:
                 raise CompileError(
-                    f"{find_source()}: {stopped_by[0]}, which ended that of rank {self.among.rank}"
+                    f"{find_source()}: {stopped_by[0]}, which ended that of rank {self.group.rank}"
                     f" after {count} of {'all' if steps is None else steps} outputs: every step"
                     " takes all ranks. Leave the loop after the same output on all, by what all"
                     " have in common, such as its number or the loss"
@@ -219,7 +219,7 @@ class Runner:
                     " single step has none; compile the job with metrics_every=1"
                 )
             values = self.first()
-            self._stepping = Stepping(self.plan, values, self.settings, self.among)
+            self._stepping = Stepping(self.plan, values, self.settings, self.group)
             self.begin(self._stepping.run)
         try:
             return self._stepping.step(batches)
@@ -309,9 +309,9 @@ class Runner:
         Raises CompileError where ranks were given others; all of them read the same checkpoint.
         """
         if restored is None:
-            agree_on_values(self.among, self.plan, self.given)
+            check_same_values(self.group, self.plan, self.given)
         given = {**self.given, **(restored or {})}
-        return initial_values(self.plan, given, self.seed, self.among.rank)
+        return initial_values(self.plan, given, self.seed, self.group.rank)
 
     def _whole_first(self) -> dict[str, Array]:
         values = initial_values(self.plan, self.given, self.seed, rank=None)
@@ -363,9 +363,11 @@ class Runner:
             return None
         try:
             if not why:
-                among = self.among
+                group = self.group
                 run.variables.agree_on_writes()
-                self.given = gather_whole(self.plan, parts, among.gather, among.rank)
+                self.given = all_gather_variables(
+                    self.plan, parts, group.all_gather_object, group.rank
+                )
         except (CompileError, PeerFailed) as error:
             why, failed = str(error), error
         if why:

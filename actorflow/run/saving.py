@@ -18,7 +18,7 @@ from actorflow.checkpoint.errors import CheckpointError, Every
 from actorflow.checkpoint.manifest import Expected
 from actorflow.compile.plan_facts import saved_variables, written_variables
 from actorflow.data import DataError, DataSource
-from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from actorflow.environment.settings import is_worth_a_line
 from actorflow.options.fit_options import WARN
 from actorflow.run.broken_steps import NonFiniteLoss
@@ -49,7 +49,7 @@ class JobState:
     written: frozenset[str]
 
 
-def job_state(plan: Plan, among: Among = ONE_RANK) -> JobState:
+def job_state(plan: Plan, group: ProcessGroup = SINGLE_PROCESS) -> JobState:
     """Return what is saved of a plan's job; ranks in stages have variables of their own each.
 
     All ranks call it at the same place.
@@ -60,7 +60,9 @@ def job_state(plan: Plan, among: Among = ONE_RANK) -> JobState:
         for v in plan.state
         if v.name in saved
     ]
-    said = cast("list[Any]", among.gather("tell its variables for checkpoints", tuple(own)))
+    said = cast(
+        "list[Any]", group.all_gather_object("tell its variables for checkpoints", tuple(own))
+    )
     rows = [row for rows in said for row in rows]
     return JobState(
         {name: type_ for name, _, type_, _ in rows},
@@ -75,7 +77,7 @@ STEP = "step"
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RestoredState:
     """Where a run begins: steps done, and the value of every variable."""
 
     step: int
@@ -213,15 +215,15 @@ def start_from(
     source: DataSource,
     seed: int,
     report: Callable[[str], None],
-    among: Among = ONE_RANK,
-) -> Start | None:
+    group: ProcessGroup = SINGLE_PROCESS,
+) -> RestoredState | None:
     """Restore the source's position and return step and variables of the newest checkpoint.
 
     None where there is no checkpoint yet. All ranks read the one that the first of them finds.
     Raises CheckpointUnfit when the variables of all of them are other than the plan's, CompileError
     for another seed, DataError when the data is another.
     """
-    checkpoint = _newest(manager, expected_of(plan, among), among)
+    checkpoint = _newest(manager, expected_of(plan, group), group)
     if checkpoint is None:
         return None
     manifest = checkpoint.manifest
@@ -247,20 +249,20 @@ def start_from(
     else:
         _compare_kernels(manifest.step, manifest.config.get("kernels"), plan, report)
     source.restore(manifest.data_state or {})
-    return Start(manifest.step, checkpoint.tensors)
+    return RestoredState(manifest.step, checkpoint.tensors)
 
 
 def _newest(
-    manager: CheckpointManager, expected: Expected, among: Among
+    manager: CheckpointManager, expected: Expected, group: ProcessGroup
 ) -> LoadedCheckpoint | None:
-    found = manager.latest(expected) if among.is_first else None
-    step = among.gather(
+    found = manager.latest(expected) if group.is_first else None
+    step = group.all_gather_object(
         "find the checkpoint to go on from", None if found is None else found.manifest.step
     )
-    if isinstance(step[0], int) and not among.is_first:
+    if isinstance(step[0], int) and not group.is_first:
         found = manager.load(step[0], expected)
     # Until all have read it nobody trains, and writes others that would have it removed.
-    among.gather("read the checkpoint", None)
+    group.all_gather_object("read the checkpoint", None)
     return found
 
 
@@ -300,12 +302,12 @@ def _compare_kernels(step: int, wrote: Any, plan: Plan, report: Callable[[str], 
         )
 
 
-def expected_of(plan: Plan, among: Among = ONE_RANK) -> Expected:
+def expected_of(plan: Plan, group: ProcessGroup = SINGLE_PROCESS) -> Expected:
     """Return what a checkpoint must hold for a plan: the variables of all ranks, whole.
 
     Whether steps may be skipped, and losses scaled, is a choice of each run: what there is of it is
     not asked for.
     """
-    tensors = job_state(plan, among).types
+    tensors = job_state(plan, group).types
     counter = STEP if STEP in tensors else ""
     return Expected(tensors, frozenset((SKIPPED, LOSS_SCALE, GOOD_STEPS)), counter)

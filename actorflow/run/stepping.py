@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from actorflow.compile.plan_facts import batch_fields
-from actorflow.distributed.process_group import Among
+from actorflow.distributed.process_group import ProcessGroup
 from actorflow.environment.settings import Settings
 from actorflow.options.fit_options import Metrics
 from actorflow.run.run_options import RunOptions
@@ -68,7 +68,7 @@ class Stepping:
     """A run that is fed batch by batch."""
 
     def __init__(
-        self, plan: Plan, values: Mapping[str, Array], settings: Settings, among: Among
+        self, plan: Plan, values: Mapping[str, Array], settings: Settings, group: ProcessGroup
     ) -> None:
         self._mailbox = Mailbox(batch_fields(plan)[0])
         self._outputs: queue.SimpleQueue[Metrics | None] = queue.SimpleQueue()
@@ -81,7 +81,7 @@ class Stepping:
                 on_step=lambda step, metrics: self._outputs.put(metrics),
                 on_finished=lambda: self._outputs.put(None),
                 settings=settings,
-                among=among,
+                group=group,
                 is_stepped=True,
             ),
         )

@@ -21,11 +21,17 @@ from actorflow.compile.plan_facts import (
     takes_snapshots,
 )
 from actorflow.data import DataError, DataSource
-from actorflow.distributed.process_group import Among, Together
-from actorflow.distributed.shared_run import GivenBatches
+from actorflow.distributed.process_group import DistributedRun, ProcessGroup
+from actorflow.distributed.shared_run import BatchDigestReporter
 from actorflow.environment.host import is_cuda
 from actorflow.environment.settings import SettingsError, logger
-from actorflow.run.devices import as_run, devices_of, open_devices, said_of, share_cores
+from actorflow.run.devices import (
+    device_notice,
+    devices_of,
+    open_devices,
+    set_blas_threads,
+    with_poison,
+)
 from actorflow.run.live_variables import LiveVariables
 from actorflow.run.ports import (
     CheckpointPort,
@@ -36,8 +42,8 @@ from actorflow.run.ports import (
     ReadFields,
 )
 from actorflow.run.run_options import (
+    CheckpointScheduler,
     EvaluationDataPort,
-    Keeping,
     RunOptions,
     broken_steps_of,
     evaluation_ports,
@@ -115,21 +121,21 @@ class Run:
 
     def __init__(self, plan: Plan, source: DataSource, options: RunOptions) -> None:
         settings = options.settings
-        share_cores(plan, settings, options.warn)
-        if said := said_of(plan, settings):
+        set_blas_threads(plan, settings, options.warn)
+        if said := device_notice(plan, settings):
             logger.info(said)
         self.plan = plan
         self._on_finished = options.on_finished
         self.ask: Callable[[str], object] = lambda reason: self.stop()
         self._total_steps = options.total_steps
         self._first_step = options.first_step
-        self._rank = options.among.rank
+        self._rank = options.group.rank
         self._batches_per_step = batches_per_step(plan)
         self._warn = options.warn
         self._saver = options.saver
-        self._keeping = Keeping(plan, options, self._ask_checkpoint)
-        self._together = self._with_others(options.among, is_stepped=options.is_stepped)
-        self._given: GivenBatches | None = None
+        self._keeping = CheckpointScheduler(plan, options, self._ask_checkpoint)
+        self._together = self._with_others(options.group, is_stepped=options.is_stepped)
+        self._given: BatchDigestReporter | None = None
         self._data = self._data_port(source, is_resumed=options.is_resumed)
         self._broken = broken_steps_of(plan, options)
         self._checkpoint: CheckpointPort | None = None
@@ -137,13 +143,13 @@ class Run:
         ports = self._ports(options)
         self._trace = None if settings.trace is None else TraceFile(settings.trace, self._rank)
         self._is_over = False
-        self._among = options.among
+        self._group = options.group
         self._cut: int | None = None
         self._is_deaf = False
-        self._communicator = options.among.communicator(plan, settings)
+        self._communicator = options.group.communicator(plan, settings)
         try:
             self.bound = load(
-                as_run(plan, settings),
+                with_poison(plan, settings),
                 ports,
                 open_devices(plan, settings),
                 initial=credits_after(plan, self._first_step),
@@ -171,7 +177,7 @@ class Run:
             plan,
             self.bound.variables,
             self.loop,
-            options.among,
+            options.group,
             is_stepped=options.is_stepped,
         )
 
@@ -219,7 +225,7 @@ class Run:
         if self._together is None:
             self.loop.give_up_sources()
         else:
-            self._together.would_end(self._data.hold())
+            self._together.report_last_started(self._data.hold())
 
     def give_up_users(self, *, are_callbacks_late: bool) -> None:
         """Let several ranks that are to stop end without functions of the user that do not return.
@@ -277,7 +283,7 @@ class Run:
                 self._end_after(self._cut)
             self._wait()
         except Exception as error:
-            first = error if self._together is None else self._together.failed(error)
+            first = error if self._together is None else self._together.report_failure(error)
             if first is error:
                 raise
             raise first from error
@@ -290,17 +296,17 @@ class Run:
         Raises DataError on the rank whose data was awaited, and PeerFailed on the others, where
         that state is not whole on all: then nothing is saved.
         """
-        among = self._among
+        group = self._group
         self.loop.expect_cut()
         # Whoever is woken out of a collective has finished the step, for its part and for others.
-        among.gather("come to rest after the last step that all can finish", None)
+        group.all_gather_object("come to rest after the last step that all can finish", None)
         if self._communicator is not None:
             self._communicator.abort(f"the run ends after step {step}")
         self.loop.cut()
         self.loop.wait()
         changed = self.variables.changed_after(step - self._first_step)
         newest = "" if self._saver is None else self._saver.newest
-        said: list[Any] = among.gather(
+        said: list[Any] = group.all_gather_object(
             "end after one step", (changed, self._data.num_steps, newest)
         )
         if changed := next((row[0] for row in said if row[0]), ""):
@@ -311,20 +317,20 @@ class Run:
                 f" once: the state after step {step} is lost, and not saved;"
                 f" {said[0][2] or 'the run writes no checkpoints'}"
             )
-            raise DataError(text) if late == among.rank else PeerFailed(text, rank=late)
+            raise DataError(text) if late == group.rank else PeerFailed(text, rank=late)
         if self._checkpoint is not None:
             self._checkpoint.finish(step, self.variables.saved_after(step - self._first_step))
 
-    def _with_others(self, among: Among, *, is_stepped: bool) -> Together | None:
+    def _with_others(self, group: ProcessGroup, *, is_stepped: bool) -> DistributedRun | None:
         """Return what the run ends by together with those of other ranks."""
-        if among.member is None:
+        if group.member is None:
             return None
         from actorflow.distributed.shared_run import RunCallbacks
 
         calls = RunCallbacks(
             grant=self._grant,
             abort=self._abort,
-            checkpoint=self._keeping.tell,
+            checkpoint=self._keeping.schedule,
             stopping=self._hear_of_stop,
             hold=self.give_up_sources,
             end_at=self._end_at,
@@ -332,7 +338,7 @@ class Run:
             cut_at=self._cut_at,
             is_stepped=is_stepped,
         )
-        return Together(among.member, self._first_step, calls)
+        return DistributedRun(group.member, self._first_step, calls)
 
     def _grant(self, steps: int, is_last: bool) -> None:
         if is_last and self._checkpoint is not None:
@@ -515,7 +521,7 @@ class Run:
             FedSteps(self._first_step, total, each, is_resumed=is_resumed),
             self._on_source_end,
             positions=positions,
-            on_fed=None if self._together is None else self._together.fed,
+            on_fed=None if self._together is None else self._together.report_data_ready,
             given=self._given,
         )
 

@@ -6,8 +6,8 @@ numbers take the dtype of the other operand, which must hold them, or that of a 
 Sizes and axes are integers, of Python or of numpy. Whatever would need data (`if tensor:`,
 `float(tensor)`, `np.asarray(tensor)`) is a CompileError with the user's line.
 
-Methods that are functions of `actorflow.functional` are looked up in the table `METHODS`. `checked`
-holds the arguments of public functions and layers against their annotations.
+Methods that are functions of `actorflow.functional` are looked up in the table `METHODS`.
+`validate_arguments` holds the arguments of public functions and layers against their annotations.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _GRADIENT = "a job with an optimizer computes gradients itself; af.grad(y, x) ha
 _PLACE = "say of the job where it runs: @af.job(device='cuda')"
 _MODE = "say of the job whether it trains: @af.job(train=False) for one that does not"
 
-OF_TENSORS = {
+TENSOR_HINTS = {
     **dict.fromkeys(("item", "tolist", "numpy", "data", "cpu"), _DATA),
     **dict.fromkeys(("backward", "grad", "requires_grad", "retain_grad"), _GRADIENT),
     **dict.fromkeys(("cuda", "device"), _PLACE),
 }
-OF_MODULES = {
+MODULE_HINTS = {
     "parameters": "named_parameters() has them; an optimizer is given to the job, and takes none:"
     " @af.job(optimizer=af.optim.Adam(1e-3))",
     **dict.fromkeys(("train", "eval", "training"), _MODE),
@@ -66,7 +66,7 @@ OF_MODULES = {
     "register_parameter": "write self.name = nn.Parameter(...)",
     "requires_grad_": "write freeze() or unfreeze()",
 }
-OF_THE_PACKAGE = {
+PACKAGE_HINTS = {
     **dict.fromkeys(("no_grad", "inference_mode"), f"x.detach() stops gradients; {_MODE}"),
     "manual_seed": "write @af.job(seed=0)",
     "empty": "write af.zeros, which costs nothing until it is written over",
@@ -75,10 +75,10 @@ OF_THE_PACKAGE = {
 }
 
 
-def missing(owner: str, name: str, instead: dict[str, str]) -> AttributeError:
+def unsupported_attribute(owner: str, name: str, instead: dict[str, str]) -> AttributeError:
     """Return the error of an attribute that is not there, with what there is in its place."""
     mend = instead.get(name, "")
-    if instead is OF_TENSORS and name.endswith("_") and not name.startswith("_"):
+    if instead is TENSOR_HINTS and name.endswith("_") and not name.startswith("_"):
         mend = f"tensors never change: write x = x.{name.rstrip('_')}(...)"
     return AttributeError(f"{owner} has no attribute {name!r}{mend and '; '}{mend}")
 
@@ -257,7 +257,7 @@ class Tensor:
     def __getattr__(self, name: str) -> Callable[..., Tensor]:
         """Return a function of `actorflow.functional` as a method, where it is one in torch."""
         if name not in METHODS:
-            raise missing(f"{type(self).__name__!r} object", name, OF_TENSORS)
+            raise unsupported_attribute(f"{type(self).__name__!r} object", name, TENSOR_HINTS)
         return partial(METHODS[name], self)
 
     def __dir__(self) -> list[str]:
@@ -446,7 +446,7 @@ def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def checked(function: F) -> F:
+def validate_arguments(function: F) -> F:
     """Let in what the annotations of a function say; else raise CompileError with the user's line.
 
     Arrays become tensors, and so does a number where the first argument is a tensor; other numbers

@@ -5,9 +5,9 @@ may have read (modules, globals, closed-over variables, settings, code) is read 
 Before a whole run all rows are compared; before a single step a `Guard` compares identities alone.
 
 job_graph.py        `trace_job`: forward, loss, gradients, updates; `af.grad`
-traces.py           `Traces`: the graphs of one job on one model; what an open plan was made for
+traces.py           `TraceCache`: the graphs of one job on one model; what an open plan was made for
 dependency_scan.py  `read_job`: the walk from model, function and optimizer to all they can reach
-guard.py            `Reading`, the rows of one walk; `Guard`, the cheap check of identities
+guard.py            `DependencyScan`, the rows of one walk; `Guard`, the cheap check of identities
 
 May import actorflow.{environment, functional, nn, optim, options, tensor}; compiler.{contract,
 graph, ops.families, ops.language, ops.primitives, pipeline}. Must not import compile, which stands

@@ -30,10 +30,10 @@ import numpy as np
 import xxhash
 
 from actorflow.nn.module import Module
-from actorflow.nn.parameter import Buffer, Parameter, Stored
+from actorflow.nn.parameter import Buffer, ModelTensor, Parameter
 from actorflow.tensor.tensor import Tensor
 from actorflow.tensor.tracer import code_facts, is_users, is_users_module
-from actorflow.trace.guard import ATOMS, Reading, array_digest, short_name, shown
+from actorflow.trace.guard import ATOMS, DependencyScan, array_digest, short_name, shown
 from compiler.contract.types import TensorType
 
 _CACHED: type = type(functools.lru_cache(len))
@@ -68,7 +68,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
 """Attributes in which a kind of callable holds all that it does."""
 
 
-def read_callable(reading: Reading, what: str, value: Any, key: str) -> None:
+def read_callable(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     """Read a function, method, property, or whatever else stands for a call."""
     if isinstance(value, types.FunctionType):
         _read_function(reading, what, value)
@@ -85,7 +85,7 @@ def read_callable(reading: Reading, what: str, value: Any, key: str) -> None:
         reading.visit(f"{what}.__self__", owner, key)  # a C function with state: x.append, x.next
 
 
-def _read_function(reading: Reading, what: str, value: types.FunctionType) -> None:
+def _read_function(reading: DependencyScan, what: str, value: types.FunctionType) -> None:
     code = value.__code__
     name, facts, is_own = short_name(value), code_facts(code), is_users(code.co_filename)
     if is_own:
@@ -111,7 +111,7 @@ def _read_function(reading: Reading, what: str, value: types.FunctionType) -> No
         _read_imports(reading, value.__globals__, facts.imports, facts.names)
 
 
-def _read_cell(reading: Reading, what: str, cell: types.CellType, key: str) -> None:
+def _read_cell(reading: DependencyScan, what: str, cell: types.CellType, key: str) -> None:
     reading.guard.cell(cell)
     try:
         content = cell.cell_contents
@@ -121,7 +121,7 @@ def _read_cell(reading: Reading, what: str, cell: types.CellType, key: str) -> N
         reading.visit(what, content, key)
 
 
-def read_modules(reading: Reading) -> None:
+def read_modules(reading: DependencyScan) -> None:
     """Read the user's modules that were met as objects, kept in an attribute or a closed-over name.
 
     Any code may name their attributes, so this comes last.
@@ -136,7 +136,7 @@ def read_modules(reading: Reading) -> None:
 
 
 def _read_global(
-    reading: Reading, namespace: dict[str, Any], name: str, attributes: frozenset[str]
+    reading: DependencyScan, namespace: dict[str, Any], name: str, attributes: frozenset[str]
 ) -> None:
     reading.guard.lookup(namespace, name)
     if name not in namespace:
@@ -152,7 +152,7 @@ def _read_global(
 
 
 def _read_imports(
-    reading: Reading,
+    reading: DependencyScan,
     namespace: dict[str, Any],
     imports: tuple[str, ...],
     attributes: frozenset[str],
@@ -166,7 +166,9 @@ def _read_imports(
                 read_module(reading, module, attributes)
 
 
-def read_module(reading: Reading, module: types.ModuleType, attributes: frozenset[str]) -> None:
+def read_module(
+    reading: DependencyScan, module: types.ModuleType, attributes: frozenset[str]
+) -> None:
     """Read those attributes of a module that code names.
 
     Of a module that is not the user's only what the user may have put there: numbers, functions.
@@ -234,7 +236,7 @@ _OWN_SLOTS = frozenset(("__dict__", "__weakref__", "_memo"))
 """Slots that hold no setting."""
 
 
-def read_object(reading: Reading, what: str, value: Any) -> None:
+def read_object(reading: DependencyScan, what: str, value: Any) -> None:
     """Read an instance: its class, its `__dict__` and its slots."""
     read_class(reading, f"class of {what or 'the model'}", type(value), is_called=False)
     attributes = getattr(value, "__dict__", None)
@@ -251,7 +253,7 @@ def read_object(reading: Reading, what: str, value: Any) -> None:
             reading.row(inside, "nothing")
 
 
-def read_member(reading: Reading, what: str, value: Enum) -> None:
+def read_member(reading: DependencyScan, what: str, value: Enum) -> None:
     """Read a member of an enumeration: its name, and of the user's own its attributes as well."""
     reading.row(what, shown(f"{type(value).__name__} {value!r}"))
     if not is_users_module(type(value).__module__):
@@ -263,7 +265,7 @@ def read_member(reading: Reading, what: str, value: Enum) -> None:
             reading.visit(f"{what}.{key}", item, key)
 
 
-def read_parameter(reading: Reading, what: str, value: Stored) -> None:
+def read_parameter(reading: DependencyScan, what: str, value: ModelTensor) -> None:
     """Read a parameter: all but its values, which are no part of a graph."""
     frozen = " frozen" if value.is_frozen else ""
     reading.row(f"parameter {what!r}", f"{value.type}{frozen}")
@@ -280,7 +282,7 @@ def read_parameter(reading: Reading, what: str, value: Stored) -> None:
                 reading.visit(f"{what}.{key}", item, key)
 
 
-def read_class(reading: Reading, what: str, value: type, *, is_called: bool) -> None:
+def read_class(reading: DependencyScan, what: str, value: type, *, is_called: bool) -> None:
     """Read a class and its bases, as far as they are the user's or modules.
 
     With `is_called` the trace may make objects of it, so that its `__init__` counts.
@@ -294,7 +296,7 @@ def read_class(reading: Reading, what: str, value: type, *, is_called: bool) -> 
         _read_body(reading, type(value), is_called=False)
 
 
-def _read_body(reading: Reading, value: type, *, is_called: bool) -> None:
+def _read_body(reading: DependencyScan, value: type, *, is_called: bool) -> None:
     label = reading.label(value)
     if (id(value), is_called) in reading.done:
         return
@@ -331,7 +333,7 @@ _MOST_ROWS = 100
 _PLAIN_CONTAINERS = (list, tuple, dict, set, frozenset, MappingProxyType)
 
 
-def read_array(reading: Reading, what: str, value: np.ndarray[Any, Any]) -> None:
+def read_array(reading: DependencyScan, what: str, value: np.ndarray[Any, Any]) -> None:
     """Read an array: its type and a hash of its bytes."""
     kind = f"{value.dtype}{list(value.shape)}"
     if value.dtype.hasobject:
@@ -344,7 +346,7 @@ def read_array(reading: Reading, what: str, value: np.ndarray[Any, Any]) -> None
         reading.guard.array(value, digest)
 
 
-def read_container(reading: Reading, what: str, value: Any, key: str) -> None:
+def read_container(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     """Read a list, tuple, mapping or set with its items, and with what a subclass adds."""
     if isinstance(value, MappingProxyType):
         reading.row(what, "mappingproxy")
@@ -378,7 +380,7 @@ def _content_hash(items: list[Any]) -> str:
     )
 
 
-def _read_mapping(reading: Reading, what: str, value: dict[Any, Any], key: str) -> None:
+def _read_mapping(reading: DependencyScan, what: str, value: dict[Any, Any], key: str) -> None:
     reading.row(what, f"{type(value).__name__} of {len(value)}")
     reading.guard.mapping(value)
     if _is_table([*dict.keys(value), *dict.values(value)]):
@@ -390,7 +392,7 @@ def _read_mapping(reading: Reading, what: str, value: dict[Any, Any], key: str) 
         reading.visit(_inside(what, item, name), item, name if type(name) is str else key)
 
 
-def _read_set(reading: Reading, what: str, value: Any, key: str) -> None:
+def _read_set(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     is_plain = all([type(item) in ATOMS for item in value])
 
     def read() -> list[str]:
@@ -406,7 +408,9 @@ def _read_set(reading: Reading, what: str, value: Any, key: str) -> None:
         reading.cannot(what, value, key)
 
 
-def read_content(reading: Reading, what: str, value: object, parts: Callable[[], object]) -> None:
+def read_content(
+    reading: DependencyScan, what: str, value: object, parts: Callable[[], object]
+) -> None:
     """Read what only its parts tell about; to compare it they are read again each time.
 
     Raises TypeError where a part cannot be compared.
@@ -429,7 +433,7 @@ def reduced(value: Any) -> object:
 
 def _inside(what: str, item: object, key: object) -> str:
     """Return how an item is reached: as in the path of a parameter, or as Python writes it."""
-    if isinstance(item, (Module, Stored)):
+    if isinstance(item, (Module, ModelTensor)):
         return f"{what}.{key}"
     return f"{what}[{key!r}]" if type(key) in ATOMS else f"{what}[{type(key).__qualname__}]"
 
@@ -455,12 +459,12 @@ def read_job(
     model: Module,
     spec: Mapping[str, TensorType],
     called: frozenset[CodeType] | None = None,
-) -> Reading:
+) -> DependencyScan:
     """Return what tracing a job on this model and these types of a batch may read.
 
     With `called`, of the user's functions only those are followed.
     """
-    reading = Reading(_walk, called)
+    reading = DependencyScan(_walk, called)
     for key, type_ in spec.items():
         reading.row(f"batch[{key!r}]", str(type_))
     reading.visit("", model)
@@ -470,7 +474,7 @@ def read_job(
     return reading
 
 
-def _walk(reading: Reading, what: str, value: Any, key: str) -> None:
+def _walk(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     try:
         for kinds, read in _READERS:
             if isinstance(value, kinds):
@@ -484,7 +488,7 @@ def _walk(reading: Reading, what: str, value: Any, key: str) -> None:
         reading.cannot(what, value, key)
 
 
-def _read_other(reading: Reading, what: str, value: Any) -> None:
+def _read_other(reading: DependencyScan, what: str, value: Any) -> None:
     """Read an object of no kind that is known: by its attributes, or as a copy of it is made."""
     is_object = isinstance(getattr(value, "__dict__", None), dict) or bool(slots_of(type(value)))
     if is_object:
@@ -495,32 +499,32 @@ def _read_other(reading: Reading, what: str, value: Any) -> None:
         read_content(reading, what, value, lambda: reduced(value))
 
 
-def _name_only(reading: Reading, what: str, value: Any, key: str) -> None:
+def _name_only(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     reading.row(what, f"{type(value).__name__} {getattr(value, '__name__', '')}".strip())
 
 
-def _read_module_name(reading: Reading, what: str, value: Any, key: str) -> None:
+def _read_module_name(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     reading.row(what, f"module {value.__name__}")
     reading.modules.append(value)
 
 
-def _nothing(reading: Reading, what: str, value: Any, key: str) -> None:
+def _nothing(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     """A descriptor in C stands for a slot, which is read where the object is."""
 
 
-def _read_generator(reading: Reading, what: str, value: Any, key: str) -> None:
+def _read_generator(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     reading.row(what, type(value).__name__)
     reading.generators.append((what if " " in what else f"attribute {what!r}", value))
 
 
-def _read_reference(reading: Reading, what: str, value: Any, key: str) -> None:
+def _read_reference(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     reading.row(what, "a weak reference")
     reading.visit(f"{what}()", value(), key)
 
 
-_READERS: tuple[tuple[Any, Callable[[Reading, str, Any, str], None]], ...] = (
+_READERS: tuple[tuple[Any, Callable[[DependencyScan, str, Any, str], None]], ...] = (
     (Module, lambda reading, what, value, key: read_object(reading, what, value)),
-    (Stored, lambda reading, what, value, key: read_parameter(reading, what, value)),
+    (ModelTensor, lambda reading, what, value, key: read_parameter(reading, what, value)),
     (Tensor, _name_only),
     (np.ndarray, lambda reading, what, value, key: read_array(reading, what, value)),
     (types.ModuleType, _read_module_name),
@@ -532,6 +536,6 @@ _READERS: tuple[tuple[Any, Callable[[Reading, str, Any, str], None]], ...] = (
     (RANDOM, _read_generator),
     (weakref.ref, _read_reference),
     ((*_HARMLESS, weakref.ProxyTypes), _name_only),
-    ((io.IOBase, types.GeneratorType, threading.local), Reading.cannot),
+    ((io.IOBase, types.GeneratorType, threading.local), DependencyScan.cannot),
 )
 """How each kind is read; the first that fits."""

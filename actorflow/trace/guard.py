@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from actorflow.nn.parameter import Stored
+from actorflow.nn.parameter import ModelTensor
 from compiler.contract.types import TensorType
 
 _ATTRIBUTES = attrgetter("__dict__")
@@ -185,7 +185,7 @@ _DEEPEST = 8
 """Readings inside readings: parts of parts of what can only be compared as a whole."""
 
 
-class Reading:
+class DependencyScan:
     """One walk: `visit` each thing to begin with, then use the attributes.
 
     Args:
@@ -206,7 +206,7 @@ class Reading:
 
     def __init__(
         self,
-        walk: Callable[[Reading, str, Any, str], None],
+        walk: Callable[[DependencyScan, str, Any, str], None],
         called: frozenset[CodeType] | None = None,
         depth: int = 0,
     ) -> None:
@@ -240,7 +240,7 @@ class Reading:
         elif isinstance(value, _BY_TEXT):
             self.row(what, shown(f"{type(value).__name__} {value!r}"))
         elif (first := self._first.get(id(value))) is not None:
-            is_parameter = isinstance(value, Stored)
+            is_parameter = isinstance(value, ModelTensor)
             self.row(f"parameter {what!r}" if is_parameter else what, f"the same as {first}")
         else:
             if not isinstance(value, tuple):
@@ -279,7 +279,7 @@ class Reading:
         """Return a hash of the content of a value. Raises TypeError where it has none to read."""
         if self._depth >= _DEEPEST:
             raise TypeError("too deep to compare")
-        inner = Reading(self._walk, self.called, self._depth + 1)
+        inner = DependencyScan(self._walk, self.called, self._depth + 1)
         inner.visit("", value)
         if inner._opaque:
             raise TypeError(f"{inner._opaque[0][0]} cannot be compared")

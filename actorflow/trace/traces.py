@@ -21,7 +21,7 @@ import numpy as np
 
 from actorflow.environment.settings import collector_paused, logger
 from actorflow.nn.module import Module
-from actorflow.nn.parameter import Stored
+from actorflow.nn.parameter import ModelTensor
 from actorflow.tensor.initial_values import whole_type
 from actorflow.tensor.tracer import (
     find_source,
@@ -32,7 +32,7 @@ from actorflow.tensor.tracer import (
     source_of,
 )
 from actorflow.trace.dependency_scan import read_job
-from actorflow.trace.guard import Guard, Reading
+from actorflow.trace.guard import DependencyScan, Guard
 from compiler.contract.errors import CompileError
 from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
@@ -53,7 +53,7 @@ _NOT_OF_THE_TRACE = frozenset(("<module>", "__del__", "__repr__", "__str__"))
 
 
 @contextmanager
-def calls_watched() -> Iterator[Called | None]:
+def record_calls() -> Iterator[Called | None]:
     """Yield what gets all functions that this thread calls.
 
     None under a debugger or a measure of coverage: only one at a time can watch.
@@ -83,7 +83,7 @@ def is_generated(code: CodeType, module: str) -> bool:
     return code.co_filename == "<string>" and (is_of_class or module.startswith("namedtuple_"))
 
 
-def not_read(called: Called, read: list[CodeType]) -> list[str]:
+def unscanned_functions(called: Called, read: list[CodeType]) -> list[str]:
     """Return the functions of the user that were called and not read, each with its line.
 
     What we call ourselves is read, or belongs to an op and not to the job.
@@ -120,7 +120,7 @@ class ModelSignature:
 
     identity: Identity
     graph_hash: str
-    parameters: Mapping[str, Stored]
+    parameters: Mapping[str, ModelTensor]
     stamp: object
 
     def has_graph_of(self, other: ModelSignature) -> bool:
@@ -186,7 +186,7 @@ _OFTEN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TraceResult:
     """A graph, and what its trace read.
 
     `guard` tells whether that still holds; it is another object after each reading. `unsure` says
@@ -206,7 +206,7 @@ class Traced:
         return ModelSignature(self.identity, self.digest, parameters, self.guard.stamp)
 
 
-class Traces:
+class TraceCache:
     """The graphs of a job on a model, the newest last.
 
     Args:
@@ -230,17 +230,17 @@ class Traces:
         self._optimizer = optimizer
         self._trace = trace
         self._most = most
-        self._traced: list[Traced] = []
+        self._traced: list[TraceResult] = []
         self._called: frozenset[CodeType] | None = None
         self._told: set[str] = set()
         self._num_quiet = 0
 
-    def newest(self, spec: Spec) -> Traced | None:
+    def newest(self, spec: Spec) -> TraceResult | None:
         """Return the newest trace if it is of these types and holds; in microseconds."""
         last = self._traced[-1] if self._traced else None
         return last if last is not None and last.spec == spec and last.guard.holds() else None
 
-    def current(self, model: Module, spec: Spec) -> Traced:
+    def current(self, model: Module, spec: Spec) -> TraceResult:
         """Return the trace of the model as it is now; a changed graph says why in one line.
 
         Raises CompileError from the trace, or where there are too many graphs.
@@ -251,22 +251,24 @@ class Traces:
         if known is None or known.unsure:
             return self._trace_again(model, spec, reading, known)
         self._num_quiet = 0
-        kept = Traced(known.graph, known.digest, known.identity, spec, reading.guard.close(), "")
+        kept = TraceResult(
+            known.graph, known.digest, known.identity, spec, reading.guard.close(), ""
+        )
         return self._keep(kept, known)
 
-    def _read(self, model: Module, spec: Spec) -> Reading:
+    def _read(self, model: Module, spec: Spec) -> DependencyScan:
         return read_job(self._function, self._optimizer, model, spec, self._called)
 
     def _watch(self, model: Module, spec: Spec) -> tuple[Graph, Called]:
         """Return the graph of a new trace, and the functions that it has called."""
         # A generator that the collector finds is run to be closed, and would count as called.
-        with collector_paused(), calls_watched() as called:
+        with collector_paused(), record_calls() as called:
             graph = self._trace(model, spec)
         return graph, called or {}
 
     def _trace_again(
-        self, model: Module, spec: Spec, before: Reading, known: Traced | None
-    ) -> Traced:
+        self, model: Module, spec: Spec, before: DependencyScan, known: TraceResult | None
+    ) -> TraceResult:
         states = _states(before)
         graph, called = self._watch(model, spec)
         digest = hash_graph(graph)
@@ -284,10 +286,10 @@ class Traces:
         self._called = frozenset(codes | (self._called or codes)) if codes else None
         after = self._read(model, spec)
         unsure += [f"reads {what}, which cannot be compared" for what in after.opaque]
-        missed = not_read(called, [*before.codes, *after.codes])
+        missed = unscanned_functions(called, [*before.codes, *after.codes])
         unsure += [f"calls {name}, which no name in the code leads to" for name in missed]
         guard = after.guard.close()
-        made = Traced(graph, digest, tuple(after.rows), spec, guard, ", and ".join(unsure))
+        made = TraceResult(graph, digest, tuple(after.rows), spec, guard, ", and ".join(unsure))
         self._say_unsure(made.unsure)
         same = next((t for t in self._traced if t.digest == digest), None)
         if same is not None:
@@ -296,7 +298,7 @@ class Traces:
         self._say_changed(tuple(before.rows), known)
         return self._keep(made, known)
 
-    def _keep(self, made: Traced, instead_of: Traced | None) -> Traced:
+    def _keep(self, made: TraceResult, instead_of: TraceResult | None) -> TraceResult:
         self._traced = [t for t in self._traced if t is not instead_of] + [made]
         return made
 
@@ -312,7 +314,7 @@ class Traces:
                 unsure,
             )
 
-    def _say_quiet(self, now: Identity, same: Traced) -> None:
+    def _say_quiet(self, now: Identity, same: TraceResult) -> None:
         if now == same.identity:
             return
         reason = difference(same.identity, now)
@@ -326,7 +328,7 @@ class Traces:
                 reason,
             )
 
-    def _say_changed(self, now: Identity, known: Traced | None) -> None:
+    def _say_changed(self, now: Identity, known: TraceResult | None) -> None:
         self._num_quiet = 0
         if not self._traced:
             return
@@ -340,7 +342,7 @@ class Traces:
         logger.warning("job %r recompiled because %s", self._job, reason)
 
 
-def _states(reading: Reading) -> dict[str, object]:
+def _states(reading: DependencyScan) -> dict[str, object]:
     """Return the states of the random generators that a trace may draw from."""
     states: dict[str, object] = {
         "numpy's global generator": _plain(np.random.get_state(legacy=False)),

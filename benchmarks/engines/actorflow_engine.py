@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
 from rows.row import Row  # noqa: E402
 
-from actorflow.environment.native import ready_native  # noqa: E402
+from actorflow.environment.native import enable_native  # noqa: E402
 from actorflow.environment.settings import (  # noqa: E402
     Settings,
     __version__,
@@ -52,7 +52,7 @@ class Actorflow:
 
 def native_gemms(a, b, out) -> dict[str, Callable[[], object]]:
     """Return the product by every native library that takes it."""
-    ready_native(Settings.from_env(os.environ))
+    enable_native(Settings.from_env(os.environ))
     gemm = gemm_of(*[view_of_array(array) for array in (a, b, out)])
     found = {}
     for library in LIBRARIES if runtime.is_enabled() else ():

@@ -9,30 +9,30 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from actorflow.distributed.agreement import WINDOW_STEPS, Agreement
+from actorflow.distributed.agreement import WINDOW_STEPS, CoordinatorState
 from actorflow.distributed.messages import (
     Aborted,
-    Began,
-    Came,
-    CheckpointAsked,
+    Ack,
     CheckpointAt,
+    CheckpointRequested,
     CutAt,
+    DataEnded,
     DataGivenUp,
+    DataRemains,
     EndAt,
-    EndsAfter,
+    GatherDone,
+    GatherEntered,
     GiveUpData,
-    Granted,
-    HasData,
     Hello,
-    HoldAsked,
-    Left,
-    Met,
-    Noted,
-    OtherEndsAfter,
-    Reached,
-    StopAsked,
+    HoldRequested,
+    LastStarted,
+    PeerDataEnded,
+    RunReady,
+    ScriptEnded,
+    StepReached,
+    StepsGranted,
+    StopRequested,
     Welcome,
-    WouldEnd,
 )
 
 
@@ -99,7 +99,7 @@ class Play:
     """All ranks of a job with their agreement; `moves` are what can happen next."""
 
     def __init__(self, scripts, *, copies=1):
-        self.agreement = Agreement(len(scripts))
+        self.agreement = CoordinatorState(len(scripts))
         self.ranks = [ActedRank(n, tuple(script)) for n, script in enumerate(scripts)]
         self.copies = copies
         for rank in self.ranks:
@@ -124,7 +124,7 @@ class Play:
         if kind == "up":
             message = rank.up.popleft()
             for _ in range(self.copies):
-                self._tell(self.agreement.take(number, message))
+                self._tell(self.agreement.on_message(number, message))
         elif kind == "down":
             self._hear(rank, rank.down.popleft())
         else:
@@ -136,9 +136,9 @@ class Play:
         rank = self.ranks[number]
         rank.is_dead = True
         for message in rank.up:
-            self._tell(self.agreement.take(number, message))
+            self._tell(self.agreement.on_message(number, message))
         rank.up.clear()
-        self._tell(self.agreement.lost(number, "was ended by SIGKILL"))
+        self._tell(self.agreement.on_process_exit(number, "was ended by SIGKILL"))
 
     def _tell(self, sends):
         for number, message in sends:
@@ -162,23 +162,23 @@ class Play:
 
     def _leave(self, rank):
         rank.has_left = True
-        rank.say(Left())
+        rank.say(ScriptEnded())
 
     def _start(self, rank, doing):
         rank.waits = True
         if isinstance(doing, Meet):
             rank.meetings += 1
-            rank.say(Came(rank.meetings, doing.name, bytes([rank.number])))
+            rank.say(GatherEntered(rank.meetings, doing.name, bytes([rank.number])))
             return
         rank.run += 1
         rank.begun = rank.finished = rank.granted = doing.first
         rank.last, rank.other_end, rank.asked, rank.is_held = None, None, set(), False
         rank.is_settled = rank.given_up = False
-        rank.say(Began(rank.run, doing.first))
+        rank.say(RunReady(rank.run, doing.first))
 
     def _step(self, rank, doing):
         end = doing.first + doing.steps
-        asks = {doing.stop_before: StopAsked, doing.checkpoint_before: CheckpointAsked}
+        asks = {doing.stop_before: StopRequested, doing.checkpoint_before: CheckpointRequested}
         ask = asks.get(rank.begun + 1) if rank.begun + 1 not in rank.asked else None
         if ask is not None:
             return lambda: self._ask(rank, ask)
@@ -197,12 +197,12 @@ class Play:
 
     def _ask(self, rank, kind):
         rank.asked.add(rank.begun + 1)
-        rank.say(kind(rank.run, "asked") if kind is StopAsked else kind(rank.run))
+        rank.say(kind(rank.run, "asked") if kind is StopRequested else kind(rank.run))
 
     def _hold(self, rank):
         rank.asked.add("hold")
         rank.is_held = True
-        rank.say(WouldEnd(rank.run, rank.begun))
+        rank.say(LastStarted(rank.run, rank.begun))
 
     def _give_up(self, rank):
         rank.given_up = True
@@ -217,11 +217,11 @@ class Play:
     def _begin(self, rank):
         rank.begun += 1
         if rank.other_end is not None and rank.begun > rank.other_end:
-            rank.say(HasData(rank.run, rank.begun))
+            rank.say(DataRemains(rank.run, rank.begun))
 
     def _finish(self, rank):
         rank.finished += 1
-        rank.say(Reached(rank.run, rank.finished))
+        rank.say(StepReached(rank.run, rank.finished))
 
     def _end(self, rank):
         is_cut = rank.given_up and rank.finished == rank.last
@@ -230,25 +230,25 @@ class Play:
         ):  # its data has ended, what has begun is still to be finished
             if "end" not in rank.asked:
                 rank.asked.add("end")
-                rank.say(EndsAfter(rank.run, rank.begun))
+                rank.say(DataEnded(rank.run, rank.begun))
             return
-        rank.say(EndsAfter(rank.run, rank.finished))
+        rank.say(DataEnded(rank.run, rank.finished))
         rank.log.append(("trained", rank.run, rank.finished))
         rank.at, rank.waits = rank.at + 1, False
 
     def _hear(self, rank, message):
         if isinstance(message, Aborted):
             rank.aborted = message
-        elif isinstance(message, Met):
+        elif isinstance(message, GatherDone):
             rank.log.append((rank.doing.name, message.values))
             rank.at, rank.waits = rank.at + 1, False
-        elif isinstance(message, Welcome | Noted):
+        elif isinstance(message, Welcome | Ack):
             pass
         elif message.run == rank.run and rank.trains:
             self._hear_of_run(rank, message)
 
     def _hear_of_run(self, rank, message):
-        if isinstance(message, Granted):
+        if isinstance(message, StepsGranted):
             rank.granted = max(rank.granted, message.steps)
             if message.is_last:
                 assert rank.last is None
@@ -264,16 +264,16 @@ class Play:
         elif isinstance(message, CutAt):
             assert rank.finished <= message.step <= rank.begun
             rank.last = rank.granted = message.step
-        elif isinstance(message, HoldAsked):
+        elif isinstance(message, HoldRequested):
             if "hold" not in rank.asked:
                 self._hold(rank)
         elif isinstance(message, CheckpointAt):
             assert rank.begun < message.step, "told of a checkpoint when its step had begun"
             rank.log.append(("checkpoint", rank.run, message.step))
-        elif isinstance(message, OtherEndsAfter):
+        elif isinstance(message, PeerDataEnded):
             rank.other_end = message.step
             if rank.begun > message.step:
-                rank.say(HasData(rank.run, rank.begun))
+                rank.say(DataRemains(rank.run, rank.begun))
 
 
 def play_on(play, choose):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import ranks_in_process
 
 from actorflow.distributed import process_group
-from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 
 _own = threading.local()
 
@@ -15,11 +15,11 @@ _own = threading.local()
 def launched(monkeypatch):
     """Have jobs find the rank of the thread that calls them, as under `actorflow launch`."""
 
-    def among(environ, job, mesh):
-        return getattr(_own, "among", ONE_RANK)
+    def group(environ, job, mesh):
+        return getattr(_own, "group", SINGLE_PROCESS)
 
     with monkeypatch.context() as patch:
-        patch.setattr(process_group, "among_launched", among)
+        patch.setattr(process_group, "process_group_from_env", group)
         patch.setenv("RANK", "that of the thread")
         yield
 
@@ -29,7 +29,7 @@ def on_ranks(count, script, wait_s=60.0):
     with ranks_in_process.joined(count, wait_s=wait_s) as (_, members):
 
         def one(member):
-            _own.among = Among(member.rank, member.all_gather_object, member)
+            _own.group = ProcessGroup(member.rank, member.all_gather_object, member)
             try:
                 return script(member.rank)
             except Exception as error:

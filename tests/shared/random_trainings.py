@@ -319,14 +319,14 @@ def train(own, mesh, nudge=0.0):
     evaluate = af.job(_loss(own.loss), train=False)
     how = {"on_nan": "skip"} if own.stages.skips else {}
 
-    def one(among):
+    def one(group):
         model, held = Net(own), None
         if own.stages.evaluates:
             held = af.Evaluation(evaluate, source(own), every=1, batches=2)
-        plan = job.compile(model, source(own), rank=among.rank, evaluation=held, **how)
+        plan = job.compile(model, source(own), rank=group.rank, evaluation=held, **how)
         values = None
         if nudge:
-            runner, rng = af.Runner(plan, among=among), np.random.default_rng(7)
+            runner, rng = af.Runner(plan, group=group), np.random.default_rng(7)
             values = {
                 k: (v * (1 + nudge * rng.standard_normal(v.shape))).astype(v.dtype)
                 for k, v in runner.variables().items()
@@ -334,7 +334,7 @@ def train(own, mesh, nudge=0.0):
             }
             runner.close()
         told = []
-        result = af.Runner(plan, values=values, among=among).fit(
+        result = af.Runner(plan, values=values, group=group).fit(
             source(own), steps=STEPS, progress=False, evaluation=held, **how,
             on_step=lambda step, outputs: told.append({k: np.array(v) for k, v in outputs.items()}),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from rank_threads import RankThreads
 import actorflow as af
 from actorflow import nn
 from actorflow.data import ArraySource
-from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 
 STEPS = 4
 
@@ -104,11 +104,11 @@ class Training:
         """Train; every rank has sources of its own, as every process would."""
         job = self.job(mesh)
 
-        def one(among):
+        def one(group):
             own = {**(compiled or {}), "evaluation": (valid := evaluation())}
-            plan = job.compile(self.model(), self.data(), rank=among.rank, **own)
+            plan = job.compile(self.model(), self.data(), rank=group.rank, **own)
             told = []
-            result = af.Runner(plan, among=among).fit(
+            result = af.Runner(plan, group=group).fit(
                 self.data(), steps=steps, progress=False, evaluation=valid,
                 on_step=lambda step, outputs: told.append(dict(outputs)), **fit,
             )  # fmt: skip
@@ -128,9 +128,9 @@ class Done:
 def on_ranks(mesh, do):
     """Return what do(among) returns, by rank."""
     if mesh is None:
-        return [do(ONE_RANK)]
+        return [do(SINGLE_PROCESS)]
     ranks = RankThreads(int(np.prod(mesh.shape)))
-    return ranks.run(lambda rank: do(Among(rank, ranks.gather(rank))))
+    return ranks.run(lambda rank: do(ProcessGroup(rank, ranks.gather(rank))))
 
 
 def assert_trained(ranks, alone, near=1e-5):

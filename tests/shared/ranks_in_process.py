@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import zmq
 
 from actorflow.distributed.coordinator import Coordinator
-from actorflow.distributed.member import RankMember
+from actorflow.distributed.member import RankClient
 
 
 class Served:
@@ -67,7 +67,7 @@ def joined(num_ranks, wait_s=60.0):
     job, members = Served(num_ranks, wait_s=wait_s), []
     try:
         for rank in range(num_ranks):
-            members.append(RankMember(job.coordinator.keys(rank)))
+            members.append(RankClient(job.coordinator.keys(rank)))
         yield job, members
     finally:
         for member in members:

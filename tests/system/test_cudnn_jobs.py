@@ -10,7 +10,7 @@ from jobs import GPT
 import actorflow as af
 from actorflow.environment.settings import Settings
 from actorflow.run import open_gpus
-from actorflow.run.devices import make_ready
+from actorflow.run.devices import verify_and_build
 from actorflow.run.runner import Runner
 from actors.device.cuda import cudnn
 from actors.device.cuda.cudnn import INSTALL
@@ -136,7 +136,7 @@ def test_whether_it_is_used_is_of_the_plan_and_not_of_where_it_runs(compiled, se
     with_it, without = compiled("1"), compiled("0")
     assert with_it.target != without.target
     for plan in (with_it, without):
-        make_ready(plan, settings)
+        verify_and_build(plan, settings)
     assert caplog.records == []
 
 

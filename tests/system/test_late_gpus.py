@@ -15,7 +15,7 @@ from jobs import GPT
 import actorflow as af
 from actorflow import nn
 from actorflow.environment.settings import Settings
-from actorflow.run.devices import as_run
+from actorflow.run.devices import with_poison
 from actorflow.run.runner import Runner
 from actors.testing.emulated import memory
 
@@ -134,7 +134,7 @@ def test_however_late_a_gpu_is_the_bits_are_the_same(kind, seeds):
 
 def test_what_nobody_needs_is_scribbled_over_in_every_firing():
     opened = runner("layers")(0)
-    for plan, is_there in ((opened.plan, False), (as_run(opened.plan, opened.settings), True)):
+    for plan, is_there in ((opened.plan, False), (with_poison(opened.plan, opened.settings), True)):
         launches = [launch.op for actor in plan.actors for launch in actor.launches]
         assert ("poison" in launches) == is_there
 

@@ -341,9 +341,9 @@ def test_processes_come_to_the_bits_of_threads(tmp_path, native_toolchain):
     assert code == 0, err
     job = runpy.run_path(str(tmp_path / "script.py"))
 
-    def one(among):
-        plan = job["train"].compile(job["Net"](), job["data"](), rank=among.rank)
-        return af.Runner(plan, among=among).fit(job["data"](), steps=5, progress=False).variables
+    def one(group):
+        plan = job["train"].compile(job["Net"](), job["data"](), rank=group.rank)
+        return af.Runner(plan, group=group).fit(job["data"](), steps=5, progress=False).variables
 
     with np.load(tmp_path / "state.npz") as state:
         for found in on_ranks(af.Mesh(data=2, model=2), one):

@@ -16,14 +16,14 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from meetings import call
-from actorflow.distributed.member import this_member
+from actorflow.distributed.member import current_rank
 from actors.collectives.shared_memory import SharedMemory
 from actors.kernels.library.runtime import find_toolchain
 from compiler.contract.placement import Mesh
 from compiler.contract.types import DType, TensorType
 
 fault, cache, deadline_s = sys.argv[1:]
-member = this_member()
+member = current_rank()
 count = member.num_ranks
 toolchain = find_toolchain(os.environ, Path(cache))
 communicator = SharedMemory(

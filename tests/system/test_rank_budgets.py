@@ -179,9 +179,9 @@ def test_blocks_run_again_between_what_a_stage_sends(accumulate):
     def trained(mesh, **options):
         job = af.job(optimizer=optimizer, mesh=mesh, accumulate=accumulate, **options)(score)
 
-        def one(among):
-            found, plan = [], job.compile(TwoLosses(), data(), rank=among.rank)
-            af.Runner(plan, among=among).fit(
+        def one(group):
+            found, plan = [], job.compile(TwoLosses(), data(), rank=group.rank)
+            af.Runner(plan, group=group).fit(
                 data(), steps=3, progress=False,
                 on_step=lambda step, outputs: found.append([outputs["loss"], outputs["other"]]),
             )  # fmt: skip

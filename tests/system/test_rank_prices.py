@@ -61,9 +61,9 @@ def trained(axes, options, prices):
             job = af.job(optimizer=af.optim.Adam(1e-3), mesh=mesh, streams=2, **options)(loss)
             plans.append(job.compile(Net(), data(), rank=rank))
 
-    def run(among):
+    def run(group):
         losses = []
-        result = af.Runner(plans[among.rank], among=among).fit(
+        result = af.Runner(plans[group.rank], group=group).fit(
             data(), steps=3, progress=False,
             on_step=lambda step, outputs: losses.append(float(outputs["loss"]).hex()),
         )  # fmt: skip

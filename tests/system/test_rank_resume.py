@@ -16,7 +16,7 @@ import hashlib, json, os, signal, sys
 import numpy as np
 import actorflow as af
 from actorflow import nn
-from actorflow.distributed.unshard import Joining
+from actorflow.distributed.unshard import ShardGatherer
 
 rank, options, asked = int(os.environ["RANK"]), eval(sys.argv[1]), eval(sys.argv[2])
 
@@ -34,7 +34,7 @@ class Net(nn.Module):
 def train(model, batch):
     return af.cross_entropy(model(batch.x), batch.y)
 
-tell = Joining.tell
+tell = ShardGatherer.tell
 
 def tell_in_part(self, step, arrays):
     if step < asked["dies"]:
@@ -43,7 +43,7 @@ def tell_in_part(self, step, arrays):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if rank and "dies" in asked:
-    Joining.tell = tell_in_part
+    ShardGatherer.tell = tell_in_part
 
 log = open(f"{asked['folder']}.log", "a", buffering=1) if rank == 0 else None
 

@@ -126,10 +126,10 @@ def test_a_gradient_that_is_updated_in_parts_may_be_read_whole(of):
     def trained(mesh):
         job = af.job(optimizer=af.optim.SGD(0.1), mesh=mesh, zero=mesh is not None)(score)
 
-        def one(among):
+        def one(group):
             found, layers = [], nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
-            plan = job.compile(layers, rows(), rank=among.rank)
-            af.Runner(plan, among=among).fit(
+            plan = job.compile(layers, rows(), rank=group.rank)
+            af.Runner(plan, group=group).fit(
                 rows(), steps=STEPS, progress=False,
                 on_step=lambda step, outputs: found.append([outputs["loss"], outputs["least"]]),
             )  # fmt: skip
@@ -164,8 +164,8 @@ def test_ranks_are_stepped_and_read_between_steps(zero):
     (alone,) = Training().run(None)
     job = Training(options={"zero": zero}).job(af.Mesh(data=2))
 
-    def one(among):
-        runner = af.Runner(job.compile(Net(), images(), rank=among.rank), among=among)
+    def one(group):
+        runner = af.Runner(job.compile(Net(), images(), rank=group.rank), group=group)
         data, losses, steps = images(), [], []
         for _ in range(STEPS):
             losses.append(runner.step(next(data))["loss"])

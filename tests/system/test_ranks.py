@@ -6,7 +6,7 @@ from jobs import GPT
 from rank_threads import RankThreads
 
 import actorflow as af
-from actorflow.distributed.process_group import ONE_RANK, Among
+from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from actors.race.race import check_races
 from compiler.contract.placement import SHARED, MeshLink
 from compiler.contract.plan_tables import ActorKind
@@ -74,9 +74,9 @@ def test_next_to_no_gradient_is_moved_into_its_bucket(plans):
     check_races(among)
 
 
-def trained(plan, batches, among=ONE_RANK):
+def trained(plan, batches, group=SINGLE_PROCESS):
     """Return the losses and the parameters of a run over some batches."""
-    runner = af.Runner(plan, among=among)
+    runner = af.Runner(plan, group=group)
     losses = [float(runner.step(batch)["loss"]) for batch in batches]
     state = {name: np.array(array) for name, array in runner.variables().items()}
     runner.close()
@@ -106,7 +106,7 @@ def test_ranks_train_alike_and_as_one_with_all_batches(monkeypatch, native_toolc
     assert plans[0] == plans[1], "ranks with as many rows have one plan"
 
     def run(rank):
-        return trained(plans[rank], batches, Among(rank, ranks.gather(rank)))
+        return trained(plans[rank], batches, ProcessGroup(rank, ranks.gather(rank)))
 
     ranks = RankThreads(RANKS)
     found = ranks.run(run)

@@ -9,7 +9,7 @@ from staged_plans import ROWS, Layers, squares, staged_plans
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.targets import hardware_for
-from actorflow.distributed.process_group import Among
+from actorflow.distributed.process_group import ProcessGroup
 from compiler.contract.placement import HOST
 from compiler.contract.types import DType, TensorType
 
@@ -72,9 +72,9 @@ def drawn(spec, every):
     return steps
 
 
-def trained(plan, steps, every, **among):
+def trained(plan, steps, every, **group):
     """Return what is told of each step, and the variables that the plan has."""
-    runner, told = af.Runner(plan, **among), []
+    runner, told = af.Runner(plan, **group), []
     wanted = {field.name for field in plan.fields}
     try:
         for batches in steps:
@@ -110,7 +110,7 @@ def test_stages_on_ranks_train_as_one_rank_does(native_toolchain, name, num_stag
     threads = RankThreads(num_stages)
 
     def run(rank):
-        return trained(plans[rank], steps, every, among=Among(rank, threads.gather(rank)))
+        return trained(plans[rank], steps, every, group=ProcessGroup(rank, threads.gather(rank)))
 
     found = threads.run(run)
     held = set()
@@ -147,7 +147,7 @@ def test_a_job_on_a_mesh_with_stages_trains_as_one_rank_does(
     threads = RankThreads(num_ranks)
 
     def run(rank):
-        return trained(plans[rank], steps, every, among=Among(rank, threads.gather(rank)))
+        return trained(plans[rank], steps, every, group=ProcessGroup(rank, threads.gather(rank)))
 
     for told, variables in threads.run(run):
         for mine, its in zip(told, want[0], strict=True):

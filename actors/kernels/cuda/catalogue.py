@@ -79,17 +79,17 @@ def select_kernel(
     attrs: Attrs,
     inputs: Operands,
     outputs: Operands,
-    runs_as: str = "",
+    kernel_op: str = "",
     *,
     uses_cudnn: bool = False,
 ) -> tuple[str, KernelNeeds]:
     """Return the name and needs of the first kernel that takes this call.
 
-    Those of `runs_as` are asked after its own, those of cuDNN only where the plan `uses_cudnn`.
+    Those of `kernel_op` are asked after its own, those of cuDNN only where the plan `uses_cudnn`.
     Raises LookupError, naming op, types and kernels asked, when none does.
     """
     known = [k for k in kernels_of(gpu) if uses_cudnn or not k.name.startswith(CUDNN)]
-    asked = [k for wanted in (op, runs_as) for k in known if k.op == wanted]
+    asked = [k for wanted in (op, kernel_op) for k in known if k.op == wanted]
     for kernel in asked:
         needs = kernel.query(attrs, inputs, outputs)
         if needs is not None:

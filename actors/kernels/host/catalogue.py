@@ -176,15 +176,15 @@ def kernels_for(op: str) -> tuple[Kernel, ...]:
 
 
 def select_kernel(
-    op: str, attrs: Attrs, inputs: Operands, outputs: Operands, runs_as: str = ""
+    op: str, attrs: Attrs, inputs: Operands, outputs: Operands, kernel_op: str = ""
 ) -> tuple[str, KernelNeeds]:
     """Return the name and needs of the first kernel that takes this call.
 
-    Those of `runs_as` are asked after its own: what computes a program in the attributes.
+    Those of `kernel_op` are asked after its own: what computes a program in the attributes.
 
     Raises LookupError, naming op, types and kernels asked, when none does.
     """
-    asked = (*kernels_for(op), *kernels_for(runs_as))
+    asked = (*kernels_for(op), *kernels_for(kernel_op))
     for kernel in asked:
         if kernel in _registered:
             needs = query_registered(kernel, attrs, inputs, outputs)

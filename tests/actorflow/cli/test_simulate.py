@@ -327,12 +327,12 @@ def test_classes_of_ranks_are_compiled_once_each_and_simulated_together(
 ):
     script = tmp_path / "staged.py"
     script.write_text(STAGED.replace("ROWS", str(rows)))
-    asked = ["simulate", str(script), "--no-calibrate", "--steps", "5"]
-    assert main([*asked, "--json"]) == 0
+    request = ["simulate", str(script), "--no-calibrate", "--steps", "5"]
+    assert main([*request, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(own["ranks"], own["first"]) for own in found["classes"]] == classes
     assert found["ranks"]["devices"] == 4
-    assert main(asked) == 0
+    assert main(request) == 0
     assert "  class 1: " in capsys.readouterr().out
 
 
@@ -340,7 +340,7 @@ def test_ranks_by_their_number_are_one_class_that_nobody_looks_for(tmp_path, cap
     script = tmp_path / "wide.py"
     script.write_text(STAGED.replace("ROWS", "6").replace(", mesh=af.Mesh(stage=2, data=2)", ""))
     monkeypatch.setattr(agreed_plan, "_own_class", None)
-    asked = ["simulate", str(script), "--no-calibrate", "--steps", "2", "--devices", "300"]
-    assert main([*asked, "--json"]) == 0
+    request = ["simulate", str(script), "--no-calibrate", "--steps", "2", "--devices", "300"]
+    assert main([*request, "--json"]) == 0
     (own,) = json.loads(capsys.readouterr().out)["classes"]
     assert (own["ranks"], own["first"]) == (300, 0)

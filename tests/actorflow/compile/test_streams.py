@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import actorflow as af
 from actorflow import nn
 from actorflow.compile import targets
-from actorflow.compile.targets import GAIN, with_streams_that_pay
+from actorflow.compile.targets import GAIN, choose_num_streams
 from compiler.contract.placement import HOST, Device, DeviceKind
 from compiler.contract.types import DType, TensorType
 from compiler.graph.target import CompileOptions, Hardware
@@ -53,7 +53,7 @@ def choose(plans, times):
     with pytest.MonkeyPatch.context() as patch:
         known = {plan.fingerprint: time for plan, time in zip(plans, times, strict=True)}
         patch.setattr(targets, "step_ns", lambda plan: known[plan.fingerprint])
-        return with_streams_that_pay("towers", len(plans), lambda number: plans[number - 1])
+        return choose_num_streams("towers", len(plans), lambda number: plans[number - 1])
 
 
 @given(st.lists(st.floats(1.0, 100.0), min_size=3, max_size=3))

@@ -8,11 +8,11 @@ from rank_threads import RankThreads
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.compiling import Compilation, compiled_plan, keep_plan
+from actorflow.compile.compiling import CompileRequest, cache_plan, compiled_plan
 from actorflow.compile.targets import hardware_for
 from actorflow.distributed import agreed_plan as agreeing
 from actorflow.distributed.agreed_plan import plan_for
-from actorflow.distributed.process_group import Among
+from actorflow.distributed.process_group import ProcessGroup
 from actorflow.environment.settings import Settings
 from actorflow.jobs.compile_request import compile_options, evaluation_graph
 from compiler.contract.errors import BudgetError, CompileError, OutOfMemory, PlanFormatError
@@ -52,7 +52,7 @@ def asked_by(rank, mesh, cache=None, rows=6, evaluated_rows=0, rate=0.1, **optio
         evaluated = evaluation_graph(evaluation, model, (HOST,), graph)
     hardware = replace(hardware_for((HOST,)), ranks=joined(mesh, INSIDE_A_HOST, rank))
     wanted = compile_options(job.name, job.options, (HOST,), 1, None, evaluation)
-    return Compilation(graph, hardware, wanted, settings, evaluated)
+    return CompileRequest(graph, hardware, wanted, settings, evaluated)
 
 
 class Compiling:
@@ -63,12 +63,12 @@ class Compiling:
         self.are_measuring = set()
         monkeypatch.setattr(agreeing, "compiled_plan", self._compiled)
 
-    def _compiled(self, asked, local=None):
-        self.by.append(asked.hardware.ranks.rank)
-        self.are_measuring.add(not asked.deterministic)
-        return self._compile(asked, local)
+    def _compiled(self, request, local=None):
+        self.by.append(request.hardware.ranks.rank)
+        self.are_measuring.add(not request.deterministic)
+        return self._compile(request, local)
 
-    def run(self, mesh, asked=asked_by, plans=None):
+    def run(self, mesh, request=asked_by, plans=None):
         ranks = RankThreads(mesh.num_ranks)
         self.threads = ranks
 
@@ -83,8 +83,8 @@ class Compiling:
             return gathered
 
         def one(rank):
-            among = Among(rank, gather(rank))
-            return plan_for(asked(rank, mesh), {} if plans is None else plans[rank], among)
+            group = ProcessGroup(rank, gather(rank))
+            return plan_for(request(rank, mesh), {} if plans is None else plans[rank], group)
 
         self.by.clear()
         return ranks.run(one)
@@ -105,14 +105,14 @@ def compiling(monkeypatch):
     ],
 )
 def test_the_first_rank_of_a_class_compiles_what_each_would(compiling, axes, rows, by):
-    def asked(rank, mesh):  # what is measured twice may have two answers
+    def request(rank, mesh):  # what is measured twice may have two answers
         return replace(asked_by(rank, mesh, rows=rows), deterministic=True)
 
     mesh = af.Mesh(**axes)
-    plans = compiling.run(mesh, asked)
+    plans = compiling.run(mesh, request)
     assert sorted(compiling.by) == by
     for rank, plan in enumerate(plans):
-        assert plan.to_bytes() == plan_for(asked(rank, mesh), {}, None).to_bytes()
+        assert plan.to_bytes() == plan_for(request(rank, mesh), {}, None).to_bytes()
 
 
 @pytest.mark.parametrize(
@@ -130,26 +130,26 @@ def test_classes_that_have_a_variable_in_common_measure_no_products(
 ):
     """What both make of it would have other bits where one of them found another one faster."""
 
-    def asked(rank, mesh):
+    def request(rank, mesh):
         return asked_by(rank, mesh, tmp_path / str(rank), rows=rows)
 
     mesh = af.Mesh(**axes)
     for rank in range(mesh.num_ranks):
         (tmp_path / str(rank)).mkdir()
-    compiling.run(mesh, asked)
+    compiling.run(mesh, request)
     assert compiling.are_measuring == {is_measured}
-    compiling.run(mesh, asked)
+    compiling.run(mesh, request)
     assert compiling.by == []
 
 
 def test_ranks_that_evaluate_uneven_parts_are_told_apart(compiling):
-    def asked(rank, mesh):
+    def request(rank, mesh):
         return replace(asked_by(rank, mesh, evaluated_rows=3), deterministic=True)
 
     mesh = af.Mesh(data=2)
-    plans = compiling.run(mesh, asked)
+    plans = compiling.run(mesh, request)
     assert sorted(compiling.by) == [0, 1]
-    alone = [plan_for(asked(rank, mesh), {}, None) for rank in range(2)]
+    alone = [plan_for(request(rank, mesh), {}, None) for rank in range(2)]
     assert plans == alone
     assert plans[0] != plans[1]
 
@@ -159,9 +159,9 @@ def test_who_has_a_plan_changes_no_meeting_of_the_ranks(compiling, has):
     """And nobody compiles where one of the class need not."""
     mesh, plans = af.Mesh(data=3), [{} for _ in range(3)]
     for rank in has:
-        asked = asked_by(rank, mesh)
-        with asked.choosing():
-            plans[rank][asked.key] = compiled_plan(asked)
+        request = asked_by(rank, mesh)
+        with request.choosing():
+            plans[rank][request.key] = compiled_plan(request)
     found = compiling.run(mesh, plans=plans)
     assert compiling.by == ([] if has else [0])
     assert len({plan.to_bytes() for plan in found}) == 1
@@ -175,14 +175,14 @@ def test_a_plan_that_a_rank_compiled_by_itself_is_not_the_one_that_all_agree_on(
 ):
     """It was chosen by measurements of its own, which may differ."""
 
-    def asked(rank, mesh):
+    def request(rank, mesh):
         return asked_by(rank, mesh, tmp_path)
 
     mesh, plans = af.Mesh(data=2), [{}, {}]
-    alone = [plan_for(asked(rank, mesh), plans[rank], None) for rank in range(2)]
-    compiling.run(mesh, asked, plans)
+    alone = [plan_for(request(rank, mesh), plans[rank], None) for rank in range(2)]
+    compiling.run(mesh, request, plans)
     assert compiling.by == [0]
-    assert [plan_for(asked(rank, mesh), plans[rank], None) for rank in range(2)] == alone
+    assert [plan_for(request(rank, mesh), plans[rank], None) for rank in range(2)] == alone
 
 
 @pytest.mark.parametrize("axes", [{"data": 2}, {"stage": 2, "data": 2}])
@@ -191,30 +191,30 @@ def test_of_different_plans_on_disk_all_of_a_class_take_that_of_its_first(
 ):
     """Two launches at a time may have kept them in turn."""
 
-    def asked(rank, mesh):
+    def request(rank, mesh):
         return asked_by(rank, mesh, tmp_path)
 
     mesh = af.Mesh(**axes)
-    first = compiling.run(mesh, asked)
+    first = compiling.run(mesh, request)
     last = mesh.num_ranks - 1
-    one = asked(last, mesh)
+    one = request(last, mesh)
     other = replace(first[last], options=(*first[last].options, ("of_another_launch", 1)))
     with one.choosing():
-        keep_plan(one, other)
-    found = compiling.run(mesh, asked)
+        cache_plan(one, other)
+    found = compiling.run(mesh, request)
     assert compiling.by == []
     assert [plan.fingerprint for plan in found] == [plan.fingerprint for plan in first]
 
 
 def test_what_is_sent_is_kept_on_the_disk_of_each(compiling, tmp_path):
-    def asked(rank, mesh):
+    def request(rank, mesh):
         return asked_by(rank, mesh, tmp_path / str(rank))
 
     (tmp_path / "0").mkdir()
     mesh = af.Mesh(data=2)
-    first = compiling.run(mesh, asked)
+    first = compiling.run(mesh, request)
     assert compiling.by == [0]
-    assert compiling.run(mesh, asked) == first
+    assert compiling.run(mesh, request) == first
     assert compiling.by == []
     for rank in range(2):
         assert list((tmp_path / str(rank)).glob("*.plan"))
@@ -222,7 +222,7 @@ def test_what_is_sent_is_kept_on_the_disk_of_each(compiling, tmp_path):
 
 @pytest.mark.parametrize("kind", [CompileError, OutOfMemory])
 def test_what_the_compiling_rank_meets_with_is_raised_on_all(compiling, monkeypatch, kind):
-    def failing(asked, local=None):
+    def failing(request, local=None):
         raise kind("x.py:3: too large")
 
     monkeypatch.setattr(agreeing, "compiled_plan", failing)
@@ -235,8 +235,8 @@ def test_what_the_compiling_rank_meets_with_is_raised_on_all(compiling, monkeypa
 
 
 def test_of_budgets_that_are_too_small_all_hear_of_the_largest_one_needed(compiling, monkeypatch):
-    def failing(asked, local=None):
-        size = 300 - 100 * asked.hardware.ranks.rank
+    def failing(request, local=None):
+        size = 300 - 100 * request.hardware.ranks.rank
         raise BudgetError(f"needs {size}", smallest_bytes=size)
 
     monkeypatch.setattr(agreeing, "compiled_plan", failing)
@@ -256,12 +256,12 @@ def test_a_layout_that_cannot_be_is_refused_on_all_ranks(compiling):
 
 
 def test_ranks_with_other_jobs_compile_nothing(compiling):
-    def asked(rank, mesh):
+    def request(rank, mesh):
         return asked_by(rank, mesh, rate=0.5 + rank)
 
     text = r"rank 1 has constant float32\[\] with value=1.5 \(.* where rank 0 .* with value=0.5 \("
     with pytest.raises(CompileError, match=text):
-        compiling.run(af.Mesh(data=2), asked)
+        compiling.run(af.Mesh(data=2), request)
     assert compiling.by == []
 
 

@@ -9,38 +9,38 @@ from acted_ranks import Meet, Play, Train, play_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorflow.distributed.agreement import MOST_DIGESTS, WINDOW_STEPS, Agreement
+from actorflow.distributed.agreement import MOST_DIGESTS, WINDOW_STEPS, CoordinatorState
 from actorflow.distributed.messages import (
     Aborted,
-    BatchGiven,
-    Began,
-    Came,
-    CheckpointAsked,
+    Ack,
+    BatchDigest,
     CheckpointAt,
+    CheckpointRequested,
     CutAt,
+    DataEnded,
     DataGivenUp,
+    DataRemains,
     EndAt,
-    EndsAfter,
+    GatherDone,
+    GatherEntered,
+    GatherTimedOut,
     GiveUpData,
-    Granted,
-    HasData,
     Hello,
-    HoldAsked,
-    Left,
-    Met,
-    Noted,
-    OtherEndsAfter,
+    HoldRequested,
+    LastStarted,
+    PeerDataEnded,
     RankFailed,
-    Reached,
-    StopAsked,
-    WaitedInVain,
+    RunReady,
+    ScriptEnded,
+    StepReached,
+    StepsGranted,
+    StopRequested,
     Welcome,
-    WouldEnd,
 )
 
 
 def joined(num_ranks):
-    agreement = Agreement(num_ranks)
+    agreement = CoordinatorState(num_ranks)
     for rank in range(num_ranks):
         assert agreement.on_message(rank, Hello()) == [(rank, Welcome(num_ranks))]
     return agreement
@@ -49,8 +49,8 @@ def joined(num_ranks):
 def begun(num_ranks, first=0):
     agreement = joined(num_ranks)
     for rank in range(num_ranks):
-        told = agreement.on_message(rank, Began(1, first))
-    granted = Granted(1, first + WINDOW_STEPS, False, "")
+        told = agreement.on_message(rank, RunReady(1, first))
+    granted = StepsGranted(1, first + WINDOW_STEPS, False, "")
     assert told == [(rank, granted) for rank in range(num_ranks)]
     return agreement
 
@@ -238,21 +238,21 @@ def test_every_order_of_two_ranks_finds_another_meeting():
 
 def test_all_get_the_values_of_all_when_the_last_has_come():
     agreement = joined(3)
-    assert agreement.on_message(2, Came(1, "plan", b"c")) == []
-    assert agreement.on_message(0, Came(1, "plan", b"a")) == []
+    assert agreement.on_message(2, GatherEntered(1, "plan", b"c")) == []
+    assert agreement.on_message(0, GatherEntered(1, "plan", b"a")) == []
     assert agreement.meeting() == ("plan", (1,))
-    met = Met(1, (b"a", b"b", b"c"))
-    assert agreement.on_message(1, Came(1, "plan", b"b")) == [(0, met), (1, met), (2, met)]
+    met = GatherDone(1, (b"a", b"b", b"c"))
+    assert agreement.on_message(1, GatherEntered(1, "plan", b"b")) == [(0, met), (1, met), (2, met)]
     assert agreement.meeting() == ("", ())
 
 
 def test_ranks_may_come_to_a_meeting_from_lines_of_their_own():
     agreement, compiling = joined(2), "compile job 'train'"
-    agreement.on_message(0, Came(1, compiling, b"a", "train.py:4"))
-    told = agreement.on_message(1, Came(1, compiling, b"b", "train.py:7"))
-    assert told == [(0, Met(1, (b"a", b"b"))), (1, Met(1, (b"a", b"b")))]
-    agreement.on_message(0, Came(2, compiling, b"a", "train.py:4"))
-    told = agreement.on_message(1, Left())
+    agreement.on_message(0, GatherEntered(1, compiling, b"a", "train.py:4"))
+    told = agreement.on_message(1, GatherEntered(1, compiling, b"b", "train.py:7"))
+    assert told == [(0, GatherDone(1, (b"a", b"b"))), (1, GatherDone(1, (b"a", b"b")))]
+    agreement.on_message(0, GatherEntered(2, compiling, b"a", "train.py:4"))
+    told = agreement.on_message(1, ScriptEnded())
     assert told[-1][1].text == (
         "rank 1 has ended its script, where rank 0 waits for it to compile job 'train' (train.py:4)"
     )
@@ -261,7 +261,7 @@ def test_ranks_may_come_to_a_meeting_from_lines_of_their_own():
 def test_a_rank_that_has_left_is_missed_by_who_waits_or_comes_later():
     for order in ([0, 1], [1, 0]):
         agreement = joined(2)
-        said = {0: Came(1, "plan", b""), 1: Left()}
+        said = {0: GatherEntered(1, "plan", b""), 1: ScriptEnded()}
         for rank in order:
             told = agreement.on_message(rank, said[rank])
         text = "rank 1 has ended its script, where rank 0 waits for it to plan"
@@ -270,18 +270,18 @@ def test_a_rank_that_has_left_is_missed_by_who_waits_or_comes_later():
 
 def test_a_wait_in_vain_names_who_did_not_come_and_one_that_is_over_is_nothing():
     agreement = joined(3)
-    agreement.on_message(0, Came(1, "plan", b""))
-    told = agreement.on_message(0, WaitedInVain(1, 600))
+    agreement.on_message(0, GatherEntered(1, "plan", b""))
+    told = agreement.on_message(0, GatherTimedOut(1, 600))
     assert told[0][1].text.startswith(
         "rank 1 did not come within 600 s to where rank 0 waits for ranks 1, 2 to plan: it hangs"
     )
     agreement = joined(1)
-    agreement.on_message(0, Came(1, "plan", b""))
-    assert agreement.on_message(0, WaitedInVain(1, 600)) == []
+    agreement.on_message(0, GatherEntered(1, "plan", b""))
+    assert agreement.on_message(0, GatherTimedOut(1, 600)) == []
 
 
 def test_a_meeting_out_of_turn_is_a_failure():
-    told = joined(2).on_message(1, Came(3, "plan", b""))
+    told = joined(2).on_message(1, GatherEntered(3, "plan", b""))
     assert told[0][1].text == "rank 1 wants to plan out of turn"
 
 
@@ -290,60 +290,64 @@ def test_a_meeting_out_of_turn_is_a_failure():
 
 def test_a_run_begins_when_all_are_ready_and_goes_on_by_windows():
     agreement = begun(2, first=10)
-    assert agreement.on_message(0, Reached(1, 14)) == []
-    assert agreement.on_message(1, Reached(1, 11)) == []
-    assert agreement.on_message(1, Reached(1, 12)) == [
-        (0, Granted(1, 12 + WINDOW_STEPS, False, "")),
-        (1, Granted(1, 12 + WINDOW_STEPS, False, "")),
+    assert agreement.on_message(0, StepReached(1, 14)) == []
+    assert agreement.on_message(1, StepReached(1, 11)) == []
+    assert agreement.on_message(1, StepReached(1, 12)) == [
+        (0, StepsGranted(1, 12 + WINDOW_STEPS, False, "")),
+        (1, StepsGranted(1, 12 + WINDOW_STEPS, False, "")),
     ]
-    assert agreement.on_message(1, Reached(1, 11)) == []
+    assert agreement.on_message(1, StepReached(1, 11)) == []
 
 
 def test_a_stop_is_at_the_largest_total_that_was_granted():
     agreement = begun(2)
-    agreement.on_message(0, Reached(1, 3))
-    last = Granted(1, WINDOW_STEPS, True, "SIGINT")
-    assert agreement.on_message(1, StopAsked(1, "SIGINT")) == [(0, last), (1, last)]
-    assert agreement.on_message(0, StopAsked(1, "SIGTERM")) == []
-    assert agreement.on_message(0, Reached(1, 4)) == agreement.on_message(1, Reached(1, 4)) == []
+    agreement.on_message(0, StepReached(1, 3))
+    last = StepsGranted(1, WINDOW_STEPS, True, "SIGINT")
+    assert agreement.on_message(1, StopRequested(1, "SIGINT")) == [(0, last), (1, last)]
+    assert agreement.on_message(0, StopRequested(1, "SIGTERM")) == []
+    assert (
+        agreement.on_message(0, StepReached(1, 4))
+        == agreement.on_message(1, StepReached(1, 4))
+        == []
+    )
 
 
 def test_a_stop_for_which_a_rank_holds_is_at_the_last_step_that_any_has_begun():
     agreement = begun(2)
-    agreement.on_message(0, StopAsked(1, "SIGINT"))
-    assert agreement.on_message(1, WouldEnd(1, 1)) == [(0, HoldAsked(1))]
-    assert agreement.on_message(0, WouldEnd(1, 3)) == [(0, EndAt(1, 3)), (1, EndAt(1, 3))]
-    assert agreement.on_message(0, WouldEnd(1, 3)) == []
+    agreement.on_message(0, StopRequested(1, "SIGINT"))
+    assert agreement.on_message(1, LastStarted(1, 1)) == [(0, HoldRequested(1))]
+    assert agreement.on_message(0, LastStarted(1, 3)) == [(0, EndAt(1, 3)), (1, EndAt(1, 3))]
+    assert agreement.on_message(0, LastStarted(1, 3)) == []
 
 
 def test_ranks_that_give_up_their_data_end_after_the_last_step_of_which_all_have_it():
     agreement = begun(3)
     assert agreement.on_message(1, DataGivenUp(1, 2)) == []  # nobody asked for a stop
-    agreement.on_message(0, StopAsked(1, "SIGTERM"))
+    agreement.on_message(0, StopRequested(1, "SIGTERM"))
     for rank, step in enumerate((3, 2, 1)):
-        told = agreement.on_message(rank, WouldEnd(1, step))
+        told = agreement.on_message(rank, LastStarted(1, step))
     assert told == [(rank, EndAt(1, 3)) for rank in range(3)]
     assert agreement.on_message(1, DataGivenUp(1, 2)) == [(0, GiveUpData(1)), (2, GiveUpData(1))]
     assert agreement.on_message(1, DataGivenUp(1, 2)) == []
-    assert agreement.on_message(0, EndsAfter(1, 3)) == [
-        (1, OtherEndsAfter(1, 3)),
-        (2, OtherEndsAfter(1, 3)),
+    assert agreement.on_message(0, DataEnded(1, 3)) == [
+        (1, PeerDataEnded(1, 3)),
+        (2, PeerDataEnded(1, 3)),
     ]
     assert agreement.on_message(0, DataGivenUp(1, 3)) == []
     assert agreement.on_message(2, DataGivenUp(1, 2)) == [(rank, CutAt(1, 2)) for rank in range(3)]
     for rank in range(3):
-        agreement.on_message(rank, EndsAfter(1, 2))
+        agreement.on_message(rank, DataEnded(1, 2))
     assert agreement.failure is None
-    assert agreement.on_message(0, Left()) == [(0, Noted())]
+    assert agreement.on_message(0, ScriptEnded()) == [(0, Ack())]
 
 
 def test_one_that_was_given_another_batch_is_told_with_the_other_and_the_mend():
     agreement = begun(3)
     for rank in (2, 0):
-        assert agreement.on_message(rank, BatchGiven(1, 1, 5, "train.py:4")) == []
-        assert agreement.on_message(rank, BatchGiven(1, 2, 6, "train.py:4")) == []
-    agreement.on_message(1, BatchGiven(1, 2, 6, "train.py:4"))
-    agreement.on_message(1, BatchGiven(1, 1, 7, "train.py:4"))
+        assert agreement.on_message(rank, BatchDigest(1, 1, 5, "train.py:4")) == []
+        assert agreement.on_message(rank, BatchDigest(1, 2, 6, "train.py:4")) == []
+    agreement.on_message(1, BatchDigest(1, 2, 6, "train.py:4"))
+    agreement.on_message(1, BatchDigest(1, 1, 7, "train.py:4"))
     assert agreement.failure.told == (
         "rank 2 was given another batch for step 1 (train.py:4) than rank 1: every rank gives the"
         " whole batch of all ranks, of which each takes its part. Do not shard the data, nor draw"
@@ -372,10 +376,10 @@ def test_one_that_was_given_another_batch_is_told_with_the_other_and_the_mend():
 def test_ranks_that_write_apart_are_told_in_any_order_of_messages(written, told, order):
     agreement = begun(2)
     for rank in order:
-        agreement.on_message(rank, BatchGiven(1, 2, 9, "", 4, "x.py:2"))
+        agreement.on_message(rank, BatchDigest(1, 2, 9, "", 4, "x.py:2"))
     assert agreement.failure is None
     for rank in order:
-        agreement.on_message(rank, BatchGiven(1, 3, 9, "", written[rank], f"x.py:{rank}"))
+        agreement.on_message(rank, BatchDigest(1, 3, 9, "", written[rank], f"x.py:{rank}"))
     assert agreement.failure.told.startswith(told)
     assert agreement.failure.told.endswith("the same values on all ranks, before the same step")
 
@@ -384,35 +388,35 @@ def test_batches_of_long_ago_are_forgotten():
     agreement = begun(2)
     for step in range(1, 500):
         for rank in (0, 1):
-            agreement.on_message(rank, BatchGiven(1, step, step, ""))
+            agreement.on_message(rank, BatchDigest(1, step, step, ""))
     assert len(agreement._runs[1].given) == MOST_DIGESTS
 
 
 def test_a_stop_before_the_run_begins_ends_it_with_no_step():
     agreement = joined(2)
-    agreement.on_message(0, Began(1, 7))
-    assert agreement.on_message(0, StopAsked(1, "SIGINT")) == []
-    last = Granted(1, 7, True, "SIGINT")
-    assert agreement.on_message(1, Began(1, 7)) == [(0, last), (1, last)]
+    agreement.on_message(0, RunReady(1, 7))
+    assert agreement.on_message(0, StopRequested(1, "SIGINT")) == []
+    last = StepsGranted(1, 7, True, "SIGINT")
+    assert agreement.on_message(1, RunReady(1, 7)) == [(0, last), (1, last)]
 
 
 def test_a_checkpoint_is_after_the_first_step_that_nobody_may_have_begun():
     agreement = begun(2)
     step = CheckpointAt(1, WINDOW_STEPS + 1)
-    assert agreement.on_message(1, CheckpointAsked(1)) == [(0, step), (1, step)]
-    assert agreement.on_message(0, CheckpointAsked(1)) == []
+    assert agreement.on_message(1, CheckpointRequested(1)) == [(0, step), (1, step)]
+    assert agreement.on_message(0, CheckpointRequested(1)) == []
     for done in range(1, WINDOW_STEPS + 2):
-        agreement.on_message(0, Reached(1, done))
-        told = agreement.on_message(1, Reached(1, done))
-    granted = max([m.steps for _, m in told if isinstance(m, Granted)], default=0) or 8
-    later = agreement.on_message(1, CheckpointAsked(1))
+        agreement.on_message(0, StepReached(1, done))
+        told = agreement.on_message(1, StepReached(1, done))
+    granted = max([m.steps for _, m in told if isinstance(m, StepsGranted)], default=0) or 8
+    later = agreement.on_message(1, CheckpointRequested(1))
     assert later[0][1].step > granted - 1 > WINDOW_STEPS
 
 
 def test_ranks_that_begin_at_different_steps_are_told_both():
     agreement = joined(2)
-    agreement.on_message(1, Began(1, 40))
-    told = agreement.on_message(0, Began(1, 30))
+    agreement.on_message(1, RunReady(1, 40))
+    told = agreement.on_message(0, RunReady(1, 30))
     assert told[0][1].text == (
         "rank 1 would train on after step 40, rank 0 after step 30; give all ranks the same"
         " checkpoint and model"
@@ -421,12 +425,12 @@ def test_ranks_that_begin_at_different_steps_are_told_both():
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
 def test_data_that_ends_at_different_steps_is_told_with_both(order):
-    for said in (EndsAfter(1, 3), HasData(1, 3)):
+    for said in (DataEnded(1, 3), DataRemains(1, 3)):
         agreement = begun(2)
-        messages = {0: EndsAfter(1, 2), 1: said}
+        messages = {0: DataEnded(1, 2), 1: said}
         for rank in order:
             agreement.on_message(rank, messages[rank])
-        what = "after step 3" if isinstance(said, EndsAfter) else "not before step 3"
+        what = "after step 3" if isinstance(said, DataEnded) else "not before step 3"
         assert agreement.failure.told == (
             f"rank 0 ended after step 2, rank 1 {what}: the data of all ranks must have the same"
             " number of batches"
@@ -435,8 +439,8 @@ def test_data_that_ends_at_different_steps_is_told_with_both(order):
 
 def test_data_that_one_rank_ends_by_itself_is_told_with_what_ended_it():
     agreement = begun(2)
-    agreement.on_message(0, Reached(1, 3))
-    agreement.on_message(1, EndsAfter(1, 2, "StopTraining in the data source (late)"))
+    agreement.on_message(0, StepReached(1, 3))
+    agreement.on_message(1, DataEnded(1, 2, "StopTraining in the data source (late)"))
     assert agreement.failure.told == (
         "rank 1 ended after step 2 by StopTraining in the data source (late), rank 0 not before"
         " step 3: others have begun steps that need its data. Raise StopTraining in on_step, which"
@@ -446,11 +450,11 @@ def test_data_that_one_rank_ends_by_itself_is_told_with_what_ended_it():
 
 def test_a_rank_may_leave_after_its_own_end_and_not_before():
     agreement = begun(2)
-    agreement.on_message(0, EndsAfter(1, 2))
-    assert agreement.on_message(0, Left()) == [(0, Noted())]
-    assert agreement.on_message(1, EndsAfter(1, 2)) == []
+    agreement.on_message(0, DataEnded(1, 2))
+    assert agreement.on_message(0, ScriptEnded()) == [(0, Ack())]
+    assert agreement.on_message(1, DataEnded(1, 2)) == []
     agreement = begun(2)
-    told = agreement.on_message(0, Left())
+    told = agreement.on_message(0, ScriptEnded())
     assert told[-1] == (
         1,
         Aborted(0, "rank 0 has ended its script, where the others train on", "", ""),
@@ -460,10 +464,16 @@ def test_a_rank_may_leave_after_its_own_end_and_not_before():
 def test_late_copies_of_what_was_said_in_a_run_that_is_over_say_nothing():
     agreement = begun(2)
     for rank in (0, 1):
-        agreement.on_message(rank, EndsAfter(1, 2))
-    for copy_ in (Began(1, 0), Reached(1, 2), StopAsked(1, ""), EndsAfter(1, 2), HasData(1, 2)):
+        agreement.on_message(rank, DataEnded(1, 2))
+    for copy_ in (
+        RunReady(1, 0),
+        StepReached(1, 2),
+        StopRequested(1, ""),
+        DataEnded(1, 2),
+        DataRemains(1, 2),
+    ):
         assert agreement.on_message(0, copy_) == []
-    assert agreement.on_message(1, Left()) == [(1, Noted())]
+    assert agreement.on_message(1, ScriptEnded()) == [(1, Ack())]
     assert agreement.failure is None
 
 
@@ -477,11 +487,11 @@ def test_the_first_failure_counts_and_names_op_and_line():
     )
     text = "rank 2 failed in linear (train.py:4): no such file"
     abort = Aborted(2, text, "linear", "train.py:4")
-    assert told == [(2, Noted()), (0, abort), (1, abort), (2, abort)]
+    assert told == [(2, Ack()), (0, abort), (1, abort), (2, abort)]
     assert agreement.failure.shown == "Traceback ..."
-    assert agreement.on_message(2, RankFailed(2, "late", "", "", "late")) == [(2, Noted())]
+    assert agreement.on_message(2, RankFailed(2, "late", "", "", "late")) == [(2, Ack())]
     assert agreement.failure.shown == "Traceback ..."
-    assert agreement.on_message(1, RankFailed(1, "peer failed", "", "", "")) == [(1, Noted())]
+    assert agreement.on_message(1, RankFailed(1, "peer failed", "", "", "")) == [(1, Ack())]
     assert agreement.on_process_exit(0, "was ended by SIGKILL") == []
     assert agreement.failure.rank == 2
 
@@ -500,9 +510,9 @@ def test_a_rank_may_tell_of_another_whose_fault_it_is():
 def test_what_a_rank_says_of_itself_counts_more_than_what_others_said_of_it():
     agreement = joined(3)
     agreement.on_message(0, RankFailed(1, "rank 1 did not come", "all_reduce", "", "shown by 0"))
-    assert agreement.on_message(2, RankFailed(2, "of its own", "", "", "")) == [(2, Noted())]
+    assert agreement.on_message(2, RankFailed(2, "of its own", "", "", "")) == [(2, Ack())]
     assert agreement.failure.shown == "shown by 0"
-    assert agreement.on_message(1, RankFailed(1, "no such file", "", "", "")) == [(1, Noted())]
+    assert agreement.on_message(1, RankFailed(1, "no such file", "", "", "")) == [(1, Ack())]
     assert agreement.failure.told == "rank 1 failed: no such file"
     agreement.on_message(1, RankFailed(1, "no such file", "", "", "Traceback"))
     assert agreement.failure.shown == "Traceback"
@@ -525,11 +535,11 @@ def test_a_rank_that_is_said_to_have_given_up_says_because_of_whom():
 
 
 def test_who_comes_after_a_failure_hears_of_it():
-    agreement = Agreement(2)
+    agreement = CoordinatorState(2)
     assert agreement.on_process_exit(0, "was ended by SIGKILL") == []
     _, aborted = agreement.on_message(1, Hello())
     assert aborted == (1, Aborted(0, "rank 0 was ended by SIGKILL", "", ""))
-    assert agreement.on_message(1, Came(1, "plan", b"")) == []
+    assert agreement.on_message(1, GatherEntered(1, "plan", b"")) == []
 
 
 @settings(max_examples=tiers.examples(100), deadline=None)
@@ -539,20 +549,20 @@ def test_statements_in_any_order_and_number_never_break_it(data):
     number, step = st.integers(1, 3), st.integers(0, 12)
     said = st.one_of(
         st.builds(Hello),
-        st.builds(Came, number, st.sampled_from(["a", "b"]), st.just(b"")),
-        st.builds(WaitedInVain, number, st.just(1)),
-        st.builds(Began, number, st.integers(0, 1)),
-        st.builds(Reached, number, step),
-        st.builds(StopAsked, number, st.just("")),
-        st.builds(CheckpointAsked, number),
-        st.builds(EndsAfter, number, step),
-        st.builds(HasData, number, step),
-        st.builds(Left),
+        st.builds(GatherEntered, number, st.sampled_from(["a", "b"]), st.just(b"")),
+        st.builds(GatherTimedOut, number, st.just(1)),
+        st.builds(RunReady, number, st.integers(0, 1)),
+        st.builds(StepReached, number, step),
+        st.builds(StopRequested, number, st.just("")),
+        st.builds(CheckpointRequested, number),
+        st.builds(DataEnded, number, step),
+        st.builds(DataRemains, number, step),
+        st.builds(ScriptEnded),
     )
-    agreement, last, granted = Agreement(2), {}, {}
+    agreement, last, granted = CoordinatorState(2), {}, {}
     for rank, message in data.draw(st.lists(st.tuples(st.integers(0, 1), said), max_size=40)):
         for to, told in agreement.on_message(rank, message):
-            if isinstance(told, Granted):
+            if isinstance(told, StepsGranted):
                 assert (to, told.run) not in last
                 assert told.steps >= granted.get((to, told.run), 0)
                 granted[to, told.run] = told.steps

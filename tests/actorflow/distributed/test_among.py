@@ -12,7 +12,12 @@ import actorflow as af
 from actorflow import nn
 from actorflow.checkpoint.manager import CheckpointManager
 from actorflow.data import ArraySource, DataError
-from actorflow.distributed.process_group import ONE_RANK, Among, agree_on_data, agree_on_plan
+from actorflow.distributed.process_group import (
+    SINGLE_PROCESS,
+    ProcessGroup,
+    check_same_data,
+    check_same_plan,
+)
 from actorflow.environment.settings import Settings
 from actorflow.tensor.initial_values import initial_values
 from compiler.contract.errors import CompileError, DeviceError, InternalError
@@ -63,7 +68,7 @@ def source(batch=4, seed=3):
 
 def on_ranks(do):
     ranks = RankThreads(2)
-    return ranks.run(lambda rank: do(Among(rank, ranks.gather(rank))))
+    return ranks.run(lambda rank: do(ProcessGroup(rank, ranks.gather(rank))))
 
 
 def halves(rank_plan, plan, steps):
@@ -91,8 +96,8 @@ def assert_whole(variables, expected):
 
 
 def test_fit_comes_to_whole_variables_on_all_ranks(plan, expected):
-    def one(among):
-        runner = af.Runner(of_two(plan), among=among)
+    def one(group):
+        runner = af.Runner(of_two(plan), group=group)
         result = runner.fit(source(), steps=4, progress=False)
         return result.variables, runner.variables()
 
@@ -117,8 +122,8 @@ def test_an_entry_that_an_evaluation_has_as_well_is_told_once(plan):
 
 
 def test_a_run_goes_on_from_what_all_ranks_came_to(plan, expected):
-    def one(among):
-        runner, data = af.Runner(of_two(plan), among=among), source()
+    def one(group):
+        runner, data = af.Runner(of_two(plan), group=group), source()
         for _ in runner.stream(data, steps=2):
             pass
         for _ in runner.stream(data, steps=2):
@@ -130,8 +135,8 @@ def test_a_run_goes_on_from_what_all_ranks_came_to(plan, expected):
 
 
 def test_variables_of_ranks_that_are_stepped_are_read_whole_between_steps(plan, expected):
-    def one(among):
-        runner, data, seen = af.Runner(of_two(plan), among=among), source(), []
+    def one(group):
+        runner, data, seen = af.Runner(of_two(plan), group=group), source(), []
         seen.append(runner.variables())
         for _ in range(4):
             runner.step(next(data))
@@ -148,8 +153,8 @@ def test_variables_of_ranks_that_are_stepped_are_read_whole_between_steps(plan, 
 def test_what_is_written_is_whole_and_each_rank_takes_its_part(plan):
     whole = np.linspace(-1, 1, 48, dtype=np.float32).reshape(8, 6)
 
-    def one(among):
-        runner, data = af.Runner(of_two(plan), among=among), source()
+    def one(group):
+        runner, data = af.Runner(of_two(plan), group=group), source()
         runner.step(next(data))
         with pytest.raises(CompileError, match=r"'weight' is float32\[8, 6\] .* got float32"):
             runner.write({"weight": whole[:4]})
@@ -166,8 +171,8 @@ def test_what_is_written_is_whole_and_each_rank_takes_its_part(plan):
 
 
 def test_parts_are_not_read_while_ranks_run_on(plan):
-    def one(among):
-        runner, said = af.Runner(of_two(plan), among=among), []
+    def one(group):
+        runner, said = af.Runner(of_two(plan), group=group), []
 
         def look(step, outputs):
             with pytest.raises(
@@ -185,10 +190,10 @@ def test_parts_are_not_read_while_ranks_run_on(plan):
 def test_a_rank_that_fails_asks_nobody_for_parts(plan):
     at_end = threading.Event()
 
-    def one(among):
-        runner = af.Runner(of_two(plan), among=among)
+    def one(group):
+        runner = af.Runner(of_two(plan), group=group)
         first = runner.variables()["weight"]
-        if among.rank == 1:
+        if group.rank == 1:
             with pytest.raises(DataError, match="expected float32"):
                 runner.step({"x": X[:3]})
             at_end.set()
@@ -205,8 +210,8 @@ def test_the_first_rank_writes_checkpoints_and_all_go_on_from_them(tmp_path):
     rank_plan = of_two(compiled(every=2), splits_state=False)
 
     def run(steps):
-        def one(among):
-            runner = af.Runner(rank_plan, among=among)
+        def one(group):
+            runner = af.Runner(rank_plan, group=group)
             result = runner.fit(source(), steps=steps, checkpoint=tmp_path / "run", every=2,
                                 progress=False)  # fmt: skip
             return result.first_step, result.last_step
@@ -232,50 +237,52 @@ def test_variables_that_only_number_rows_are_no_state(plan):
 def refused(do, text, error=CompileError):
     """Check that do(among) is refused on both ranks."""
 
-    def of(among):
+    def of(group):
         with pytest.raises(error, match=text):
-            do(among)
+            do(group)
 
     on_ranks(of)
 
 
 def test_ranks_of_other_data_are_refused_on_all():
-    agree_on_data(ONE_RANK, source(), 0)
-    on_ranks(lambda among: agree_on_data(among, source(), 5))
-    refused(lambda a: agree_on_data(a, source(), a.rank), "rank 1 has seed 1, rank 0 has 0; give")
+    check_same_data(SINGLE_PROCESS, source(), 0)
+    on_ranks(lambda group: check_same_data(group, source(), 5))
+    refused(lambda a: check_same_data(a, source(), a.rank), "rank 1 has seed 1, rank 0 has 0; give")
     other = "rank 1 has other data than rank 0: "
     refused(
-        lambda a: agree_on_data(a, source(seed=a.rank), 0), f"{other}seed=1 and not seed=0. Each"
+        lambda a: check_same_data(a, source(seed=a.rank), 0), f"{other}seed=1 and not seed=0. Each"
     )
     named = [ArraySource({"x": X, "y": X + rank}, batch=4) for rank in range(2)]
-    refused(lambda a: agree_on_data(a, named[a.rank], 0), f"{other}the content of 'y' is another.")
+    refused(
+        lambda a: check_same_data(a, named[a.rank], 0), f"{other}the content of 'y' is another."
+    )
     short = [ArraySource({"x": X[: 40 - rank]}, batch=4) for rank in range(2)]
-    refused(lambda a: agree_on_data(a, short[a.rank], 0), f"{other}its length is 39 and not 40.")
+    refused(lambda a: check_same_data(a, short[a.rank], 0), f"{other}its length is 39 and not 40.")
 
-    def further(among):
+    def further(group):
         data = source()
-        for _ in range(among.rank):
+        for _ in range(group.rank):
             next(data)
-        agree_on_data(among, data, 0)
+        check_same_data(group, data, 0)
 
     refused(further, f"{other}it stands at batches=1 and not at batches=0. Each rank")
 
 
 def test_data_is_agreed_on_before_a_step(plan):
-    def fit(among):
-        runner = af.Runner(of_two(plan), among=among)
-        runner.fit(source(seed=among.rank), steps=1, progress=False)
+    def fit(group):
+        runner = af.Runner(of_two(plan), group=group)
+        runner.fit(source(seed=group.rank), steps=1, progress=False)
 
-    def stream(among):
-        next(af.Runner(of_two(plan), among=among).stream(source(seed=among.rank), steps=1))
+    def stream(group):
+        next(af.Runner(of_two(plan), group=group).stream(source(seed=group.rank), steps=1))
 
     refused(fit, "rank 1 has other data than rank 0: seed=1")
     refused(stream, "rank 1 has other data than rank 0: seed=1")
 
 
 def test_ranks_that_would_begin_with_other_values_are_refused_on_all(plan):
-    def runner(among, values):
-        return af.Runner(of_two(plan), among=among, values=values)
+    def runner(group, values):
+        return af.Runner(of_two(plan), group=group, values=values)
 
     same = {"weight": np.ones((8, 6), np.float32)}
     ways = (
@@ -298,17 +305,17 @@ def test_ranks_that_would_meet_on_a_device_are_refused_with_the_line():
     model = nn.Linear(6, 4, bias=False)
     plan = shared.compile(model, {"x": TensorType(DType.FLOAT32, (2, 6))}, rank=0)
     with pytest.raises(DeviceError, match=r"test_among.py:\d+: .* on sim:0, .* leave out device="):
-        Among(0, lambda name, value: [value] * 2).communicator(plan, Settings.from_env({}))
+        ProcessGroup(0, lambda name, value: [value] * 2).communicator(plan, Settings.from_env({}))
 
 
 def test_ranks_of_other_plans_are_refused_on_all(plan):
     rank_plan, other = of_two(plan), replace(of_two(plan), graph_hash="of another script")
     refused(
-        lambda among: af.Runner(other if among.rank else rank_plan, among=among),
+        lambda group: af.Runner(other if group.rank else rank_plan, group=group),
         "rank 1 runs another job 'train' where rank 0 runs 'train': what was traced is not the",
     )
     refused(
-        lambda among: af.Runner(rank_plan, among=among, seed=among.rank),
+        lambda group: af.Runner(rank_plan, group=group, seed=group.rank),
         "rank 1 has seed 1, rank 0 has 0",
     )
 
@@ -320,14 +327,14 @@ def test_plans_that_do_not_fit_together_are_refused_on_all():
         for own in ((0, 1), (1, 0), (0, 1))
     ]
     like = replace(like, sources=(*like.sources, like.sources[0]))
-    on_ranks(lambda among: agree_on_plan(among, one, 0))
-    on_ranks(lambda among: agree_on_plan(among, like if among.rank else one, 0))
+    on_ranks(lambda group: check_same_plan(group, one, 0))
+    on_ranks(lambda group: check_same_plan(group, like if group.rank else one, 0))
     text = "rank 1 comes to all_reduce #1 of 'w1' .* where rank 0 comes to all_reduce #0 of 'w0'"
     text += r" .*so the script is not at fault \(this is a bug in actorflow: please report it\)$"
-    refused(lambda a: agree_on_plan(a, swapped if a.rank else one, 0), text, InternalError)
+    refused(lambda a: check_same_plan(a, swapped if a.rank else one, 0), text, InternalError)
     text = "job 'job' differently: clip_norm= is 1.0 on rank 1 and none on rank 0; do all ranks run"
     other = replace(swapped, options=(*mesh, ("clip_norm", 1.0)))
-    refused(lambda among: agree_on_plan(among, other if among.rank else one, 0), text)
+    refused(lambda group: check_same_plan(group, other if group.rank else one, 0), text)
 
 
 def test_ranks_that_are_not_as_many_as_the_mesh_has_are_refused_on_all(plan):
@@ -335,4 +342,4 @@ def test_ranks_that_are_not_as_many_as_the_mesh_has_are_refused_on_all(plan):
     rank_plan = of_two(plan)
     four = replace(rank_plan, options=(*rank_plan.options[:-1], mesh))
     text = r"'train' is for 4 ranks \(mesh data=2 x model=2\), and 2 run it; launch 4"
-    refused(lambda among: af.Runner(four, among=among), text)
+    refused(lambda group: af.Runner(four, group=group), text)

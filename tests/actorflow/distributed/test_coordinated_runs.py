@@ -10,7 +10,7 @@ import ranks_in_process
 
 import actorflow as af
 from actorflow import nn
-from actorflow.distributed.process_group import Among, Together
+from actorflow.distributed.process_group import DistributedRun, ProcessGroup
 from actorflow.environment.settings import Settings
 from actorflow.run import stopping
 from compiler.contract.errors import CompileError, PeerFailed
@@ -25,8 +25,8 @@ def on_ranks():
 
     def run(one):
         with ranks_in_process.joined(2) as (_, members):
-            amongs = [Among(m.rank, m.all_gather_object, m) for m in members]
-            return ranks_in_process.at_once(*[lambda a=among: one(a) for among in amongs])
+            groups = [ProcessGroup(m.rank, m.all_gather_object, m) for m in members]
+            return ranks_in_process.at_once(*[lambda a=group: one(a) for group in groups])
 
     return run
 
@@ -59,8 +59,8 @@ def source(seed=0, before=lambda number: None):
 def test_ranks_that_shard_their_data_are_refused_with_the_mend(
     on_ranks, plans, call, native_toolchain
 ):
-    def one(among):
-        runner, data = af.Runner(plans[among.rank], among=among), source(among.rank)
+    def one(group):
+        runner, data = af.Runner(plans[group.rank], group=group), source(group.rank)
         if call == "fit":
             runner.fit(data, steps=2, progress=False)
         elif call == "stream":
@@ -78,8 +78,8 @@ def test_ranks_that_shard_their_data_are_refused_with_the_mend(
 
 @pytest.mark.parametrize("call", ["fit", "stream"])
 def test_ranks_that_are_asked_for_other_steps_are_told_before_the_first(on_ranks, plans, call):
-    def one(among):
-        runner, steps = af.Runner(plans[among.rank], among=among), 3 + among.rank
+    def one(group):
+        runner, steps = af.Runner(plans[group.rank], group=group), 3 + group.rank
         if call == "fit":
             runner.fit(source(), steps=steps, progress=False, on_step=pytest.fail)
         else:
@@ -96,10 +96,10 @@ def test_ranks_that_are_asked_for_other_steps_are_told_before_the_first(on_ranks
 def test_a_loop_that_another_rank_ends_by_leaving_its_own_is_an_error(
     on_ranks, plans, native_toolchain
 ):
-    def one(among):
-        outputs = af.Runner(plans[among.rank], among=among).stream(source(), steps=50)
+    def one(group):
+        outputs = af.Runner(plans[group.rank], group=group).stream(source(), steps=50)
         for number, _ in enumerate(outputs):
-            if number == 3 and among.rank == 1:
+            if number == 3 and group.rank == 1:
                 return "left"
         return "ended"
 
@@ -110,8 +110,8 @@ def test_a_loop_that_another_rank_ends_by_leaving_its_own_is_an_error(
 
 
 def test_loops_that_all_ranks_leave_or_whose_data_ends_are_none(on_ranks, plans, native_toolchain):
-    def one(among):
-        runner, counts = af.Runner(plans[among.rank], among=among), []
+    def one(group):
+        runner, counts = af.Runner(plans[group.rank], group=group), []
         for leaves in (3, 5, 9):
             data = af.data.ArraySource({"x": np.ones((40, 4), np.float32)}, batch=8, epochs=1)
             counts.append(0)
@@ -129,9 +129,9 @@ def impatient(monkeypatch):
     monkeypatch.setattr(stopping, "PATIENCE_S", 0.0)
 
 
-def stop_at_2(among):
+def stop_at_2(group):
     def on_step(step, outputs):
-        if among.rank == 0 and step == 2:
+        if group.rank == 0 and step == 2:
             raise af.StopTraining("enough")
 
     return on_step
@@ -143,11 +143,11 @@ def test_a_stop_waits_for_no_source_where_all_lack_the_same_batch(
     never = threading.Event()
     folder = tmp_path / "run"
 
-    def one(among):
+    def one(group):
         data = source(0, lambda number: number == 3 and never.wait(60))
         options = {"progress": False, "checkpoint": folder, "every": "1h"}
-        runner = af.Runner(plans[among.rank], among=among)
-        return runner.fit(data, steps=99, on_step=stop_at_2(among), **options).last_step
+        runner = af.Runner(plans[group.rank], group=group)
+        return runner.fit(data, steps=99, on_step=stop_at_2(group), **options).last_step
 
     ends = on_ranks(one)
     never.set()
@@ -158,7 +158,7 @@ def test_a_stop_waits_for_no_source_where_all_lack_the_same_batch(
 def test_a_stop_waits_for_a_source_whose_batch_another_rank_has_begun(
     on_ranks, plans, impatient, monkeypatch, native_toolchain
 ):
-    are_held, say, said = threading.Event(), Together.would_end, set()
+    are_held, say, said = threading.Event(), DistributedRun.report_last_started, set()
 
     def would_end(together, step):
         say(together, step)
@@ -166,15 +166,15 @@ def test_a_stop_waits_for_a_source_whose_batch_another_rank_has_begun(
         if said == {0, 1}:
             are_held.set()
 
-    monkeypatch.setattr(Together, "would_end", would_end)
+    monkeypatch.setattr(DistributedRun, "report_last_started", would_end)
 
-    def one(among):
+    def one(group):
         def before(number):
-            if number == 3 and among.rank == 1:
+            if number == 3 and group.rank == 1:
                 assert are_held.wait(60)
 
-        runner, seen = af.Runner(plans[among.rank], among=among), source(0, before)
-        return runner.fit(seen, steps=99, progress=False, on_step=stop_at_2(among)).last_step
+        runner, seen = af.Runner(plans[group.rank], group=group), source(0, before)
+        return runner.fit(seen, steps=99, progress=False, on_step=stop_at_2(group)).last_step
 
     first, second = on_ranks(one)
     assert first == second >= 3
@@ -183,12 +183,12 @@ def test_a_stop_waits_for_a_source_whose_batch_another_rank_has_begun(
 def test_a_stop_that_the_data_of_one_rank_asks_for_is_refused_in_its_own_words(
     on_ranks, plans, native_toolchain
 ):
-    def one(among):
+    def one(group):
         def before(number):
-            if number == 3 and among.rank == 1:
+            if number == 3 and group.rank == 1:
                 raise af.StopTraining("late")
 
-        runner = af.Runner(plans[among.rank], among=among)
+        runner = af.Runner(plans[group.rank], group=group)
         runner.fit(source(0, before), steps=9, progress=False)
 
     for end in on_ranks(one):
@@ -201,8 +201,8 @@ def test_a_stop_that_the_data_of_one_rank_asks_for_is_refused_in_its_own_words(
 
 
 def test_the_first_rank_alone_writes_down_metrics(on_ranks, plans, tmp_path, native_toolchain):
-    def one(among):
-        runner = af.Runner(plans[among.rank], among=among)
+    def one(group):
+        runner = af.Runner(plans[group.rank], group=group)
         runner.fit(source(), steps=40, progress=False, checkpoint=tmp_path / "run")
 
     assert on_ranks(one) == [None, None]
@@ -213,8 +213,8 @@ def test_the_first_rank_alone_writes_down_metrics(on_ranks, plans, tmp_path, nat
 def test_every_rank_has_a_trace_of_its_own(on_ranks, plans, tmp_path, native_toolchain):
     settings = replace(Settings.from_env({}), trace=tmp_path / "trace.json")
 
-    def one(among):
-        runner = af.Runner(plans[among.rank], among=among, settings=settings)
+    def one(group):
+        runner = af.Runner(plans[group.rank], group=group, settings=settings)
         runner.fit(source(), steps=2, progress=False)
 
     assert on_ranks(one) == [None, None]

@@ -10,15 +10,15 @@ from zmq.utils.monitor import recv_monitor_message
 from actorflow.distributed import coordinator as coordinator_module
 from actorflow.distributed.coordinator import Coordinator
 from actorflow.distributed.messages import (
-    Came,
+    GatherEntered,
+    GatherTimedOut,
     Hello,
-    Left,
-    Reached,
-    WaitedInVain,
+    ScriptEnded,
+    StepReached,
     encode,
-    hand_over,
+    read_keys_fd,
     routing_id,
-    take_over,
+    write_keys_fd,
 )
 from compiler.contract.errors import InternalError
 
@@ -122,7 +122,7 @@ def test_a_message_that_is_too_long_is_disconnected(client, job):
 
 def test_a_rank_under_the_name_of_another_is_refused(client, job):
     impostor = client(name=routing_id(1))
-    impostor.socket.send_multipart(encode(Left()))
+    impostor.socket.send_multipart(encode(ScriptEnded()))
     impostor.socket.send(b"")
     job.wait_refused(2)
     assert still_serves(client)
@@ -132,7 +132,7 @@ def test_a_rank_under_the_name_of_another_is_refused(client, job):
 
 def test_what_is_malformed_is_refused_in_words_and_the_next_is_heard(client, job):
     rank = client()
-    head = encode(Reached(1, 2))[0]
+    head = encode(StepReached(1, 2))[0]
     for frames in ([b"\xc1"], [head, b"more"], [msgpack.packb([1, "Welcome", 2])]):
         rank.socket.send_multipart(frames)
     rank.socket.send_multipart(encode(Hello()))
@@ -140,7 +140,7 @@ def test_what_is_malformed_is_refused_in_words_and_the_next_is_heard(client, job
     job.wait_refused(3)
     assert job.refused == [
         "rank 0 sent no msgpack (FormatError); it was refused",
-        "rank 0 sent Reached with more than it has fields; it was refused",
+        "rank 0 sent StepReached with more than it has fields; it was refused",
         "rank 0 sent a kind of message that nobody may send here; it was refused",
     ]
 
@@ -153,13 +153,13 @@ def test_it_listens_on_this_machine_alone(job):
 
 def test_keys_are_handed_over_once_and_each_rank_has_its_own(job):
     keys = [job.coordinator.keys(rank) for rank in (0, 1)]
-    assert take_over(hand_over(keys[0])) == keys[0]
+    assert read_keys_fd(write_keys_fd(keys[0])) == keys[0]
     assert keys[0].secret != keys[1].secret
-    fd = hand_over(keys[0])
+    fd = write_keys_fd(keys[0])
     with open(fd, "wb", closefd=False) as file:
         file.write(b"\xc1")
     with pytest.raises(InternalError, match="holds no keys"):
-        take_over(fd)
+        read_keys_fd(fd)
 
 
 class Lying:
@@ -187,11 +187,30 @@ class Lying:
 @pytest.mark.parametrize(
     ("rounds", "is_missed"),
     [
-        ([[(1, Came(1, "a", b""))], [(1, WaitedInVain(1, 3)), (0, Came(1, "a", b""))]], False),
-        ([[(1, Came(1, "a", b"")), (1, WaitedInVain(1, 3))], [(0, Came(1, "a", b""))]], False),
-        ([[(1, Came(1, "a", b"")), (1, WaitedInVain(1, 3))], [], [(0, Came(1, "a", b""))]], False),
-        ([[(1, Came(1, "a", b"")), (1, WaitedInVain(1, 3))], [(0, Hello())]], True),
-        ([[(1, Came(1, "a", b"")), (1, WaitedInVain(1, 3))]], True),
+        (
+            [
+                [(1, GatherEntered(1, "a", b""))],
+                [(1, GatherTimedOut(1, 3)), (0, GatherEntered(1, "a", b""))],
+            ],
+            False,
+        ),
+        (
+            [
+                [(1, GatherEntered(1, "a", b"")), (1, GatherTimedOut(1, 3))],
+                [(0, GatherEntered(1, "a", b""))],
+            ],
+            False,
+        ),
+        (
+            [
+                [(1, GatherEntered(1, "a", b"")), (1, GatherTimedOut(1, 3))],
+                [],
+                [(0, GatherEntered(1, "a", b""))],
+            ],
+            False,
+        ),
+        ([[(1, GatherEntered(1, "a", b"")), (1, GatherTimedOut(1, 3))], [(0, Hello())]], True),
+        ([[(1, GatherEntered(1, "a", b"")), (1, GatherTimedOut(1, 3))]], True),
     ],
 )
 def test_a_rank_is_missed_after_all_that_came_is_read(monkeypatch, rounds, is_missed):

@@ -8,7 +8,7 @@ from rank_threads import RankThreads
 
 import actorflow as af
 from actorflow import nn
-from actorflow.distributed.process_group import Among
+from actorflow.distributed.process_group import ProcessGroup
 from compiler.contract.errors import CompileError
 
 X = np.ones((24, 8), np.float32)
@@ -38,12 +38,12 @@ def asked_on(rank, chosen):
 def refusal(**chosen):
     """Return what both ranks are told where the second has chosen other than the first."""
     ranks, errors = RankThreads(2), []
-    asked = [asked_on(rank, chosen if rank else {}) for rank in range(2)]
+    request = [asked_on(rank, chosen if rank else {}) for rank in range(2)]
 
     def one(rank):
-        job, wanted = asked[rank]
+        job, wanted = request[rank]
         with pytest.raises(CompileError) as caught:
-            job._plan(wanted, Among(rank, ranks.gather(rank)))
+            job._plan(wanted, ProcessGroup(rank, ranks.gather(rank)))
         errors.append(str(caught.value))
 
     ranks.run(one)
@@ -103,11 +103,11 @@ def test_an_evaluation_of_one_rank_alone_is_told():
 
 def test_ranks_that_run_the_same_job_tell_each_other_no_more_than_that():
     ranks = RankThreads(2)
-    asked = [asked_on(rank, {}) for rank in range(2)]
+    request = [asked_on(rank, {}) for rank in range(2)]
 
     def one(rank):
-        job, wanted = asked[rank]
-        job._plan(wanted, Among(rank, ranks.gather(rank)))
+        job, wanted = request[rank]
+        job._plan(wanted, ProcessGroup(rank, ranks.gather(rank)))
 
     ranks.run(one)
     assert not any("differs" in name for name, _ in ranks.said)
@@ -116,14 +116,14 @@ def test_ranks_that_run_the_same_job_tell_each_other_no_more_than_that():
 
 def test_ranks_that_call_from_other_lines_are_told_both():
     ranks, errors = RankThreads(2), []
-    asked = [asked_on(rank, {"rows": 6 + 2 * rank}) for rank in range(2)]
+    request = [asked_on(rank, {"rows": 6 + 2 * rank}) for rank in range(2)]
 
     def one(rank):
-        job, wanted = asked[rank]
-        among = Among(rank, ranks.gather(rank))
+        job, wanted = request[rank]
+        group = ProcessGroup(rank, ranks.gather(rank))
         calls = (
-            lambda: job._plan(wanted, among),
-            lambda: job._plan(wanted, among),
+            lambda: job._plan(wanted, group),
+            lambda: job._plan(wanted, group),
         )
         with pytest.raises(CompileError) as caught:
             calls[rank]()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from actorflow.distributed.shared_run import GivenBatches, digest_of
+from actorflow.distributed.shared_run import BatchDigestReporter, digest_of
 
 X = np.arange(64, dtype=np.float32).reshape(16, 4)
 
@@ -35,7 +35,7 @@ def test_of_a_large_array_a_sample_is_read():
 )
 def test_first_steps_are_told_then_some_and_all_where_the_user_makes_them(is_every, steps):
     told = []
-    given = GivenBatches(lambda *row: told.append(row), "a.py:1", 3, is_every=is_every)
+    given = BatchDigestReporter(lambda *row: told.append(row), "a.py:1", 3, is_every=is_every)
     for step in range(4, 40):
         given.see(step, {"x": X}, is_last=True)
     assert [row[0] for row in told] == steps
@@ -44,7 +44,7 @@ def test_first_steps_are_told_then_some_and_all_where_the_user_makes_them(is_eve
 
 def test_a_step_of_several_batches_is_told_once_with_all_of_them():
     told = []
-    given = GivenBatches(lambda *row: told.append(row), "", 0)
+    given = BatchDigestReporter(lambda *row: told.append(row), "", 0)
     for step, pair in enumerate([(X, X + 1), (X + 1, X), (X, X + 1)]):
         for x in pair:
             given.see(step + 1, {"x": x}, is_last=x is pair[1])

@@ -8,8 +8,14 @@ import pytest
 from rank_threads import RankThreads
 
 from actorflow.distributed import unshard
-from actorflow.distributed.process_group import Among
-from actorflow.distributed.unshard import Joining, OfRank, Told, check_cover, cut
+from actorflow.distributed.process_group import ProcessGroup
+from actorflow.distributed.unshard import (
+    LocalShard,
+    ShardGatherer,
+    ShardTransfer,
+    check_cover,
+    shard_values,
+)
 from compiler.contract.errors import InternalError, PeerFailed
 from compiler.contract.placement import Mesh
 from compiler.contract.types import ShardingSpec
@@ -39,7 +45,7 @@ def plan_of(mesh=MESH, splits=SPLITS, names=NAMES):
 def held(monkeypatch):
     def saved(plan):
         return [
-            OfRank(v.name, "float32", SHAPES[v.name], v.sharding.splits if v.sharding else ())
+            LocalShard(v.name, "float32", SHAPES[v.name], v.sharding.splits if v.sharding else ())
             for v in sorted(plan.state, key=lambda v: v.name)
         ]
 
@@ -63,7 +69,7 @@ def on_ranks(do, count=4, plans=None, wait_s=60.0):
 
     def one(rank):
         plan = plans[rank] if plans else plan_of()
-        own = Joining(plan, Among(rank, ranks.gather(rank)), wait_s)
+        own = ShardGatherer(plan, ProcessGroup(rank, ranks.gather(rank)), wait_s)
         try:
             return do(own, plan, rank)
         finally:
@@ -73,7 +79,7 @@ def on_ranks(do, count=4, plans=None, wait_s=60.0):
 
 
 def shared(own, plan, rank, step=1):
-    arrays = cut(plan, wholes(step), rank)
+    arrays = shard_values(plan, wholes(step), rank)
     if rank:
         return own.send_shards(step, arrays)
     joined = own.gather_shards(step, {v.name: arrays[v.name] for v in plan.state})
@@ -164,9 +170,11 @@ TILES = {
 
 @pytest.mark.parametrize("parts", TILES.values(), ids=TILES)
 def test_parts_that_do_not_make_up_the_whole_are_a_bug(parts):
-    held = OfRank("x", "float32", (5, 3), ())
+    held = LocalShard("x", "float32", (5, 3), ())
     with pytest.raises(InternalError, match="do not make it up, each element once"):
-        check_cover("x", (5, 3), [Told(held, tuple([slice(*rows) for rows in p])) for p in parts])
+        check_cover(
+            "x", (5, 3), [ShardTransfer(held, tuple([slice(*rows) for rows in p])) for p in parts]
+        )
 
 
 @pytest.mark.parametrize("who", [0, 2])

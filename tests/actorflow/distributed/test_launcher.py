@@ -11,17 +11,23 @@ from pathlib import Path
 import pytest
 from launching import ENOUGH_S, end_of, insist, launcher
 
-from actorflow.distributed.launcher import MOST_BYTES, MOST_LINES, OutputTail, shares, start_rank
+from actorflow.distributed.launcher import (
+    MOST_BYTES,
+    MOST_LINES,
+    OutputTail,
+    split_cores,
+    start_rank,
+)
 from actorflow.distributed.messages import RankKeys
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import os, queue, signal, sys, threading
 from actorflow.distributed.shared_run import RunCallbacks
-from actorflow.distributed.member import this_member
+from actorflow.distributed.member import current_rank
 from compiler.contract.errors import PeerFailed
 
-member = this_member()
+member = current_rank()
 phase, fault = [*sys.argv[1:], "", ""][:2]
 
 def report(text):
@@ -84,8 +90,8 @@ def test_ranks_find_who_they_are_and_rank_0_is_heard(ended):
     script = """
 import os, sys
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "ACTORFLOW_THREADS")
-from actorflow.distributed.member import this_member
-member = this_member()
+from actorflow.distributed.member import current_rank
+member = current_rank()
 own = (*[os.environ[n] for n in names], *sys.argv[1:], len(os.sched_getaffinity(0)))
 rows = member.all_gather_object("rows", (own, int(os.environ["MASTER_PORT"])))
 print(sorted({row[1] for row in rows}) == [rows[0][1]], "port" if rows[0][1] > 0 else "")
@@ -94,8 +100,8 @@ for row in rows:
 print("to stderr", member.rank, file=sys.stderr)
 """
     cores = sorted(os.sched_getaffinity(0))
-    threads = [len(part) for part in shares(cores, 2) or [(0,), (0,)]]
-    on = [len(part) for part in shares(cores, 2) or [cores, cores]]
+    threads = [len(part) for part in split_cores(cores, 2) or [(0,), (0,)]]
+    on = [len(part) for part in split_cores(cores, 2) or [cores, cores]]
     status, out, err = ended(script, "--own", "-n")
     assert (status, err) == (0, "to stderr 0\n")
     assert out.splitlines() == [
@@ -195,8 +201,8 @@ def test_an_error_on_purpose_is_its_message_and_a_second_writer_is_refused(ended
 import sys, pathlib
 from actorflow.checkpoint.fs import Fs
 from actorflow.checkpoint.fs import WriterLock
-from actorflow.distributed.member import this_member
-member = this_member()
+from actorflow.distributed.member import current_rank
+member = current_rank()
 if member.rank == 0:
     lock = WriterLock(Fs(), pathlib.Path(sys.argv[1]))
     again = WriterLock(Fs(), pathlib.Path(sys.argv[1]))
@@ -348,9 +354,9 @@ def test_bad_arguments_are_refused(arguments, said):
 
 
 def test_cores_are_divided_among_neighbours():
-    assert shares([3, 0, 1, 2, 8], 2) == [(0, 1, 2), (3, 8)]
-    assert shares([0, 1], 2) == [(0,), (1,)]
-    assert shares([0, 1], 3) is None
+    assert split_cores([3, 0, 1, 2, 8], 2) == [(0, 1, 2), (3, 8)]
+    assert split_cores([0, 1], 2) == [(0,), (1,)]
+    assert split_cores([0, 1], 3) is None
 
 
 def test_of_blank_lines_alone_nothing_is_shown():

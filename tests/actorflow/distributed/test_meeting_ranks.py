@@ -12,8 +12,8 @@ import actorflow as af
 from actorflow.compile.prove import prove
 from actorflow.compile.targets import hardware_for
 from actorflow.data import ArraySource
-from actorflow.distributed.process_group import Among
-from actorflow.environment.native import choosing
+from actorflow.distributed.process_group import ProcessGroup
+from actorflow.environment.native import kernel_choice_lock
 from actorflow.environment.settings import Settings
 from compiler.contract.errors import ActorflowError, PeerFailed, PlanFormatError
 from compiler.contract.placement import HOST
@@ -46,7 +46,7 @@ def plan():
     whole = b.emit_one(ALL_GATHER, b.emit_one(MUL, x, x), **meets(2), axis=0, rows=4)
     b.outputs = [Output("y", y), Output("row", row), Output("whole", whole)]
     settings = Settings.from_env(os.environ)
-    with choosing(settings, (HOST,), deterministic=False):
+    with kernel_choice_lock(settings, (HOST,), deterministic=False):
         hardware = hardware_for((HOST,), "", uses_cudnn=False)
         graph, options = b.freeze(), CompileOptions("meet", is_training=False)
         own = local_graphs(graph, hardware, options)
@@ -58,7 +58,7 @@ def plan():
 
 def on_ranks(do):
     ranks = RankThreads(2)
-    return ranks.run(lambda rank: do(Among(rank, ranks.gather(rank))))
+    return ranks.run(lambda rank: do(ProcessGroup(rank, ranks.gather(rank))))
 
 
 def source():
@@ -66,8 +66,8 @@ def source():
 
 
 def test_ranks_have_what_they_made_together(plan, native_toolchain):
-    def one(among):
-        runner = af.Runner(plan, among=among)
+    def one(group):
+        runner = af.Runner(plan, group=group)
         found, again = [list(runner.stream(source(), steps=5)) for _ in range(2)]
         return found, again, runner.variables()["w"]
 
@@ -89,11 +89,11 @@ def test_a_rank_whose_launch_fails_has_the_others_end(plan, native_toolchain):
             if is_broken:
                 runner._newest.loop.abort(ZeroDivisionError("a kernel"))
 
-    def one(among):
-        runner = af.Runner(plan, among=among)
+    def one(group):
+        runner = af.Runner(plan, group=group)
         with pytest.raises((ZeroDivisionError, ActorflowError)) as caught:
-            run(runner, among.rank == 1)
-        errors[among.rank] = caught.value
+            run(runner, group.rank == 1)
+        errors[group.rank] = caught.value
 
     on_ranks(one)
     assert isinstance(errors[1], ZeroDivisionError)

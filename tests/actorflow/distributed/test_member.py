@@ -13,7 +13,7 @@ from ranks_in_process import Served
 
 from actorflow.distributed import member as member_module
 from actorflow.distributed.agreement import WINDOW_STEPS
-from actorflow.distributed.member import RankMember, become_member, this_member
+from actorflow.distributed.member import RankClient, current_rank, init_rank
 from actorflow.distributed.shared_run import RunCallbacks
 from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 
@@ -263,23 +263,23 @@ def test_a_forked_child_is_no_rank(members, child_says):
 
 
 def test_who_was_not_launched_is_alone():
-    assert this_member({}) is None
-    assert this_member({"RANK": "0", "WORLD_SIZE": "1"}) is None
-    assert this_member({"WORLD_SIZE": "4"}) is None
+    assert current_rank({}) is None
+    assert current_rank({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert current_rank({"WORLD_SIZE": "4"}) is None
     with pytest.raises(
         ActorflowError, match=r"'actorflow launch -n RANKS SCRIPT\.py', or unset both"
     ):
-        this_member({"RANK": "0", "WORLD_SIZE": "2"})
+        current_rank({"RANK": "0", "WORLD_SIZE": "2"})
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_process_becomes_a_rank_once(served, monkeypatch, num_ranks):
     monkeypatch.setattr(member_module, "_given", [])
     job = served(num_ranks)
-    made = become_member(job.coordinator.keys(0))
-    assert this_member({}) is (made if num_ranks > 1 else None)
+    made = init_rank(job.coordinator.keys(0))
+    assert current_rank({}) is (made if num_ranks > 1 else None)
     with pytest.raises(InternalError, match="a rank already"):
-        become_member(job.coordinator.keys(0))
+        init_rank(job.coordinator.keys(0))
     made.leave()
 
 
@@ -298,7 +298,7 @@ def test_a_coordinator_that_cannot_be_reached_is_an_error_with_its_address(
     if not is_there:
         server.close()
     keys = replace(served(2).coordinator.keys(0), endpoint=endpoint, wait_s=0.01)
-    member = RankMember(keys)
+    member = RankClient(keys)
     try:
         text = f"rank 0 to its coordinator at {endpoint} did not come about within 0.05 s"
         with pytest.raises(PeerFailed, match=text) as caught:
@@ -313,7 +313,7 @@ def test_a_coordinator_that_cannot_be_reached_is_an_error_with_its_address(
 
 def test_a_link_that_is_lost_ends_who_waits(monkeypatch):
     job = Served(1)
-    member = RankMember(job.coordinator.keys(0))
+    member = RankClient(job.coordinator.keys(0))
     assert member.all_gather_object("up", 7) == [7]
     job.close()
     try:

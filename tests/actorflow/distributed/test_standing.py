@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from actorflow.distributed.member import threads_at
+from actorflow.distributed.member import user_stack_dump
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def hanging():
 
 def seen_from_another_thread():
     found = []
-    thread = threading.Thread(target=lambda: found.append(threads_at()))
+    thread = threading.Thread(target=lambda: found.append(user_stack_dump()))
     thread.start()
     thread.join()
     return found[0]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rank_threads import RankThreads
 
 from actorflow.distributed import unshard
-from actorflow.distributed.process_group import ONE_RANK, Among
-from actorflow.distributed.unshard import cut, gather_whole
+from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from actorflow.distributed.unshard import all_gather_variables, shard_values
 from compiler.contract.errors import InternalError
 from compiler.contract.placement import Mesh
 from compiler.contract.sbp import shard_slices
@@ -25,20 +25,20 @@ class Meeting(RankThreads):
         super().__init__(count)
         self.told = [0] * count
 
-    def among(self, rank):
+    def group(self, rank):
         gather = self.gather(rank)
 
         def counted(name, value):
             self.told[rank] += len(value) if isinstance(value, bytes) else 0
             return gather(name, value)
 
-        return Among(rank, counted)
+        return ProcessGroup(rank, counted)
 
 
 def on_ranks(count, do):
     """Return what do(among) returns on each rank, and where they met."""
     meeting = Meeting(count)
-    return meeting.run(lambda rank: do(meeting.among(rank))), meeting
+    return meeting.run(lambda rank: do(meeting.group(rank))), meeting
 
 
 def plan_of(mesh, parts):
@@ -77,12 +77,12 @@ def test_all_ranks_have_the_wholes_whose_parts_they_had(case, message_bytes):
     whole = values_of({name: part.shape for name, part in parts.items()})
     plan = plan_of(mesh, {name: part if part.splits else None for name, part in parts.items()})
 
-    def one(among):
-        own = cut(plan, whole, among.rank)
+    def one(group):
+        own = shard_values(plan, whole, group.rank)
         for name, part in parts.items():
-            want = whole[name][shard_slices(part, mesh, among.rank)]
+            want = whole[name][shard_slices(part, mesh, group.rank)]
             np.testing.assert_array_equal(own[name], want)
-        return gather_whole(plan, own, among.all_gather_object, among.rank)
+        return all_gather_variables(plan, own, group.all_gather_object, group.rank)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unshard, "MESSAGE_BYTES", message_bytes)
@@ -105,10 +105,12 @@ def test_what_only_some_ranks_have_comes_to_all():
     ]
     values = {"up": up, "down": down, "step": np.asarray(7)}
 
-    def one(among):
-        plan = plan_of(mesh, of_stage[among.rank // 2])
-        own = {name: values[name] for name in of_stage[among.rank // 2]}
-        return gather_whole(plan, cut(plan, own, among.rank), among.all_gather_object, among.rank)
+    def one(group):
+        plan = plan_of(mesh, of_stage[group.rank // 2])
+        own = {name: values[name] for name in of_stage[group.rank // 2]}
+        return all_gather_variables(
+            plan, shard_values(plan, own, group.rank), group.all_gather_object, group.rank
+        )
 
     found, meeting = on_ranks(4, one)
     for own in found:
@@ -121,7 +123,7 @@ def test_what_only_some_ranks_have_comes_to_all():
 def test_what_all_have_whole_is_handed_back_and_not_told():
     plan, value = plan_of(Mesh(("data",), (3,)), {"w": None}), np.arange(6.0)
     found, meeting = on_ranks(
-        3, lambda a: gather_whole(plan, {"w": value}, a.all_gather_object, a.rank)
+        3, lambda a: all_gather_variables(plan, {"w": value}, a.all_gather_object, a.rank)
     )
     assert all(own["w"] is value for own in found)
     assert meeting.told == [0, 0, 0]
@@ -132,8 +134,10 @@ def test_small_variables_share_their_messages():
     parts = {f"v{i}": ShardingSpec((4,), (("data", 0),)) for i in range(40)}
     plan, whole = plan_of(mesh, parts), values_of(dict.fromkeys(parts, (4,)))
 
-    def one(among):
-        return gather_whole(plan, cut(plan, whole, among.rank), among.all_gather_object, among.rank)
+    def one(group):
+        return all_gather_variables(
+            plan, shard_values(plan, whole, group.rank), group.all_gather_object, group.rank
+        )
 
     _, meeting = on_ranks(2, one)
     assert len(meeting.said) == 2  # the table, and one message
@@ -141,9 +145,11 @@ def test_small_variables_share_their_messages():
 
 def test_one_rank_alone_has_its_own():
     plan, value = plan_of(Mesh((), ()), {"w": None}), np.arange(3)
-    among = ONE_RANK
-    assert gather_whole(plan, {"w": value}, among.all_gather_object, among.rank)["w"] is value
-    assert cut(plan, {"w": value}, 0)["w"] is value
+    group = SINGLE_PROCESS
+    assert (
+        all_gather_variables(plan, {"w": value}, group.all_gather_object, group.rank)["w"] is value
+    )
+    assert shard_values(plan, {"w": value}, 0)["w"] is value
 
 
 def test_ranks_that_have_other_variables_of_one_name_are_told_which():
@@ -152,29 +158,34 @@ def test_ranks_that_have_other_variables_of_one_name_are_told_which():
     text = r"'w' is float32\[3\] on rank 0 and float32\[4\] on rank 1"
     with pytest.raises(InternalError, match=text):
         on_ranks(
-            2, lambda a: gather_whole(plan, {"w": values[a.rank]}, a.all_gather_object, a.rank)
+            2,
+            lambda a: all_gather_variables(
+                plan, {"w": values[a.rank]}, a.all_gather_object, a.rank
+            ),
         )
 
 
 def test_a_part_of_another_size_than_the_plan_says_is_a_bug():
     plan = plan_of(Mesh(("data",), (2,)), {"w": ShardingSpec((4,), (("data", 0),))})
     with pytest.raises(InternalError, match=r"'w' is \[4\] here, where this rank's part is \[2\]"):
-        on_ranks(2, lambda a: gather_whole(plan, {"w": np.zeros(4)}, a.all_gather_object, a.rank))
+        on_ranks(
+            2, lambda a: all_gather_variables(plan, {"w": np.zeros(4)}, a.all_gather_object, a.rank)
+        )
 
 
 def test_parts_of_ranks_that_are_not_there_are_missed():
     plan = plan_of(Mesh(("data",), (2,)), {"w": ShardingSpec((4,), (("data", 0),))})
     with pytest.raises(InternalError, match="1 ranks tell their parts, of a mesh of 2"):
-        gather_whole(plan, {"w": np.zeros(2)}, ONE_RANK.gather, 0)
+        all_gather_variables(plan, {"w": np.zeros(2)}, SINGLE_PROCESS.all_gather_object, 0)
 
 
 def test_a_rank_that_fails_fails_all():
     plan = plan_of(Mesh(("data",), (2,)), {"w": ShardingSpec((4,), (("data", 0),))})
 
-    def one(among):
-        if among.rank:
+    def one(group):
+        if group.rank:
             raise OSError("gone")
-        return gather_whole(plan, {"w": np.zeros(2)}, among.all_gather_object, 0)
+        return all_gather_variables(plan, {"w": np.zeros(2)}, group.all_gather_object, 0)
 
     with pytest.raises(OSError, match="gone"):
         on_ranks(2, one)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from actorflow.distributed import messages
 from actorflow.distributed.messages import (
-    Came,
     FromRank,
+    GatherDone,
+    GatherEntered,
     Malformed,
-    Met,
     RankFailed,
-    Reached,
+    StepReached,
     ToRank,
     decode,
     encode,
@@ -94,18 +94,18 @@ def packed(*head):
         ([packed("Welcome", 2)], "nobody may send here"),
         ([packed("Nonsense")], "nobody may send here"),
         ([packed(["Hello"])], "nobody may send here"),
-        ([packed("Reached", 1)], "without its step"),
-        ([packed("Reached", 1, 2, 3)], "more than it has"),
-        ([packed("Reached", 1, 2), b"more"], "more than it has"),
-        ([packed("Reached", 1, -2)], "beyond"),
-        ([packed("Reached", 1, 1 << 63)], "beyond"),
-        ([packed("Reached", 1, True)], "step of Reached is no int"),
-        ([packed("Reached", 1, "2")], "step of Reached is no int"),
-        ([packed("Reached", 1, msgpack.ExtType(1, b""))], "is no int"),
-        ([packed("StopAsked", 1, b"bytes")], "is no str"),
-        ([packed("StopAsked", 1, "x" * (1 << 17))], "too long"),
-        ([packed("StopAsked", 1, "x" * (1 << 21))], "a head of"),
-        ([packed("Came", 1, "plan")], "Came without its value"),
+        ([packed("StepReached", 1)], "without its step"),
+        ([packed("StepReached", 1, 2, 3)], "more than it has"),
+        ([packed("StepReached", 1, 2), b"more"], "more than it has"),
+        ([packed("StepReached", 1, -2)], "beyond"),
+        ([packed("StepReached", 1, 1 << 63)], "beyond"),
+        ([packed("StepReached", 1, True)], "step of StepReached is no int"),
+        ([packed("StepReached", 1, "2")], "step of StepReached is no int"),
+        ([packed("StepReached", 1, msgpack.ExtType(1, b""))], "is no int"),
+        ([packed("StopRequested", 1, b"bytes")], "is no str"),
+        ([packed("StopRequested", 1, "x" * (1 << 17))], "too long"),
+        ([packed("StopRequested", 1, "x" * (1 << 21))], "a head of"),
+        ([packed("GatherEntered", 1, "plan")], "GatherEntered without its value"),
     ],
 )  # fmt: skip
 def test_each_malformed_message_is_refused_by_its_fault(frames, said):
@@ -115,8 +115,8 @@ def test_each_malformed_message_is_refused_by_its_fault(frames, said):
 
 def test_values_travel_in_frames_of_their_own():
     value = bytes(1000)
-    assert encode(Came(1, "plan", value))[1] is value
-    assert encode(Met(1, (value, b"")))[1:] == [value, b""]
+    assert encode(GatherEntered(1, "plan", value))[1] is value
+    assert encode(GatherDone(1, (value, b"")))[1:] == [value, b""]
 
 
 def test_a_text_that_is_too_long_is_cut_and_a_broken_one_is_mended():
@@ -152,4 +152,4 @@ def test_every_message_has_fields_that_travel():
     for kind in (*FromRank.__args__, *ToRank.__args__):
         assert kind.__module__ == messages.__name__
         assert {field.type for field in dataclasses.fields(kind)} <= FIELDS.keys()
-    assert Reached.__slots__ == ("run", "step")
+    assert StepReached.__slots__ == ("run", "step")

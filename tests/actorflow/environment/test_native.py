@@ -8,7 +8,7 @@ from actorflow.compile.compiling import cache_key
 from actorflow.compile.targets import hardware_for
 from actorflow.environment import native
 from actorflow.environment.settings import Settings
-from actorflow.run.devices import make_ready
+from actorflow.run.devices import verify_and_build
 from actors.kernels.library import tuning
 from compiler.contract.placement import HOST, Device, DeviceKind
 from compiler.contract.types import DType, TensorType
@@ -31,13 +31,13 @@ def readied(monkeypatch):
     """List the times that native kernels are readied; they are not, and numpy's serve."""
     times = []
     monkeypatch.setenv("ACTORFLOW_CACHE", "off")
-    monkeypatch.setattr(native, "ready_native", lambda *given, **named: bool(times.append(1)))
+    monkeypatch.setattr(native, "enable_native", lambda *given, **named: bool(times.append(1)))
     return times
 
 
 def test_a_job_on_gpus_alone_neither_asks_for_a_compiler_nor_starts_a_pool(readied):
     plan = job_on(GPU).compile(nn.Linear(3, 2), SPEC)
-    make_ready(plan, Settings())
+    verify_and_build(plan, Settings())
     assert readied == []
 
 

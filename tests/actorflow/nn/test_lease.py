@@ -11,7 +11,16 @@ import pytest
 
 import actorflow as af
 from actorflow.nn import lease as leases
-from actorflow.nn.lease import Cell, Claim, OpenLoop, change, claimed, lease, leased, newest
+from actorflow.nn.lease import (
+    Claim,
+    OpenLoop,
+    ParameterStorage,
+    assign_values,
+    lease,
+    leased,
+    make_claim,
+    newest,
+)
 from actors.machine import errors
 from compiler.graph.graph import SourceLocation
 
@@ -28,8 +37,8 @@ def array(number):
 
 
 def cells_of(*numbers):
-    cells = {name: Cell() for name in "abc"[: len(numbers)]}
-    change({cell: array(n) for cell, n in zip(cells.values(), numbers, strict=True)})
+    cells = {name: ParameterStorage() for name in "abc"[: len(numbers)]}
+    assign_values({cell: array(n) for cell, n in zip(cells.values(), numbers, strict=True)})
     return cells
 
 
@@ -68,7 +77,7 @@ def test_cells_that_a_run_trains_are_read_and_written_there_until_it_ends():
     held = lease(cells, ONE)
     held.attach(run)
     assert numbers_of(cells) == [1, 2]
-    change({cells["a"]: array(7)})
+    assign_values({cells["a"]: array(7)})
     assert numbers_of(cells) == [7, 2]
     held.end({"a": array(8), "b": array(9)})
     assert numbers_of(cells) == [7, 9]  # what was written and not yet taken over is not lost
@@ -81,7 +90,7 @@ def test_cells_that_the_run_does_not_have_keep_their_own_values():
     held = lease(cells, ONE)
     held.attach(FakeRun(a=1, b=2))
     assert numbers_of(cells) == [1, 2, 3]
-    change({cells["c"]: array(4)})
+    assign_values({cells["c"]: array(4)})
     assert numbers_of(cells) == [1, 2, 4]
     held.end({"a": array(5), "b": array(6)})
     assert numbers_of(cells) == [5, 6, 4]
@@ -90,7 +99,7 @@ def test_cells_that_the_run_does_not_have_keep_their_own_values():
 def test_what_is_written_before_the_run_is_there_reaches_it():
     cells = cells_of(0, 0)
     held = lease(cells, ONE)
-    change({cells["b"]: array(5)})
+    assign_values({cells["b"]: array(5)})
     assert numbers_of(cells) == [0, 5]
     run = FakeRun(a=0, b=0)
     held.attach(run)
@@ -107,9 +116,9 @@ def test_a_second_owner_is_refused_with_both_lines_also_for_a_part():
         r" loop, or wait for its thread\), or train another model$"
     )
     with pytest.raises(af.CompileError, match=message):
-        lease({"y": Cell(), "x": cells["b"]}, TWO)
+        lease({"y": ParameterStorage(), "x": cells["b"]}, TWO)
     with pytest.raises(af.CompileError, match=r"^tests.*test_lease\.py:\d+: what would train"):
-        claimed({"x": cells["b"]}, "what")
+        make_claim({"x": cells["b"]}, "what")
     held.end(None)
     assert lease(cells, TWO).claim is TWO
 
@@ -316,7 +325,7 @@ def whole_and_free(cells, old, new):
     held = lease(cells, TWO)
     assert numbers_of(cells) == came
     held.end(None)
-    change({cell: array(9) for cell in cells.values()})
+    assign_values({cell: array(9) for cell in cells.values()})
     assert numbers_of(cells) == [9] * len(cells)
     return came
 
@@ -338,7 +347,7 @@ def test_an_interrupt_anywhere_in_a_load_loads_all_or_nothing():
     def prepare():
         cells = cells_of(1, 2, 3)
         arrays = {cell: array(i) for i, cell in enumerate(cells.values(), 4)}
-        return cells, lambda: change(arrays)
+        return cells, lambda: assign_values(arrays)
 
     came = [whole_and_free(cells, [1, 2, 3], [4, 5, 6]) for cells, _ in every_interrupt(prepare)]
     assert came == sorted(came)

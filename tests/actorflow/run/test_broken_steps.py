@@ -2,7 +2,7 @@
 
 import pytest
 
-from actorflow.run.broken_steps import BrokenSteps, NonFiniteLoss
+from actorflow.run.broken_steps import NonFiniteLoss, NonFiniteMonitor
 
 AGAIN = "the same that ended a run in this directory before"
 
@@ -15,7 +15,7 @@ def ended(broken):
 
 def test_the_note_that_another_rank_of_this_run_writes_is_of_no_run_before(tmp_path):
     def broken(**options):
-        return BrokenSteps("raise", {"loss": "a.py:1"}, print, directory=tmp_path, **options)
+        return NonFiniteMonitor("raise", {"loss": "a.py:1"}, print, directory=tmp_path, **options)
 
     first, other = broken(), broken(is_writer=False)
     assert AGAIN not in ended(first)
@@ -25,5 +25,5 @@ def test_the_note_that_another_rank_of_this_run_writes_is_of_no_run_before(tmp_p
 
 
 def test_a_rank_that_is_no_writer_leaves_no_note(tmp_path):
-    ended(BrokenSteps("raise", {"loss": ""}, print, directory=tmp_path, is_writer=False))
+    ended(NonFiniteMonitor("raise", {"loss": ""}, print, directory=tmp_path, is_writer=False))
     assert list(tmp_path.iterdir()) == []

@@ -7,8 +7,8 @@ from rank_threads import RankThreads
 
 from actorflow.checkpoint.errors import Every
 from actorflow.distributed import unshard
-from actorflow.distributed.process_group import ONE_RANK, Among
-from actorflow.run.run_options import Keeping
+from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
+from actorflow.run.run_options import CheckpointScheduler
 from compiler.contract.placement import Mesh
 
 
@@ -32,10 +32,10 @@ def ranks(monkeypatch):
 
         def one(rank):
             options = SimpleNamespace(
-                among=Among(rank, threads.gather(rank)), settings=settings,
+                group=ProcessGroup(rank, threads.gather(rank)), settings=settings,
                 every=Every.parse(every), first_step=first_step, saver=None if rank else saver,
             )  # fmt: skip
-            return Keeping(plan, options, lambda: asked.append(rank))
+            return CheckpointScheduler(plan, options, lambda: asked.append(rank))
 
         made.extend(threads.run(one))
         return *made, saver, asked
@@ -82,8 +82,8 @@ def test_a_rank_that_is_late_saves_all_that_was_told(ranks):
 
 
 def test_what_keeps_nothing_has_nothing_due():
-    options = SimpleNamespace(saver=None, every=None, first_step=0, among=ONE_RANK)
-    keeping = Keeping(None, options, lambda: None)
+    options = SimpleNamespace(saver=None, every=None, first_step=0, group=SINGLE_PROCESS)
+    keeping = CheckpointScheduler(None, options, lambda: None)
     assert not keeping.is_due(5)
     assert not keeping.needs_others
     keeping.save(5, {}, lambda step: {})

@@ -9,7 +9,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.environment.settings import Settings
-from actorflow.run.devices import make_ready
+from actorflow.run.devices import verify_and_build
 from compiler.contract.errors import PlanFormatError
 from compiler.contract.placement import Device, DeviceKind
 
@@ -30,17 +30,17 @@ def settings():
 
 
 def test_a_plan_runs_where_its_devices_have_the_kernels_it_was_compiled_for(plan, settings, caplog):
-    make_ready(plan, settings)
+    verify_and_build(plan, settings)
     assert caplog.records == []
 
 
 def test_a_plan_of_another_generation_of_kernels_is_refused(plan, settings):
     with pytest.raises(PlanFormatError, match=r"compiled for kernels 'host-0 .* job again"):
-        make_ready(replace(plan, target=plan.target.replace("host-", "host-0 ")), settings)
+        verify_and_build(replace(plan, target=plan.target.replace("host-", "host-0 ")), settings)
 
 
 def test_a_plan_of_other_libraries_is_said_to_differ_in_its_last_bits(plan, settings, caplog):
-    make_ready(replace(plan, target=plan.target.replace("numpy-", "numpy-0.")), settings)
+    verify_and_build(replace(plan, target=plan.target.replace("numpy-", "numpy-0.")), settings)
     assert "results may differ in their last bits" in caplog.text
 
 
@@ -50,4 +50,4 @@ def test_a_plan_for_a_gpu_that_nobody_described_is_none_of_this_version(plan, se
     rows = tuple([replace(row, device=cuda) for row in getattr(plan, table)])
     options = (*plan.options, ("gpu", "z9"))
     with pytest.raises(PlanFormatError, match="GPU called 'z9', and there are descriptions"):
-        make_ready(replace(plan, **{table: rows}, options=options), settings)
+        verify_and_build(replace(plan, **{table: rows}, options=options), settings)

@@ -5,7 +5,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.tensor.tensor import checked
+from actorflow.tensor.tensor import validate_arguments
 from compiler.contract.types import MOST_ELEMENTS, DType, TensorType
 
 REFUSED = {
@@ -66,7 +66,7 @@ def test_a_function_without_tensors_has_no_door():
     def plain(count: int) -> int:
         return count
 
-    assert checked(plain) is plain
+    assert validate_arguments(plain) is plain
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_nothing_is_collected_while_calls_are_watched(program, model_text, monke
         yield {}
         states.append(gc.isenabled())
 
-    monkeypatch.setattr("actorflow.trace.traces.calls_watched", watched)
+    monkeypatch.setattr("actorflow.trace.traces.record_calls", watched)
     module = program(model_text("x * self.w"))
     module.run.step(module.model, X)
     module.run.close(module.model)

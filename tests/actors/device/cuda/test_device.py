@@ -80,7 +80,7 @@ def opened(monkeypatch, driver):
         return HostDevice(kernels), CudaDevice(driver, hosted, **options)
 
     monkeypatch.setattr(training_run, "open_devices", open_devices)
-    monkeypatch.setattr(training_run, "as_run", lambda plan, settings: on_cuda(plan))
+    monkeypatch.setattr(training_run, "with_poison", lambda plan, settings: on_cuda(plan))
     return options
 
 
@@ -171,7 +171,7 @@ def test_what_is_too_large_is_refused_before_anything_is_allocated(plans, monkey
     hosted = {name: HostedKernel(kernel) for name, kernel in kernels.items()}
     devices = (HostDevice(kernels), CudaDevice(driver, hosted))
     monkeypatch.setattr(training_run, "open_devices", lambda plan, settings: devices)
-    monkeypatch.setattr(training_run, "as_run", lambda plan, settings: on_cuda(plan))
+    monkeypatch.setattr(training_run, "with_poison", lambda plan, settings: on_cuda(plan))
     with pytest.raises(OutOfMemory) as caught:
         fit(plans["sim"], 1)
     assert "KiB on cuda:0, of which 1000 bytes are free; set a smaller memory budget" in str(
