@@ -323,7 +323,7 @@ def read_keys_fd(fd: int) -> RankKeys:
 # is trusted: a message is decoded by the types of its fields, and whatever does not fit them is
 # refused in words. There is no pickle on this wire.
 
-VERSION = 1
+VERSION = 2
 MOST_MESSAGE_BYTES = 256 << 20
 """Of a frame as sockets count it: whoever sends a longer one is disconnected."""
 MOST_FRAME_BYTES = MOST_MESSAGE_BYTES - (1 << 10)

@@ -88,7 +88,7 @@ def packed(*head):
         ([b"\xdd\xff\xff\xff\xff"], "no msgpack"),
         ([b"\x91" * 2000], "no msgpack"),
         ([msgpack.packb(7)], "no array"),
-        ([msgpack.packb([2, "Hello"])], "another version"),
+        ([msgpack.packb([3, "Hello"])], "another version"),
         ([msgpack.packb([True, "Hello"])], "another version"),
         ([packed("Hello") + b"\x00"], "no msgpack"),
         ([packed("Welcome", 2)], "nobody may send here"),
