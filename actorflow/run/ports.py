@@ -32,7 +32,7 @@ class FetchState:
     """The fetches of a source, each of which ends once.
 
     It ends when the source answers (`settle`), or when it is given up because the run is to stop
-    and the source does not answer (`give_up`): then the answer no longer counts. `is_inside` says
+    and the source does not answer (`abandon`): then the answer no longer counts. `is_inside` says
     that the thread is in the user's code.
 
     Taking an item of a list is one atomic step, so the two need no lock.
@@ -332,7 +332,7 @@ class DataPort:
         return is_lacking and self._fetching.is_inside
 
     def abandon(self) -> bool:
-        """See `AbandonableSource.abandon`."""
+        """See `AbandonablePort.abandon`."""
         if not self._fetching.abandon():
             return False
         self._on_end()
@@ -468,8 +468,8 @@ class MetricsPort:
 
         return read
 
-    def give_up(self) -> bool:
-        """Hand on nothing more; return whether the listener has not returned. See `AbandonableSource`."""
+    def abandon(self) -> bool:
+        """Hand on nothing more; return whether the listener still runs. See `AbandonablePort`."""
         self._is_given_up = True
         return self._taken()
 

@@ -140,7 +140,7 @@ class EvaluationDataPort:
         return fetch
 
     def abandon(self) -> bool:
-        """See `AbandonableSource.abandon`."""
+        """See `AbandonablePort.abandon`."""
         return self._fetching.abandon()
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ from actors.loop.worker import (
 )
 from actors.machine.errors import SourceExhausted
 from actors.machine.machine import Machine
-from actors.machine.protocol import AbandonableSource, Clock, DeviceFailure
+from actors.machine.protocol import AbandonablePort, Clock, DeviceFailure
 from actors.machine.transitions import KIND_BITS, KIND_MASK, Message, message, subject_of
 from compiler.contract.errors import InternalError
 from compiler.contract.plan_tables import PORTED
@@ -220,7 +220,7 @@ class Dispatcher:
         """
         for actor in sorted(ported - self.given_up):
             port = self._bound.ports[self.table.names[actor]]
-            if not isinstance(port, AbandonableSource) or not port.abandon():
+            if not isinstance(port, AbandonablePort) or not port.abandon():
                 continue
             self.given_up.add(actor)
             if self.table.admission[actor] is not None:

@@ -157,7 +157,7 @@ class Loop:
     def give_up_sources(self) -> None:
         """Let the run finish cleanly although sources block: as if they had no more data.
 
-        Only those whose port says so (`AbandonableSource`); the others are waited for.
+        Only those whose port says so (`AbandonablePort`); the others are waited for.
         """
         dispatcher = self._dispatcher
         dispatcher.call_soon_threadsafe(partial(dispatcher.give_up, dispatcher.ports.sources))
@@ -165,7 +165,7 @@ class Loop:
     def give_up_sinks(self) -> None:
         """Let the run go on without the sinks that block: they are handed nothing any more.
 
-        Only those whose port says so (`AbandonableSource`); the others are waited for.
+        Only those whose port says so (`AbandonablePort`); the others are waited for.
         """
         ports = self._dispatcher.ports
         self._dispatcher.call_soon_threadsafe(

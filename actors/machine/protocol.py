@@ -72,7 +72,7 @@ class HostPort(Protocol):
 
 
 @runtime_checkable
-class AbandonableSource(Protocol):
+class AbandonablePort(Protocol):
     """A port of which a firing that blocks need not be waited for."""
 
     def abandon(self) -> bool:
