@@ -345,9 +345,12 @@ class Dispatcher:
                 outbox.append(done[actor])
             elif flushing:
                 self._prepare_flush(flushing.popleft())
-            elif (columns.is_halted or not columns.num_open) and self._is_over():
-                return
             else:
+                # Nothing starts any more: who waits for that is not woken by a message.
+                if visitors:
+                    self._receive_visitors()
+                if (columns.is_halted or not columns.num_open) and self._is_over():
+                    return
                 if self.admission.is_over:
                     self._check_progress()
                 note.job = None

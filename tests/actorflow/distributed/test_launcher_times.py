@@ -1,5 +1,6 @@
 """What a launcher does at which time: no clock but the one that each turn reads."""
 
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -87,5 +88,5 @@ def test_copies_of_a_signal_are_passed_on_once(launcher, monkeypatch, came_s, pa
     monkeypatch.setattr(launcher_module, "_send", lambda rank, number: sent.append(number))
     launcher._noted = [(15, at) for at in came_s]
     launcher._pass_on_signals(9.0)
-    assert sent == [15, 15] * passed_on
+    assert sent == [15, signal.SIGCONT] * 2 * passed_on  # what is stopped goes on, to end
     assert (launcher._ending_since_s is not None) == is_ending
