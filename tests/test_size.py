@@ -14,11 +14,11 @@ MODULE_LINES = 650
 FUNCTION_LINES = 80
 
 BUDGET = {
-    "actorflow": 32_700,
+    "actorflow": 32_800,
     "actors": 42_400,
     "compiler": 30_900,
     "memory": 3_700,
-    "tests": 96_600,
+    "tests": 96_900,
     "benchmarks": 14_300,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

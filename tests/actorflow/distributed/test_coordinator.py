@@ -10,6 +10,7 @@ from zmq.utils.monitor import recv_monitor_message
 from actorflow.distributed import coordinator as coordinator_module
 from actorflow.distributed.coordinator import Coordinator
 from actorflow.distributed.messages import (
+    VERSION,
     GatherEntered,
     GatherTimedOut,
     Hello,
@@ -77,7 +78,7 @@ def still_serves(client):
     rank = client()
     rank.socket.send_multipart(encode(Hello()))
     assert rank.socket.poll(ENOUGH_MS)
-    return msgpack.unpackb(rank.socket.recv_multipart()[0]) == [1, "Welcome", 2]
+    return msgpack.unpackb(rank.socket.recv_multipart()[0]) == [VERSION, "Welcome", 2]
 
 
 def test_a_rank_with_its_key_is_let_in(client, job):
@@ -133,7 +134,7 @@ def test_a_rank_under_the_name_of_another_is_refused(client, job):
 def test_what_is_malformed_is_refused_in_words_and_the_next_is_heard(client, job):
     rank = client()
     head = encode(StepReached(1, 2))[0]
-    for frames in ([b"\xc1"], [head, b"more"], [msgpack.packb([1, "Welcome", 2])]):
+    for frames in ([b"\xc1"], [head, b"more"], [msgpack.packb([VERSION, "Welcome", 2])]):
         rank.socket.send_multipart(frames)
     rank.socket.send_multipart(encode(Hello()))
     assert rank.socket.poll(ENOUGH_MS)
