@@ -90,6 +90,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_changed_plan_is_refused_in_words_or_shown(plan, priced, tmp_path, capsys, command):
     """Of every 23rd mutant: neither a traceback, nor a report of a bug of ours."""

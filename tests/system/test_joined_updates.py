@@ -84,6 +84,7 @@ CASES = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", CASES)
 def test_joined_updates_train_with_the_bits_of_updates_apart(case, apart):
     losses, variables, launches = trained(6, 7, 20, **CASES[case])

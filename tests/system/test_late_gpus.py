@@ -113,6 +113,7 @@ def ran(opened, steps):
     return losses, {name: array.tobytes() for name, array in result.variables.items()}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "two GPUs"])
 def test_twenty_losses_are_those_of_the_host(kind):
     near = {"rel": 1e-5} | KINDS[kind][2]

@@ -116,6 +116,7 @@ def test_a_job_that_is_launched_trains_as_one_process_does(start, alone, n, mesh
         assert other == first, "bitwise, and after the same step"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("who", [0, 1])
 def test_what_one_rank_raises_ends_all_with_one_error(start, who):
     asked = f"dict(who={who}, how=boom, steps=5000)"
@@ -127,6 +128,7 @@ def test_what_one_rank_raises_ends_all_with_one_error(start, who):
     assert not os.path.exists("rank0.json")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_is_killed_ends_all(start, who):
     asked = f"dict(who={who}, how=kill, steps=5000)"
@@ -172,6 +174,7 @@ def test_ranks_that_leave_a_loop_over_steps_go_on_together_and_each_may_predict(
     assert (code, out, err) == (0, "left True\n", "")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_stop_that_one_rank_asks_for_is_at_one_step_on_all(start, who):
     asked = f"dict(who={who}, how=stop, steps=5000)"
@@ -183,6 +186,7 @@ def test_a_stop_that_one_rank_asks_for_is_at_one_step_on_all(start, who):
     assert told(0) == told(1)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("options", "asked", "text"),
     [
@@ -222,6 +226,7 @@ def test_a_run_goes_on_from_the_checkpoint_of_its_first_rank(start, alone):
     assert told(0)["losses"] == pytest.approx(alone[1]["losses"][12:], rel=1e-5)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("n", "chosen", "mesh"),
     [

@@ -31,7 +31,7 @@ SHARES = {
 NAMES = ["mlp", "gpt", "accumulate", "streams", "offload", "recompute", "skip", "all"]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.one_device("changes every launch of a plan that grows by copies")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_changed_plan_is_refused_or_computes_the_same(subject, name):

@@ -72,6 +72,7 @@ def equal(got, expected):
         np.testing.assert_array_equal(got[path], value, err_msg=path)
 
 
+@pytest.mark.thinned(3)
 @every_optimizer
 def test_a_resumed_run_has_the_bits_of_a_whole_one(name, tmp_path):
     whole, rows = trained(name, steps=5)
@@ -82,6 +83,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(name, tmp_path):
     assert [row["loss"] for row in later] == [row["loss"] for row in rows[3:]]
 
 
+@pytest.mark.thinned(3)
 @every_optimizer
 def test_a_step_with_nan_changes_nothing(name):
     source = data()
@@ -99,6 +101,7 @@ def test_a_step_with_nan_changes_nothing(name):
         assert np.any(value != before[path])
 
 
+@pytest.mark.thinned(3)
 @every_optimizer
 def test_batches_that_are_accumulated_are_one_large_batch(name):
     got, _ = trained(name, steps=3, source=data(4), accumulate=2)
@@ -106,6 +109,7 @@ def test_batches_that_are_accumulated_are_one_large_batch(name):
     near(got, expected, 2e-4)
 
 
+@pytest.mark.thinned(3)
 @every_optimizer
 def test_native_kernels_compute_the_same(name, native):
     fast, _ = trained(name)
@@ -114,6 +118,7 @@ def test_native_kernels_compute_the_same(name, native):
     near(fast, slow, 1e-4)
 
 
+@pytest.mark.thinned(3)
 @every_optimizer
 def test_an_emulated_gpu_computes_the_same_and_joins_what_is_by_elements(
     name, native_toolchain, monkeypatch
@@ -130,6 +135,7 @@ def test_an_emulated_gpu_computes_the_same_and_joins_what_is_by_elements(
         assert len([op for op in ops if "update" in op]) < 4
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])
 def test_norms_and_products_are_of_gradients_without_the_loss_scale(name, monkeypatch):
     wide = {
@@ -141,6 +147,7 @@ def test_norms_and_products_are_of_gradients_without_the_loss_scale(name, monkey
     near(*[trained(name, precision="fp16", loss_scale=s)[0] for s in (4.0, 512.0)], 2e-2)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])
 def test_they_wait_for_the_gradients_of_all_ranks(name):
     job = af.job(loss, optimizer=OPTIMIZERS[name], mesh=af.Mesh(data=2))
@@ -150,6 +157,7 @@ def test_they_wait_for_the_gradients_of_all_ranks(name):
     assert not {"lamb_update", "adafactor_update", "muon_update"} & {*ops}
 
 
+@pytest.mark.thinned(3)
 @every_optimizer
 def test_a_budget_and_bf16_hold_for_it(name):
     got, _ = trained(name, precision="bf16")
@@ -174,6 +182,7 @@ def test_muon_has_the_matrices_and_another_optimizer_the_rest():
     assert found[-1] < 0.5 * found[0]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["lamb", "adafactor", "muon"])
 def test_norms_and_products_are_of_clipped_gradients(name):
     """Clipped to a constant, gradients are those of any loss that is steep enough."""

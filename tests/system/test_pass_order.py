@@ -117,7 +117,7 @@ def test_some_orders_are_allowed_beside_the_given_one():
     assert all(is_allowed(passes) for passes in allowed_orders())
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", JOBS)
 def test_every_order_that_the_declarations_allow_computes_the_same_bits(kind, monkeypatch):
     given = trained(kind, pipeline.PASSES, monkeypatch)

@@ -115,6 +115,7 @@ def pointing_nowhere(plan):
     return replace(plan, views=(replace(plan.views[0], register=10**6), *plan.views[1:]))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

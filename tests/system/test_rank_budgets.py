@@ -95,7 +95,7 @@ def smallest_budget(training, mesh):
     return max(named)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_within_the_smallest_budget_come_to_the_same_bits_and_less_is_refused(name):
     model, axes, options = CASES[name]
@@ -216,6 +216,7 @@ def test_several_batches_take_a_rank_as_many_bytes_as_one_and_the_sums(zero):
     assert deep_memory(zero, accumulate=4) <= 1.1 * (deep_memory(zero) + sums)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("zero", [False, True])
 def test_blocks_run_again_where_state_is_in_parts_too(zero, every):

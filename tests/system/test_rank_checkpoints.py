@@ -91,6 +91,7 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(unshard, "_empty", empty)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_go_on_to_the_bit_where_they_stood(name, tmp_path):

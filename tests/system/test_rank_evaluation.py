@@ -72,7 +72,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_evaluate_together(name):
     training, axes, asked = CASES[name]

@@ -42,7 +42,7 @@ def test_cells_name_phases_and_faults_there_are():
     assert {fault for _, _, fault in CELLS} <= set(FAULTS)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
 def test_a_fault_is_told_once_and_leaves_nothing_behind(tmp_path, undisturbed, cell):
     ended = outcome(tmp_path, *cell)

@@ -71,7 +71,7 @@ TRAININGS = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_ranks_come_to_what_one_rank_comes_to(name):
     training, meshes = TRAININGS[name]

@@ -107,6 +107,7 @@ def num_again(plan):
     return sum(x.phase is Phase.RECOMPUTE for a in plan.actors for x in a.launches)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.one_device("sets budgets in bytes of one arena")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_job_within_a_budget_trains_to_the_same_bits(name):
@@ -122,6 +123,7 @@ def test_a_job_within_a_budget_trains_to_the_same_bits(name):
         assert digest == expected
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_smallest_budget_named_is_feasible_and_a_smaller_one_is_refused(name):
     least = smallest(name)
@@ -199,6 +201,7 @@ def test_a_job_that_may_not_recompute_says_what_it_needs():
     assert caught.value.smallest_bytes == arena(free)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.one_device("sets budgets in bytes of one arena")
 @pytest.mark.parametrize(
     "options",
@@ -245,6 +248,7 @@ def test_a_budget_of_the_evaluation_is_refused_for_it_shares_the_trainings_arena
         )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.one_device("sets budgets in bytes of one arena")
 @pytest.mark.parametrize("streams", [1, 2, 3])
 @pytest.mark.parametrize("rows", [1, 3, 8])

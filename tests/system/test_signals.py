@@ -66,6 +66,7 @@ BLOCKED = (
 )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_ends_a_run_whose_source_blocks_with_its_last_step_saved(
     start_python, tmp_path, name
@@ -115,6 +116,7 @@ def test_a_second_interrupt_leaves_at_once_and_says_so_before(start_python):
     assert program.finish()[0] == 130
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_copies_of_a_signal_are_one_wish_and_the_last_step_is_saved(start_python, tmp_path, name):
     signum = signal.Signals[name]

@@ -150,7 +150,7 @@ def launches_and_bytes(plan):
     return sum([len(a.launches) for a in plan.actors]), sum([a.size_bytes for a in plan.arenas])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.one_device("counts launches and bytes")
 @pytest.mark.parametrize("name", PAIRS)
 def test_launches_and_bytes_are_those_of_our_own_op(name):

@@ -208,6 +208,7 @@ def test_the_timeline_is_written(plan, tmp_path, capsys):
     assert sum(e["ph"] == "X" and e["name"] == "step" for e in events) == 3
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("arguments", "times"), [([], 1), (["--calibrate"], 2)])
 def test_measured_rates_are_kept_and_measured_again_on_demand(
     plan, tmp_path, capsys, monkeypatch, arguments, times
@@ -230,6 +231,7 @@ def test_measured_rates_are_kept_and_measured_again_on_demand(
     assert "rates: measured on this machine" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_threads_that_a_product_took_from_numpy_do_not_measure_again(plan, tmp_path, monkeypatch):
     measured = []
 
@@ -268,6 +270,7 @@ def test_launches_of_a_gpu_are_priced_by_its_description_and_nothing_is_measured
         cli_simulate.run(planned, parser.parse_args(["--calibrate"]))
 
 
+@pytest.mark.slow
 def test_without_a_cache_rates_are_measured_every_time(plan, capsys, monkeypatch):
     monkeypatch.setenv("ACTORFLOW_CACHE", "off")
     monkeypatch.setattr(simulate, "stopwatch", lambda clock: lambda probe: 1e6)

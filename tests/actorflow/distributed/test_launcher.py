@@ -120,6 +120,7 @@ ONE = "actorflow launch: rank 1 of 2 failed:\n"
 KILLED = "actorflow launch: rank 1 was ended by SIGKILL\n"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("phase", "fault", "status", "said"),
     [

@@ -110,6 +110,7 @@ FORMS = {
 }
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_common_part_of_logits_leaves_loss_and_gradient_their_digits(form, dtype, device):
@@ -160,6 +161,7 @@ class Shifted(nn.Module):
         return x + self.shift
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("mesh", [{"model": 2}, {"data": 2, "model": 2}])
 def test_ranks_with_parts_of_the_classes_compute_the_same(mesh, smoothing, native_toolchain):

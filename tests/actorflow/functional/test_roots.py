@@ -47,6 +47,7 @@ NORMS = {
 """Torch's slopes of norms of the rows of X."""
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("p", NORMS)
 def test_a_norm_of_zeros_has_no_slope(p, dtype, device):
@@ -64,6 +65,7 @@ NORMALISED = {
 }
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("p", NORMALISED)
 @pytest.mark.parametrize("dim", [0, 1])

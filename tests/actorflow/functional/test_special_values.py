@@ -118,6 +118,7 @@ EXTREMES = {
 }
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EXTREMES)
 def test_the_slope_of_an_extreme_is_torchs_beside_nan_and_among_numbers(name, dtype, device):

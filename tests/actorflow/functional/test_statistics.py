@@ -60,6 +60,7 @@ STATISTICS = {
 }
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("function", ["var", "std"])
 @pytest.mark.parametrize("name", STATISTICS)
@@ -135,6 +136,7 @@ NORMS = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NORMS)
 def test_what_is_normalised_has_its_digits_wherever_the_mean_is(name, dtype, device):
