@@ -167,6 +167,8 @@ Sends = list[tuple[int, ToRank]]
 class _AgreedRun:
     """What is known of a run of the job, by rank where ranks differ."""
 
+    # By rank: the step before the first; the highest step with data; the step after which it ended;
+    # the highest step that it has data for beyond another's end.
     first: dict[int, int] = field(default_factory=dict)
     reached: dict[int, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
@@ -177,8 +179,10 @@ class _AgreedRun:
     is_last: bool = False
     is_settled: bool = False
     is_checkpoint_asked: bool = False
+    # By rank: the last step begun when it held; the last step whose data it has.
     held: dict[int, int] = field(default_factory=dict)
     given_up: dict[int, int] = field(default_factory=dict)
+    # By step: the rank that told first, and what it told. By rank: why its data ended.
     given: dict[int, tuple[int, BatchDigest]] = field(default_factory=dict)
     whys: dict[int, str] = field(default_factory=dict)
 
@@ -203,7 +207,9 @@ class CoordinatorState:
 
     def on_message(self, rank: int, message: FromRank) -> Sends:
         """Take what a rank says; return what ranks are told then."""
+        # Any message greets: a rank is known from whatever it says first.
         told = self._greet(rank)
+        # The Ack goes out even after a failure: the rank waits for it before it exits.
         if isinstance(message, ScriptEnded | RankFailed):
             told += [(rank, Ack())]
         if self.failure is None and rank not in self._gone:
@@ -218,6 +224,8 @@ class CoordinatorState:
         With `explains` that takes the place of what others, who missed the rank, said of it.
         """
         failure = self.failure
+        # Only hearsay of this very rank is replaced; what the rank said itself is better than its
+        # status.
         if explains and failure is not None and failure.is_hearsay and failure.rank == rank:
             self.failure = RankFailure(rank, text)
         return self._fail(RankFailure(rank, text))
@@ -259,10 +267,13 @@ class CoordinatorState:
         if self.failure is not None:
             return []
         self.failure = failure
+        # Nobody meets after a failure, and `meeting` must not name ranks as missing any more.
         self._came.clear()
         return self._all(aborted(failure))
 
     def _all(self, message: ToRank) -> Sends:
+        # Sorted, so that messages have one order. A rank that was not heard yet is told by
+        # `_greet`.
         return [(rank, message) for rank in sorted(self._heard - self._gone)]
 
     def _failed(self, rank: int, message: RankFailed) -> Sends:
@@ -275,6 +286,7 @@ class CoordinatorState:
         self._gone.add(rank)
         for number in sorted(self._runs):
             run = self._runs[number]
+            # Others have begun this run, and this rank neither ended it nor can any more.
             if run.first.keys() - {rank} and rank not in run.ends:
                 return self._fail(left_early(rank))
         return self._missed()
@@ -284,8 +296,10 @@ class CoordinatorState:
     def _take_came(self, rank: int, message: GatherEntered) -> Sends:
         if message.number <= self._num_meetings:
             return []  # a second copy, of one that is over
+        # A rank waits in each meeting for its end, so an honest one cannot be two ahead.
         if message.number > self._num_meetings + 1:
             return self._fail(RankFailure(rank, f"wants to {message} out of turn"))
+        # The first copy stands.
         self._came.setdefault(rank, message)
         first = min(self._came)
         for other in sorted(self._came):
@@ -317,6 +331,7 @@ class CoordinatorState:
 
     def _waited(self, rank: int, message: GatherTimedOut) -> Sends:
         name, missing = self.meeting()
+        # The report may cross the end of the meeting on its way.
         if not missing or message.number != self._num_meetings + 1 or rank in missing:
             return []  # they came after all
         return self._fail(
@@ -331,6 +346,7 @@ class CoordinatorState:
     # Runs
 
     def _run(self, number: int) -> _AgreedRun | None:
+        # A late message of a run that all have ended must not open it again.
         if number in self._closed:
             return None
         return self._runs.setdefault(number, _AgreedRun())
@@ -378,6 +394,8 @@ class CoordinatorState:
         run = self._run(message.run)
         if run is None or run.ends.get(rank) == message.step:
             return []
+        # min, as max for what was reached: the earliest end of a rank holds whatever the order of
+        # messages.
         step = run.ends[rank] = min(message.step, run.ends.get(rank, message.step))
         run.whys.setdefault(rank, message.why)
         if differ := self._ends_apart(run):
@@ -386,6 +404,7 @@ class CoordinatorState:
             del self._runs[message.run]
             self._closed.add(message.run)
             return []
+        # Ranks that ended are told nothing: their end is compared here, in `_ends_apart`.
         ended = PeerDataEnded(message.run, step)
         told = [(r, one) for r, one in self._all(ended) if r not in run.ends]
         return told + self._settle(message.run, run)
@@ -405,6 +424,7 @@ class CoordinatorState:
         if not (run.is_last and run.held) or run.is_settled or len(said) < self.num_ranks:
             return []
         run.is_settled = True
+        # The largest: a rank has begun that step, and it takes all ranks to finish it.
         return self._all(EndAt(number, max(said.values())))
 
     def _data_given_up(self, rank: int, message: DataGivenUp) -> Sends:
@@ -415,6 +435,7 @@ class CoordinatorState:
         told = [(r, one) for r, one in told if r != rank]
         run.given_up[rank] = message.step
         if len(run.given_up) == self.num_ranks:
+            # The smallest: the last step whose data all ranks have.
             told += self._all(CutAt(message.run, min(run.given_up.values())))
         return told
 
@@ -424,6 +445,7 @@ class CoordinatorState:
             return []
         other, before = run.given.setdefault(message.step, (rank, message))
         if before.digest != message.digest:
+            # By rank and not by arrival, so that the message is the same in every run.
             first, last = sorted((rank, other))
             return self._fail(other_batch(last, first, message))
         if before.written != message.written:
@@ -435,6 +457,7 @@ class CoordinatorState:
             step = message.step
             return self._fail(other_values(last, first, step, wrote, is_alone=not is_both))
         if len(run.given) > MOST_DIGESTS:
+            # Dropping the oldest keeps memory bounded in a run of any length.
             del run.given[min(run.given)]
         return []
 
@@ -449,7 +472,9 @@ class CoordinatorState:
         """Fail where ranks do not end after the same step; a run that is cut has one for all."""
         if not run.ends or run.given_up:
             return []
+        # The earliest end, and of several ranks the first.
         step, rank = min([(step, rank) for rank, step in run.ends.items()])
+        # The right operand wins: of a rank that ended its end counts, not what it reached.
         beyond = run.reached | run.more | run.ends
         for other, reached in sorted(beyond.items()):
             if reached > step:
@@ -460,6 +485,7 @@ class CoordinatorState:
 
     def _advance(self, number: int, run: _AgreedRun) -> Sends:
         """Grant what can be granted, and say where a checkpoint or the end is."""
+        # Nothing is granted before all ranks are in the run: a grant holds for each of them.
         if len(run.first) < self.num_ranks:
             return []
         if apart := self._ends_apart(run):
@@ -476,8 +502,11 @@ class CoordinatorState:
         done = min([max(first, run.reached.get(r, first)) for r in range(self.num_ranks)])
         told: Sends = []
         if run.is_checkpoint_asked and (run.checkpoint is None or run.checkpoint <= done):
+            # A rank learns of it before the grant that lets it begin this step: messages keep their
+            # order.
             run.checkpoint = run.granted + 1
             told += self._all(CheckpointAt(number, run.checkpoint))
+        # A request while one is still to come is dropped: that one will hold a later state.
         run.is_checkpoint_asked = False
         # By halves of a window, so that not every step of every rank is answered to all.
         if done + WINDOW_STEPS - run.granted >= WINDOW_STEPS // 2:

@@ -37,6 +37,7 @@ def split_cores(cores: Sequence[int], num_ranks: int) -> list[tuple[int, ...]] |
     if len(cores) < num_ranks:
         return None
     each, more = divmod(len(cores), num_ranks)
+    # The first `more` ranks have each + 1 cores, so rank r begins after min(r, more) extra ones.
     cuts = [rank * each + min(rank, more) for rank in range(num_ranks + 1)]
     ordered = sorted(cores)
     return [tuple(ordered[a:b]) for a, b in pairwise(cuts)]
@@ -48,6 +49,8 @@ def on_cores(cores: Sequence[int] | None) -> Iterator[None]:
     if cores is None:
         yield
         return
+    # A child inherits the affinity of the thread that starts it. `preexec_fn` would do it in the
+    # child, but is unsafe with threads.
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -69,6 +72,7 @@ class OutputTail:
     """
 
     def __init__(self, fd: int) -> None:
+        # The one loop reads all pipes; a read that blocks would stop the watch over all ranks.
         os.set_blocking(fd, False)
         self.fd = fd
         self._kept = b""
@@ -81,6 +85,7 @@ class OutputTail:
         except BlockingIOError:
             return True
         self._num_bytes += len(data)
+        # Only the end is kept: a rank may print for days, and the reason of its failure comes last.
         self._kept = (self._kept + data)[-MOST_BYTES:]
         return bool(data)
 
@@ -146,6 +151,8 @@ def start_rank(
 
     Raises OSError where no process can be had.
     """
+    # By descriptor: arguments are readable for everybody in /proc, variables for all child
+    # processes.
     fd = write_keys_fd(keys)
     own = [sys.executable, "-m", _MAIN, str(fd), str(os.getpid())]
     is_shown = keys.rank == 0
@@ -158,6 +165,8 @@ def start_rank(
                 stdout=None if is_shown else subprocess.PIPE,
                 stderr=None if is_shown else subprocess.STDOUT,
                 pass_fds=(fd,),
+                # A group of its own, so that `_kill_group` also reaches what the rank itself
+                # started.
                 process_group=0,
             )
     finally:
@@ -166,7 +175,10 @@ def start_rank(
     try:
         if popen.stdout is not None:
             with popen.stdout as output:
+                # A copy: `with` closes the pipe's own descriptor, and Popen buffers reads, which
+                # hides from poll.
                 tail = OutputTail(os.dup(output.fileno()))
+        # A pidfd polls readable at exit, and never names another process that got the same number.
         return RankProcess(keys.rank, popen, os.pidfd_open(popen.pid), tail)
     except OSError:  # of descriptors there are no more
         popen.kill()
@@ -241,6 +253,8 @@ class _Launcher:
         self._asked, self._environ = asked, environ
         self._coordinator = Coordinator(asked.num_ranks, asked.wait_s)
         self._ranks: list[RankProcess] = []
+        # The handler only appends (atomic under the GIL); the loop reads by index and never
+        # removes.
         self._noted: list[tuple[int, float]] = []
         self._num_noted = 0
         self._signals: dict[int, float] = {}
@@ -259,6 +273,8 @@ class _Launcher:
             try:
                 self._start()
                 now_s = time.monotonic()
+                # Signals before messages before exits: a rank's last words are served before its
+                # death is judged.
                 while any([rank.status is None for rank in self._ranks]):
                     came = dict(self._poller.poll(self._timeout_ms(now_s)))
                     # Once a turn: what falls due while it is looked at is done in the next one.
@@ -300,6 +316,7 @@ class _Launcher:
     @contextmanager
     def _woken_by_signals(self) -> Iterator[int]:
         """Note signals while this is open, and yield what is readable when one came."""
+        # O_NONBLOCK: the wakeup write happens in signal context and may not wait for a full pipe.
         read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         before: dict[int, Any] = {}
         woken = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -352,6 +369,8 @@ class _Launcher:
             if rank.tail is not None:
                 rank.tail.drain()
             if not self._coordinator.has_left(rank.rank):
+                # A death by a signal that we did not send explains why others missed this rank; an
+                # exit does not.
                 is_cause = code < 0 and not rank.is_forced
                 self._coordinator.lost(rank.rank, _words(code), explains=is_cause)
 
@@ -361,6 +380,8 @@ class _Launcher:
                 continue
             flags = os.WSTOPPED | os.WCONTINUED | os.WNOHANG
             with suppress(ChildProcessError):
+                # Without WEXITED, so the exit status stays for Popen.wait. Several changes may be
+                # queued.
                 while (seen := os.waitid(os.P_PIDFD, rank.pidfd, flags)) is not None:
                     is_stopped = seen.si_code == os.CLD_STOPPED
                     rank.stopped_at_s = now_s if is_stopped else None
@@ -392,6 +413,7 @@ class _Launcher:
             self._begin_ending(now_s)
         if self._ending_since_s is None:
             return
+        # SIGTERM one grace period after the failure, SIGKILL of the whole group after the second.
         since_s, grace_s = self._ending_since_s, self._asked.grace_s
         for rank in self._ranks:
             if rank.status is None and now_s >= since_s + 2 * grace_s:
@@ -431,6 +453,8 @@ class _Launcher:
         for rank in self._ranks:
             if rank.stopped_at_s is not None and wait_s and rank.status is None:
                 due.append(rank.stopped_at_s + wait_s)
+        # Only the future: what is due is done in this turn. One ms more, so that it is due on
+        # waking.
         left = [at - now_s for at in due]
         return min([1 + int(s * 1000) for s in left if s > 0], default=None)
 
@@ -438,6 +462,8 @@ class _Launcher:
         for rank in self._ranks:
             if rank.status is None:
                 _kill_group(rank)
+                # Popen gives -signal for a process that was killed; an exit status is lost, as we
+                # ended it.
                 rank.status = _BY_SIGNAL - min(0, rank.popen.wait())
             os.close(rank.pidfd)
             if rank.tail is not None:
@@ -449,7 +475,9 @@ class _Launcher:
         if failure is None:
             return self._late_verdict()
         rank = self._ranks[failure.rank]
+        # A status that our own signal caused says nothing; 0 would call a failed job a success.
         by_itself = rank.status if rank.status and not rank.is_forced else 1
+        # The user asked for this end, so it is no error to print.
         if by_itself - _BY_SIGNAL in self._signals:
             logger.info("%s, as the launcher was told to", failure.told)
             return by_itself
@@ -489,6 +517,7 @@ def _words(code: int) -> str:
 def _send(rank: RankProcess, number: int) -> None:
     if rank.status is None:
         with suppress(ProcessLookupError):
+            # By pidfd: the number of a process may have been given to another one by now.
             signal.pidfd_send_signal(rank.pidfd, number)
 
 
@@ -500,5 +529,6 @@ def _kill_group(rank: RankProcess) -> None:
 
 def _empty(bell: int) -> None:
     with suppress(BlockingIOError):
+        # Drained whole: several signals may have left a byte each, and one poll answers all.
         while os.read(bell, 4096):
             pass

@@ -82,17 +82,23 @@ class RankLink:
         broken: Callable[[BaseException], object],
     ) -> None:
         self._hear, self._broken = hear, broken
+        # SimpleQueue.put is reentrant, unlike Queue.put: a signal handler may say something within
+        # it.
         self._says: SimpleQueue[FromRank | None] = SimpleQueue()
+        # One counter for any number of rings; a write from a handler never blocks.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(
             target=self._serve, args=(keys,), name="actorflow-rank", daemon=True
         )
+        # Before the thread starts, so Hello is the first message.
         self.say(Hello())
         self._thread.start()
 
     def say(self, message: FromRank) -> None:
         """Send a message, after those that were said before. Does not wait for it."""
         self._says.put(message)
+        # After `put`: the thread reads the bell first and the queue then, so no message is left
+        # behind.
         os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
@@ -100,6 +106,8 @@ class RankLink:
         if self._thread.is_alive():
             self._says.put(None)
             os.eventfd_write(self._bell, 1)
+            # `hear` and `broken` run on the link's thread and may close it, which cannot join
+            # itself.
             if self._thread is not threading.current_thread():
                 self._thread.join()
 
@@ -112,6 +120,7 @@ class RankLink:
             poller = zmq.Poller()
             poller.register(socket, zmq.POLLIN)
             poller.register(self._bell, zmq.POLLIN)
+            # A zmq socket reconnects in silence; only its monitor tells that the connection broke.
             lost = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             poller.register(lost, zmq.POLLIN)
             wait_s = max(keys.wait_s, CONTACT_S) if keys.wait_s else math.inf
@@ -120,7 +129,11 @@ class RankLink:
             while self._send_all(socket):
                 left_s = deadline_s - time.monotonic()
                 is_timed = not (is_known or math.isinf(left_s))
+                # Rounded up to ms: rounded down, the last wait would be 0 and spin until the
+                # deadline.
                 ready = dict(poller.poll(max(0, math.ceil(left_s * 1000)) if is_timed else None))
+                # Messages first: an Aborted that came before the connection broke is the better
+                # reason.
                 is_known = self._hear_all(socket) or is_known
                 if lost in ready:
                     lost.recv_multipart()
@@ -133,11 +146,13 @@ class RankLink:
         except BaseException as error:
             self._broken(error)
         finally:
+            # Linger 0: what cannot be sent to a coordinator that is gone must not hold up the exit.
             context.destroy(0)
 
     def _send_all(self, socket: zmq.Socket[bytes]) -> bool:
         """Send what was said; return whether to go on."""
         try:
+            # Reading sets the counter to 0, so all rings so far are answered by this one pass.
             os.eventfd_read(self._bell)
         except BlockingIOError:
             return True
@@ -150,6 +165,7 @@ class RankLink:
             if message is None:
                 return False
             pending.append(message)
+        # A rank that reaches steps faster than the link sends tells only the last of them.
         for message in shortened(pending):
             socket.send_multipart(encode(message), copy=False)
         return True
@@ -266,6 +282,7 @@ class RankClient:
         self.rank, self.num_ranks = keys.rank, keys.num_ranks
         self._wait_s = keys.wait_s
         self._pid = os.getpid()
+        # Guards a meeting from its number to its answer: two threads of a rank never meet at once.
         self._lock = threading.Lock()
         self._num_meetings = self._num_runs = 0
         self._runs: tuple[SharedRun, ...] = ()
@@ -299,6 +316,7 @@ class RankClient:
         self._check_process()
         with self._lock:
             self._check()
+            # Under the lock, so the numbers of a rank follow each other on the wire.
             self._num_meetings += 1
             number = self._num_meetings
             self._link.say(GatherEntered(number, name, packed, users_line()))
@@ -315,6 +333,8 @@ class RankClient:
                         self._link.say(GatherTimedOut(number, math.ceil(waited_s)))
                     continue
                 self._check()
+                # None only wakes: `leave` and `_abort` put it. An older number is of a call that
+                # was interrupted.
                 if met is not None and met.number == number:
                     return [unpack_value(one) for one in met.values]
 
@@ -328,6 +348,7 @@ class RankClient:
         self._num_runs += 1
         self.all_gather_object(f"begin run {self._num_runs} of its script", first_step)
         run = SharedRun(self._num_runs, callbacks, self._link.say, first_step)
+        # A new tuple: the link's thread iterates over the old one without a lock.
         self._runs = (*[other for other in self._runs if not other.is_over], run)
         self._link.say(RunReady(run.number, first_step))
         if self._failure is not None:  # it came while the run was made, and found none to abort
@@ -365,6 +386,7 @@ class RankClient:
         text = str(peer or error)
         if peer is None and not isinstance(error, ActorflowError):
             text = f"{type(error).__name__}: {error}"
+        # The Ack of an earlier call must not answer for this one.
         self._noted.clear()
         self._link.say(RankFailed(at_fault, text, op, line, shown))
         return self._noted.wait(_GOODBYE_S) and not self._is_broken
@@ -376,8 +398,10 @@ class RankClient:
         given up, which the others are told. Whoever waits in `gather`, or comes to it afterwards,
         is refused.
         """
+        # A forked child has the object but not the link's thread; it must not speak for the rank.
         if self._pid == os.getpid():
             self._has_left = True
+            # Wakes a thread that waits in `all_gather_object`, which then finds `_has_left`.
             self._news.put(None)
             if not self._has_told:
                 for run in self._runs:
@@ -444,6 +468,7 @@ class RankClient:
 def _causes(error: BaseException) -> list[BaseException]:
     """Return an error and what led to it."""
     found = [error]
+    # A cause may be cyclic where user code set it.
     while (cause := found[-1].__cause__) is not None and cause not in found:
         found.append(cause)
     return found

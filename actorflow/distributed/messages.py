@@ -300,8 +300,10 @@ def routing_id(rank: int, epoch: int = 1) -> bytes:
 
 def write_keys_fd(keys: RankKeys) -> int:
     """Return a descriptor for a child that is started: who has it may read the keys once."""
+    # CLOEXEC keeps it out of every child but the rank, to which Popen hands it by `pass_fds`.
     fd = os.memfd_create("actorflow-rank", os.MFD_CLOEXEC)
     os.write(fd, msgpack.packb(astuple(keys)))
+    # The child shares the offset of this descriptor and reads from where it stands.
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 
@@ -313,6 +315,8 @@ def read_keys_fd(fd: int) -> RankKeys:
     """
     try:
         with os.fdopen(fd, "rb") as file:
+            # The number of the descriptor is an argument, so what it names may be any file: read it
+            # bounded.
             row = msgpack.unpackb(file.read(_MOST_BYTES))
         return RankKeys(*row)
     except (OSError, ValueError, TypeError, msgpack.UnpackException) as error:
@@ -351,6 +355,8 @@ def encode(message: FromRank | ToRank) -> list[bytes]:
     type_: type[Any] = type(message)
     head: list[Any] = [VERSION, type_.__name__]
     frames: list[bytes] = []
+    # The head holds the plain fields in their order; bytes follow as frames, so values are not
+    # packed twice.
     for name, kind in _fields(type_):
         value: Any = getattr(message, name)
         if kind == "bytes":
@@ -370,6 +376,7 @@ def decode(frames: Sequence[bytes | memoryview], kinds: Any) -> Any:
     if not frames:
         raise Malformed("no frame at all")
     kind, values = _head(frames[0])
+    # issubclass takes a union of classes; so a rank cannot send what only the coordinator may say.
     if kind is None or not issubclass(kind, kinds):
         raise Malformed("a kind of message that nobody may send here")
     rest, taken = list(frames[1:]), list[Any]()

@@ -42,12 +42,14 @@ _MOST_CHARACTERS = 40
 
 def source_difference(own: str, first: str) -> str:
     """Return what a source's fingerprint has that another has not; "" for the same."""
+    # A fingerprint is words apart by ":", "," or ";", each of them "name=value" or a bare value.
     words = [re.split("[:,;]", text) for text in (own, first)]
     for mine, its in zip_longest(*words, fillvalue=""):
         if mine == its:
             continue
         names = [word.partition("=")[0] if "=" in word else "" for word in (mine, its)]
         name = names[0] if names[0] == names[1] else ""
+        # Two hashes tell a reader nothing but that they differ.
         if all([_HASH.fullmatch(word.rpartition("=")[2]) for word in (mine, its)]):
             return f"the content of {name!r} is another" if name else "its content is another"
         if mine.isdecimal() and its.isdecimal():
@@ -59,6 +61,8 @@ def source_difference(own: str, first: str) -> str:
 def position_difference(own: Any, first: Any) -> str:
     """Return what a source's position has that another has not."""
     if isinstance(own, Mapping) and isinstance(first, Mapping):
+        # In the order of the first rank, and each name once: a set would make the message differ by
+        # run.
         for name in dict.fromkeys([*first, *own]):
             if own.get(name) != first.get(name):
                 values = [_cut(f"{name}={at.get(name)!r}") for at in (own, first)]
@@ -116,9 +120,11 @@ class ProcessGroup:
                     f" ranks tell each other on {device}, and they meet in the host's memory alone:"
                     " leave out device=, devices= and ACTORFLOW_DEVICE, or mesh="
                 )
+        # Imported late: a plan without collectives needs no compiler on the machine.
         from actors.collectives.shared_memory import SharedMemory  # which builds C
 
         toolchain = toolchain_of(settings)
+        # 0 stands for ever in the settings; the transport takes a deadline in any case.
         wait_s = settings.rank_seconds or MOST_SECONDS
         return SharedMemory(
             self.rank, plan.mesh, self.all_gather_object, toolchain, deadline_s=wait_s
@@ -136,6 +142,7 @@ def process_group_from_env(environ: Mapping[str, str], job: str, mesh: Mesh) -> 
     """
     member = None
     if "RANK" in environ:
+        # Imported late: a process that `actorflow launch` did not start needs no zmq.
         from actorflow.distributed.member import current_rank  # and zmq
 
         member = current_rank(environ)
@@ -172,6 +179,8 @@ def check_same_plan(group: ProcessGroup, plan: Plan, seed: int) -> None:
         return
     said = group.all_gather_object(f"begin job {plan.name!r}", (plan.name, plan.graph_hash, seed))
     mesh = plan.mesh
+    # `process_group_from_env` checks the job's mesh; a plan from a file comes with a mesh of its
+    # own.
     if len(said) != mesh.num_ranks:
         raise CompileError(
             f"plan {plan.name!r} is for {_ranks(mesh.num_ranks)} (mesh {mesh}), and {len(said)} run"
@@ -192,6 +201,8 @@ def check_same_plan(group: ProcessGroup, plan: Plan, seed: int) -> None:
 
 def _prove_together(group: ProcessGroup, plan: Plan) -> None:
     """Have the first rank prove that the plans of all meet in everything; all hear of it."""
+    # Two gathers: fingerprints are short, and one plan of megabytes a class travels, not one a
+    # rank.
     prints = group.all_gather_object(f"compare plans of job {plan.name!r}", plan.fingerprint)
     classes = list(dict.fromkeys(prints))
     # Of a class of ranks one says what they all have.
@@ -204,6 +215,8 @@ def _prove_together(group: ProcessGroup, plan: Plan) -> None:
         rows = [given[prints.index(own)] for own in classes]
         class_of = tuple([classes.index(own) for own in prints])
         try:
+            # Empty bytes: a single class, or the first rank's own class when all ranks share its
+            # plan.
             plans = [Plan.from_bytes(r) if isinstance(r, bytes) and r else plan for r in rows]
             verify_ranks(RankPlans(plan.mesh, tuple(plans), class_of))
         except InternalError as error:
@@ -227,6 +240,7 @@ def check_same_data(group: ProcessGroup, source: DataSource, seed: int, what: st
     """
     if group is SINGLE_PROCESS:
         return
+    # As text, since a state may hold values that do not travel between ranks.
     position = json.dumps(source.state(), sort_keys=True, default=str)
     said = _rows(group.all_gather_object(f"compare {what}", (source.fingerprint(), position, seed)))
     for rank, (own, at, _) in enumerate(said):
@@ -261,8 +275,11 @@ def check_same_values(
     """
     if group is SINGLE_PROCESS:
         return
+    # `atleast_1d`, since the hash is made by rows, and a scalar array has none.
     own = [
         (name, content_hash(np.atleast_1d(given[name])) if name in given else "")
+        # Plan order, then names of other stages sorted, as `given` may have another order on each
+        # rank.
         for name in dict.fromkeys([*[variable.name for variable in plan.state], *sorted(given)])
     ]
     first: dict[PlainValue, tuple[int, PlainValue]] = {}

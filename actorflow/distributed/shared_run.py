@@ -105,6 +105,7 @@ class SharedRun:
 
     def reached(self, step: int) -> None:
         """Say that this rank has come to a step, with its data: more can be granted."""
+        # max, since a message states what is true by now: one that comes late may not take back.
         self._reached = max(self._reached, step)
         self._say(StepReached(self.number, step))
 
@@ -139,6 +140,7 @@ class SharedRun:
         """Say that the run is over on this rank, and well, after a step. Idempotent."""
         if not self.is_over:
             self.is_over = True
+            # After an abort the coordinator knows the failure, and no step is the end of this run.
             if not self._is_aborted:
                 self._say(DataEnded(self.number, step))
 
@@ -150,6 +152,7 @@ class SharedRun:
     def hear(self, message: ToRank) -> None:
         """Take what the coordinator says of a run; what is of an earlier one is left alone."""
         if isinstance(message, OfRun):
+            # A grant may be under way when the run ends on this rank, so an old one is no fault.
             if message.run != self.number or self.is_over:
                 return
             if isinstance(message, StepsGranted):
@@ -240,10 +243,13 @@ def digest_of(batch: Mapping[str, Any], seed: int = 0) -> int:
     layout in memory nor its size matters.
     """
     hasher = xxhash.xxh3_64(seed=seed)
+    # Sorted: ranks may build their dict in another order.
     for name in sorted(batch):
         array = batch[name]
         if isinstance(array, np.ndarray) and not array.dtype.hasobject:
             hasher.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            # The sample is contiguous, so these are views; the bytes are of elements, not of
+            # memory's layout.
             hasher.update(_sample(array).reshape(-1).view(np.uint8).data)
     return int(hasher.intdigest())
 
@@ -255,6 +261,7 @@ def digest_of_state(values: Mapping[str, np.ndarray[Any, Any]]) -> int:
     hasher = xxhash.xxh3_64()
     for name in sorted(values):
         hasher.update(f"{name} {content_hash(np.atleast_1d(values[name]))}".encode())
+    # Never 0, which means nothing written, and below 2**62, the largest int of a message.
     return 1 + (int(hasher.intdigest()) >> 3)  # as a message has it
 
 
@@ -262,6 +269,8 @@ def _sample(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     strides = [1] * array.ndim
     shape, num_bytes = list(array.shape), array.nbytes
     while num_bytes > _SAMPLE_BYTES:
+        # Halve the longest axis: a single stride over all elements could keep one column of a
+        # matrix.
         axis = max(range(len(shape)), key=shape.__getitem__)
         if shape[axis] < 2:
             break  # elements that are larger than the sample

@@ -155,6 +155,8 @@ class Lease:
         self.claim = claim
         self.left: Mapping[ParameterStorage, Array | None] | None = None
         self._names = {cell: name for name, cell in cells.items()}
+        # The arrays that the run begins with, by identity: another one at `attach` was written
+        # meanwhile.
         self._given = {cell: cell.array for cell in self._names}
         self._is_stepped = is_stepped
         self._loop = loop
@@ -169,6 +171,8 @@ class Lease:
         What was written since the lease was taken is written into the run.
         """
         with _LOCK:
+            # `is not`, since arrays in cells are never written into: a new value is always a new
+            # array.
             changed = {n: c.array for c, n in self._names.items() if c.array is not self._given[c]}
             live.write({name: array for name, array in changed.items() if array is not None})
             self._given.clear()
@@ -182,6 +186,7 @@ class Lease:
     def begin_step(self) -> bool:
         """Keep the values with the run until `end_step`; False where the lease has ended."""
         with _LOCK:
+            # Somebody brought the values home since the last step; the caller takes a new lease.
             if self.left is not None:
                 return False
             self._num_steps += 1
@@ -201,8 +206,10 @@ class Lease:
             if self.left is None:
                 written = {} if self._live is None else self._live.pending
                 values = {**(values or {}), **written}
+                # Built whole before the one assignment that hands all cells back.
                 left = {cell: values.get(n, cell.array) for cell, n in self._names.items()}
                 self.left = left
+            # After `left`: a reader without the lock sees the run or the values, never neither.
             self._live = None
             for cell in self._names:
                 if cell.lease is self:
@@ -226,6 +233,8 @@ class Lease:
 
     def read(self, cells: Iterable[ParameterStorage]) -> dict[ParameterStorage, Array | None]:
         """Return the newest values of some cells of this lease, all of one moment."""
+        # Read without the lock: `live.read` below waits for the dispatcher, and nothing is waited
+        # for under it.
         live, num_steps = self._live, self._num_steps
         if self.left is None and live is not None:
             is_free = self.is_free
@@ -235,6 +244,7 @@ class Lease:
                 wanted = list(live.names)
             values = self._values(live, wanted)
             with _LOCK:
+                # A step that began during the read makes the copies old: then the lease stays open.
                 if is_free and self.is_free and num_steps == self._num_steps:
                     self.end(values)
                 elif values is not None:
@@ -285,6 +295,7 @@ def _cell_with(array: Array | None) -> ParameterStorage:
 
 def frozen(array: Array) -> Array:
     """Return an array that nobody can write into: itself, or a copy."""
+    # A read-only view may still change through its base, so only an owner is taken as it is.
     if array.flags.owndata and not array.flags.writeable:
         return array
     copy = np.array(array)
@@ -304,6 +315,8 @@ def lease(
     Raises CompileError with both lines when somebody else trains some of them.
     """
     cells = claim.part_of(cells)
+    # The lock is let go while others sync back, so anybody may take the cells meanwhile: look
+    # again.
     while True:
         with _LOCK:
             leases = _open_leases(cells, claim)
@@ -351,6 +364,8 @@ def newest(cells: Mapping[str, ParameterStorage]) -> dict[str, Array]:
     groups: dict[Lease, list[ParameterStorage]] = {}
     with _LOCK:
         for cell in cells.values():
+            # An interrupt may have cut the hand-back of an ended lease; what is left of it is done
+            # here.
             cell.reclaim()
             if cell.lease is not None:
                 groups.setdefault(cell.lease, []).append(cell)
@@ -377,6 +392,7 @@ def assign_values(arrays: Mapping[ParameterStorage, Array]) -> None:
                 groups.setdefault(cell.lease, {})[cell] = array
         for other, members in groups.items():
             other.write(members)
+        # A lease for an instant: its one assignment to `left` gives all cells their values at once.
         carrier = Lease({str(i): cell for i, cell in enumerate(own)}, None)
         for cell in own:
             cell.lease = carrier
@@ -398,6 +414,7 @@ def fill(arrays: Mapping[ParameterStorage, Array]) -> None:
 
 def _open_leases(cells: Mapping[str, ParameterStorage], claim: Claim) -> list[Lease]:
     """Return the open leases on cells, all of which can be ended. Raises CompileError if not."""
+    # A dict as an ordered set: the error names the first cell in the model's order.
     leases: dict[Lease, None] = {}
     for name, cell in cells.items():
         cell.reclaim()

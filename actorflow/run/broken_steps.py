@@ -90,6 +90,8 @@ class NonFiniteMonitor:
         directory: Path | None = None,
         is_writer: bool = True,
     ) -> None:
+        # A plan with a loss scale drops overflowing updates itself, so no policy may raise at the
+        # first.
         self._policy = SKIP if scaled else policy
         self._is_scaled = scaled
         self._lines = dict(lines)
@@ -124,6 +126,8 @@ class NonFiniteMonitor:
         if self._is_scaled:
             self._scale = float(outputs[LOSS_SCALE])
             self._largest_scale = max(self._scale, self._largest_scale)
+        # With SKIP the counter of the next step tells, since a gradient may break where the loss
+        # does not.
         if not math.isfinite(loss) and self._policy != SKIP:
             self._report(step, f"{self._name} is {loss} at step {step}")
 
@@ -136,6 +140,7 @@ class NonFiniteMonitor:
         self._count(skipped)
 
     def _count(self, total: int) -> None:
+        # The counter only grows; at most one step lies between two looks at it.
         if total == self._total:
             self._in_a_row = 0
             return
@@ -168,6 +173,8 @@ class NonFiniteMonitor:
 
     def _check_scale(self, step: int, what: str) -> None:
         """Raise NonFiniteLoss where another scale will not help."""
+        # A scale below 1 shrinks the loss: float16 then overflows by the values themselves. A scale
+        # that began below 1 was the user's choice.
         has_fallen = self._scale < 1 <= self._largest_scale
         if self._in_a_row < MAX_OVERFLOWS_IN_A_ROW and not has_fallen:
             return
@@ -206,6 +213,7 @@ class NonFiniteMonitor:
 def _noted(directory: Path | None) -> object:
     """Return the step that ended a run in a directory before, or None."""
     if directory is not None:
+        # The file may be anything: a deep nest of brackets raises RecursionError, a list TypeError.
         with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
             return json.loads(read_regular(directory / _NOTE, _MOST_NOTE_BYTES))["step"]
     return None

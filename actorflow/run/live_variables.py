@@ -76,7 +76,9 @@ class LiveVariables:
         self._variables = variables
         self._registers = {v.name: plan.views[v.view].register for v in plan.state}
         self._loop = loop
+        # Guards `pending` and `_written`: user threads write, the dispatcher applies.
         self._lock = threading.Lock()
+        # All values written since the last flush, of other stages too: their digest is compared.
         self._written: dict[str, Array] = {}
         self._wrote = ""
         self.pending: Mapping[str, Array] = {}
@@ -162,6 +164,7 @@ class LiveVariables:
                 f"plan {self._plan.name!r} is being closed in the middle of a step: its variables"
                 " are neither those before the step nor those after it. Read them when it is closed"
             )
+        # The loop is idle, so this thread may read the arena itself.
         return None if self._updates() is None else self._copy(wanted)
 
     def write(self, values: Mapping[str, Array]) -> None:
@@ -175,6 +178,7 @@ class LiveVariables:
         check_values(self._plan, known)
         self._check_agreed("written", tuple(values))
         with self._lock:
+            # A new dict each time: readers hold the old one without a lock.
             self.pending = {**self.pending, **known}
             if self.last_read is not None:
                 self.last_read = {**self.last_read, **known}
@@ -182,6 +186,8 @@ class LiveVariables:
                 self._written |= values
                 self._wrote = users_line()
         if known and self._group.is_alone:
+            # Alone the write may take effect at any step's edge. Several ranks wait for `flush`,
+            # which is called at the same step on all.
             self._loop.run_when_quiescent(
                 QuiescentCallback(self._between_steps, lambda: self._apply(self.pending))
             )
@@ -228,6 +234,7 @@ class LiveVariables:
         if done is None:
             return None
         variables = {name: self._variables.read(name) for name in self.names}
+        # After an end in order counters and updates agree; only a failure or a cut sets them apart.
         if done and (self._failed is not None or self._loop.is_cut):
             self._set_back(variables, max(done), self._failed)
         for array in variables.values():
@@ -262,6 +269,7 @@ class LiveVariables:
         waits = (ActorKind.SOURCE, ActorKind.COMM)
         still = frozenset([int(a.id) for a in self._plan.actors if a.kind not in waits])
         writers = {a for n in self._saved for a in self._writers.get(self._registers[n], ())}
+        # One round a writer: each by itself has to reach `steps`; they need not be equally far.
         each = tuple([((actor, 1),) for actor in sorted(writers)])
         return QuiescentCondition(still, each, least=steps, is_idle=True)
 
@@ -285,6 +293,7 @@ class LiveVariables:
         for name, array in self._cut(written).items():
             self._variables.write(name, array)
         with self._lock:
+            # By identity: a value that was written again meanwhile stays for the next visit.
             left = self.pending
             self.pending = {n: a for n, a in left.items() if a is not written.get(n)}
 
@@ -293,6 +302,7 @@ class LiveVariables:
     def _between_updates(self, names: Iterable[str]) -> QuiescentCondition:
         """Return when variables can be read: all that write them have done so equally often."""
         writers = {a for name in names for a in self._writers.get(self._registers[name], ())}
+        # Sorted, so that the condition is the same tuple in every run.
         rounds = tuple([(actor, 1) for actor in sorted(writers)])
         return QuiescentCondition(frozenset(writers), (rounds,) if rounds else ())
 
@@ -325,6 +335,8 @@ class LiveVariables:
         ids = {a.name: int(a.id) for a in actors}
         evaluates = {ids["evaluation"]} if "evaluation" in ids else set()
         is_growing = bool(evaluates)
+        # A fixed point over the consumers: all that follows from the evaluation's actor, in few
+        # rounds.
         while is_growing:
             further = {e.consumer for e in edges if e.producer in evaluates}
             is_growing = not further <= evaluates
@@ -335,6 +347,8 @@ class LiveVariables:
         state = {self._plan.views[v.view].register for v in kept}
         within = [a for a in kernels if a not in evaluates and not actors[a].is_flushed]
         steps = [a for a in within if not self._touched(actors[a]).isdisjoint(state)]
+        # The repetition vector is of a whole period, which may hold many steps: the gcd is one
+        # step.
         per_step = gcd(*[repetitions[a] for a in steps])
         rounds = [tuple([(a, repetitions[a] // per_step) for a in steps])] if steps else []
         if evaluates:
@@ -363,10 +377,13 @@ class LiveVariables:
         for actor in self._plan.actors:
             first = self._first_update(actor)
             is_failed = failed is not None and actor.name == failed.actor
+            # A failing launch may have written part of its output: in the first update or after it
+            # all is lost.
             if failed is not None and is_failed and self._is_cut(actor, first, failed.launch):
                 return None
             if first is None:
                 continue
+            # `ended_firings` counts the failed firing as ended.
             done.add(ended[actor.id] - is_failed)
         return None if len(done) > 1 else done
 
@@ -390,6 +407,7 @@ class LiveVariables:
                 if launch.op == COUNTER and names.get(register) in variables:
                     is_lost = lost is not None and lost <= index
                     counted = ended[actor.id] - is_lost
+                    # In place on the copy that `read` returned, not on the arena.
                     variables[names[register]] -= counted - steps
 
     def _first_update(self, actor: Actor) -> int | None:

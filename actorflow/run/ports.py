@@ -40,12 +40,15 @@ class FetchState:
 
     def __init__(self, source: DataSource) -> None:
         self._source = source
+        # Holds one None while a fetch is open; whoever pops it decides whether the answer counts.
         self._open: list[None] = []
         self._is_given_up = False
         self.is_inside = False
 
     def begin(self) -> bool:
         """Begin a fetch; return False when the source was given up."""
+        # Appended before the flag is read, and `abandon` does the reverse: one of the two always
+        # sees the other, so no fetch begins unnoticed after a stop.
         self._open.append(None)
         if self._is_given_up:
             self._taken()
@@ -110,6 +113,8 @@ class Positions:
     def note(self, batch: int, state: State) -> None:
         """Keep the position after `batch` batches."""
         self._states[batch] = state
+        # Batch `done` is over: its position is wanted only where the plan takes a snapshot after
+        # it.
         done = batch - self._in_flight - 1
         if done % self._stride and done > self._oldest:
             self._states.pop(done, None)
@@ -121,6 +126,8 @@ class Positions:
 
     def forget_before(self, batch: int) -> None:
         """Forget positions before `batch`. Linear in what is kept."""
+        # `list` copies the keys at once, while the fetching thread may insert; pop takes a default
+        # for the same reason.
         for kept in [kept for kept in list(self._states) if kept < batch]:
             self._states.pop(kept, None)
         self._oldest = batch
@@ -205,6 +212,7 @@ class DataPort:
         self._on_fed, self._given = on_fed, given
         self._parts = fields.parts
         batches_per_step = self._batches_per_step = steps.batches
+        # In batches, like `_batch`: both count from the beginning of training.
         self._total = None if steps.total is None else steps.total * batches_per_step
         self._on_end = on_end
         self._is_stopping = False
@@ -212,7 +220,10 @@ class DataPort:
         self._dtypes = {name: np.dtype(t.dtype.value) for name, t in fields.types.items()}
         self._lines = fields.lines
         self._batch = steps.first * batches_per_step
+        # A source that has nothing at this batch is an error; a resumed run may have nothing left
+        # to do.
         self._first_wanted = None if steps.total is None or steps.is_resumed else self._batch
+        # Taken now: on the port's thread there is no line of the user on the stack.
         self._where = find_source()
         self._positions = positions
         self._fetching = FetchState(source)
@@ -228,6 +239,7 @@ class DataPort:
         (views,) = tokens
         source, fetching = self._source, self._fetching
         fills = filler_of(source, self._parts)
+        # A source that fills views needs one for each field; a plan may read only some.
         if fills is not None and set(views) != set(source.spec()):
             fills = None
         # Who reads its own rows alone has said by its fingerprint what the whole is.
@@ -257,8 +269,12 @@ class DataPort:
                     self._positions.note(self._batch + 1, position)
             except SourceExhausted:
                 raise
+            # BaseException: also a KeyboardInterrupt or SystemExit that user code raises has to end
+            # the stream in order, for this is not the main thread.
             except BaseException as error:
                 self._stay()
+                # Outside of a fetch the error is of `_copy` and counts; inside only if nobody gave
+                # it up.
                 if not fetching.is_inside or fetching.settle():
                     self._end_with(error)
                 raise SourceExhausted from error
@@ -269,6 +285,7 @@ class DataPort:
     def _feed(self) -> None:
         """Let the step have the batch that was fetched, as soon as it may begin."""
         with self._turn:
+            # Only at the edge of a step: one that has begun gets all its batches.
             while self._is_held and self._batch % self._batches_per_step == 0:
                 self._turn.wait()
             self._stay()
@@ -309,6 +326,7 @@ class DataPort:
         """
         with self._turn:
             self._is_held = not self._has_gone_on
+            # Rounded up: a step that has one of its batches has begun.
             return -(-self._batch // self._batches_per_step)
 
     def go_on(self, last: int) -> bool:
@@ -333,6 +351,7 @@ class DataPort:
 
     def abandon(self) -> bool:
         """See `AbandonablePort.abandon`."""
+        # False: no fetch is open, so the thread itself comes to the end and says so.
         if not self._fetching.abandon():
             return False
         self._on_end()
@@ -358,6 +377,7 @@ class DataPort:
 
     def close(self) -> None:
         """Ask a source that blocks in a fetch to stop, if it can be asked."""
+        # Wakes a thread that is held in `_feed`, which then finds itself at the end.
         self.go_on(self.num_steps)
         with self._turn:
             self._is_closed = True
@@ -375,6 +395,7 @@ class DataPort:
             self.failure = error
         elif self._batch == self._first_wanted and not self._is_stopping:
             self.failure = self._no_data()
+        # Batches of a step that the end of the data cut short; no update is made of them.
         unused = self._batch % self._batches_per_step
         if unused:
             was = f"its last {unused} batches were" if unused > 1 else "its last batch was"
@@ -402,6 +423,8 @@ class DataPort:
         for name, view in views.items():
             array: Any = batch.get(name) if isinstance(batch, Mapping) else None
             if (
+                # Types are compared here first; `check_batch`, which words the error, runs only for
+                # a wrong batch.
                 not is_plain_array(array)
                 or array.shape != self._types[name].shape
                 or array.dtype != self._dtypes[name]
@@ -446,6 +469,8 @@ class MetricsPort:
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         """Return the launch that reads the outputs of these steps."""
         each = self._batches_per_step
+        # Tokens that do not fill a step are left out: they are of a step that the end of data cut
+        # short.
         steps = [tokens[i : i + each] for i in range(0, len(tokens) - each + 1, each)]
         # What is made once per step has fewer tokens than what is made once per batch.
         rare = [n for n in (tokens[0] if each > 1 and steps else ()) if n not in tokens[-1]]
@@ -492,6 +517,7 @@ class MetricsPort:
 
 
 def _taken(token: Token) -> dict[str, Any]:
+    # Copies: the slot is written again as soon as this launch returns.
     return {n: v.item() if v.ndim == 0 else v.copy() for n, v in token.items()}
 
 
@@ -499,6 +525,7 @@ def _mean(views: Sequence[np.ndarray[Any, Any]]) -> Any:
     """Return the mean of some outputs: a float for scalars, else an array of floats."""
     if views[0].ndim == 0:
         return _sum([float(view) for view in views]) / len(views)
+    # Summed in float64, so that the mean of many float32 or float16 batches keeps its digits.
     total = np.sum(np.stack(views), 0, np.float64) / len(views)
     return total.astype(views[0].dtype) if views[0].dtype.kind == "f" else total
 
@@ -542,6 +569,8 @@ class CheckpointPort:
         (views,) = tokens
 
         def write() -> None:
+            # The number comes out of the snapshot itself, so it belongs to the staged values for
+            # certain.
             step = int(views["step"][()])
             if step != self._last_saved and (step == self.last_step or self._is_due(step)):
                 self.finish(step, views)

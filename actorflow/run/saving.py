@@ -63,6 +63,8 @@ def job_state(plan: Plan, group: ProcessGroup = SINGLE_PROCESS) -> JobState:
     said = cast(
         "list[Any]", group.all_gather_object("tell its variables for checkpoints", tuple(own))
     )
+    # By rank, so all ranks have one order. A variable that several ranks hold is one entry of a
+    # dict.
     rows = [row for rows in said for row in rows]
     return JobState(
         {name: type_ for name, _, type_, _ in rows},
@@ -144,11 +146,13 @@ class Saver:
         Infinity may be meant (a mask), and so may NaN in what training does not change.
         Raises CheckpointError unless the policy is to go on.
         """
+        # A checkpoint that lacks a variable would be refused only when it is needed, by `Expected`.
         if apart := arrays.keys() ^ self._roles.keys():
             raise InternalError(
                 f"the snapshot of step {step} and the variables of its job differ in"
                 f" {', '.join(sorted(apart))}"
             )
+        # Sorted names, so that the variable in the message is the same in every run.
         floats = [name for name in self._written if arrays[name].dtype.kind == "f"]
         broken = next((name for name in floats if np.isnan(arrays[name]).any()), None)
         if broken is not None and not self._keeps_nan:
@@ -170,6 +174,8 @@ class Saver:
                 data_fingerprint=self._fingerprint,
             )
         except CheckpointError as error:
+            # `_refused` and `_unsaved` are looked at by `finish`: only the last state of a run has
+            # to be there.
             if self._raises:
                 raise
             self._last_ns = time.monotonic_ns()  # the next try comes a period later
@@ -227,6 +233,7 @@ def start_from(
     if checkpoint is None:
         return None
     manifest = checkpoint.manifest
+    # Data and seed are checked before `restore`, which changes the source.
     came = source.fingerprint()
     if manifest.data_fingerprint != came:
         raise DataError(

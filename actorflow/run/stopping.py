@@ -97,6 +97,7 @@ class Stopper:
             if self._run is not None and self._run.loop.is_inherited:
                 raise  # a child that was forked in the function has no run to stop
             self.failure = error
+            # No callback is called after this one: `call` looks at `failure`.
             error.add_note(f"raised by {name} after step {step}")
             self.ask(f"{name} raised {type(error).__name__}")
         finally:
@@ -104,6 +105,7 @@ class Stopper:
 
     def watch(self, run: Run) -> None:
         """Take the run that is to be stopped; it stops before its first step if that was asked."""
+        # The run is stored before the reasons are read: `ask` does it the other way round.
         self._run, run.ask = run, self.ask
         if self.reasons:
             run.stop(self.reasons[0])
@@ -115,6 +117,7 @@ class Stopper:
     def attend(self, notice: Callable[[str], object]) -> None:
         """Block until the run is over; say at once what happens when it is asked to stop."""
         is_told, is_held, look_s = False, False, None
+        # First PATIENCE_S for sources, then every LATE_S for functions that still do not return.
         while (event := self._next(look_s)) != _OVER:
             if self._run is None:
                 return
@@ -268,6 +271,8 @@ class StopSignals:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # it came before a forked child had its handlers
+            # Send it anew rather than return: the handler of before decides, and the signal is not
+            # lost.
             self.give_back()
             os.kill(os.getpid(), signum)
             return
@@ -282,9 +287,11 @@ class StopSignals:
 
 
 def _give_back_in_child() -> None:
+    # Innermost first, as contexts end: the outermost holds the handlers of the program itself.
     for signals in reversed(_handling):
         signals.give_back()
     _handling.clear()
 
 
+# A forked worker (of a data loader, say) has no run: it must die of SIGTERM as any process does.
 os.register_at_fork(after_in_child=_give_back_in_child)

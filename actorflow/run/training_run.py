@@ -144,6 +144,7 @@ class Run:
         self._trace = None if settings.trace is None else TraceFile(settings.trace, self._rank)
         self._is_over = False
         self._group = options.group
+        # The last step of a run that ends without the data of later ones; None until `_cut_at`.
         self._cut: int | None = None
         self._is_deaf = False
         self._communicator = options.group.communicator(plan, settings)
@@ -156,6 +157,7 @@ class Run:
                 watch=None if self._trace is None else self._trace.launches.watch,
                 communicator=self._communicator,
             )
+        # BaseException: a ^C in `load` leaves the mapped shared memory open as an error does.
         except BaseException:
             if self._communicator is not None:
                 self._communicator.close()
@@ -164,6 +166,8 @@ class Run:
         self.loop = Loop(
             self.bound,
             LoopOptions(
+                # None is no limit. Of several ranks none begins a step before the coordinator
+                # granted it.
                 window=None if self._together is None else 0,
                 watch=WatchdogOptions(
                     settings.stall_seconds, folder=options.directory or settings.dump
@@ -194,6 +198,8 @@ class Run:
             self._communicator.ready()
         self.loop.start()
         if self._total_steps is not None:
+            # The loop counts firings of the plan's source from this run on; an update of
+            # accumulated gradients takes several batches.
             steps = max(0, self._total_steps - self._first_step)
             self.loop.admit(steps * self._batches_per_step + 1)
 
@@ -248,6 +254,8 @@ class Run:
     def _cut_at(self, step: int) -> None:
         """Have `wait` end the run as soon as this rank has come to rest with a step behind it."""
         self._cut = step
+        # At rest means: every update of that step is made. Later steps may have begun, and may wait
+        # for data that never comes.
         rest = self.variables.when_updated(step - self._first_step)
         self.loop.run_when_quiescent(QuiescentCallback(rest, self._on_finished or (lambda: None)))
 
@@ -297,6 +305,7 @@ class Run:
         that state is not whole on all: then nothing is saved.
         """
         group = self._group
+        # Before any rank aborts: from here on a collective that fails is no failure of the run.
         self.loop.expect_cut()
         # Whoever is woken out of a collective has finished the step, for its part and for others.
         group.all_gather_object("come to rest after the last step that all can finish", None)
@@ -306,10 +315,13 @@ class Run:
         self.loop.wait()
         changed = self.variables.changed_after(step - self._first_step)
         newest = "" if self._saver is None else self._saver.newest
+        # All ranks come to this gather before one of them may raise, so that none waits for it in
+        # vain.
         said: list[Any] = group.all_gather_object(
             "end after one step", (changed, self._data.num_steps, newest)
         )
         if changed := next((row[0] for row in said if row[0]), ""):
+            # The rank with the fewest steps of data is the one that the others waited for.
             late = min(range(len(said)), key=lambda rank: said[rank][1])
             text = (
                 f"the data source of rank {late} gave no batch for step {step + 1} when the run was"
@@ -341,6 +353,7 @@ class Run:
         return DistributedRun(group.member, self._first_step, calls)
 
     def _grant(self, steps: int, is_last: bool) -> None:
+        # The port learns of its last step before the loop may run it.
         if is_last and self._checkpoint is not None:
             self._checkpoint.last_step = steps
         own = max(0, steps - self._first_step) * self._batches_per_step
