@@ -77,10 +77,12 @@ class Fs:
             except BlockingIOError as error:
                 holder = os.pread(fd, _OWNER_BYTES, 0).decode("utf-8", "replace").strip()
                 os.close(fd)
+                # The file is empty for a moment between its lock and the note of the owner.
                 raise BlockingIOError(error.errno, holder or "another process", str(path)) from None
             except OSError:
                 os.close(fd)
                 raise
+            # Noted before a fork may happen, so that the child closes it.
             _locks.add(fd)
         with suppress(OSError):  # a courtesy to whoever is refused: a full disk must not forbid it
             os.ftruncate(fd, 0)
@@ -101,6 +103,8 @@ class Fs:
         """
         if not is_safe_name(name):
             raise OSError(errno.ENXIO, "not a permitted file name", repr(name))
+        # Name and directory are resolved in two steps, with O_NOFOLLOW at each: a link at either is
+        # refused.
         directory_fd = os.open(
             directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         )
@@ -200,6 +204,7 @@ def _let_go_in_child() -> None:
 
     The numbers stay taken: whoever still closes one in the child closes nothing of the child's.
     """
+    # The child inherits the lock as held by this thread.
     _no_fork.release()
     for fd in _locks:
         os.close(fd)  # first, so that the lock is gone even where no file can be opened
@@ -218,6 +223,7 @@ os.register_at_fork(
 def write_all(fs: Fs, fd: int, data: memoryview) -> None:
     """Write every byte of `data` (a view of bytes), however short the single writes are."""
     while data:
+        # Linux writes at most 2 GiB at a call, and other systems fail above that.
         taken = fs.write(fd, data[:MAX_IO_BYTES])
         if taken <= 0:
             raise OSError(errno.EIO, "a write took no bytes")
@@ -330,6 +336,7 @@ class WriterLock:
         self._fs = fs
         self._directory = directory
         self._path = directory / LOCK_NAME
+        # Taken before the lock and compared after it: a directory replaced in between is noticed.
         self._directory_id = fs.stat(directory).identity
         try:
             fd = fs.lock(self._path, f"process {os.getpid()} on {platform.node()}")
@@ -375,5 +382,6 @@ class WriterLock:
     def _found(self, path: Path) -> FileId | None:
         try:
             return self._fs.stat(path).identity
+        # NotADirectoryError: a parent of the path became a file.
         except (FileNotFoundError, NotADirectoryError):
             return None

@@ -80,6 +80,7 @@ def make_durable(fs: Fs, directory: Path) -> None:
     while not _exists(fs, path):
         missing.append(path)
         path = path.parent
+    # Outermost first, each name synced in its parent before anything is made below it.
     for path in reversed(missing):
         with suppress(FileExistsError):  # another process makes the same directory
             fs.mkdir(path)
@@ -97,6 +98,7 @@ def make_durable(fs: Fs, directory: Path) -> None:
 def _exists(fs: Fs, path: Path) -> bool:
     try:
         fs.stat(path)
+    # Only this error: a path that cannot be looked at is no missing one, and must not be made.
     except FileNotFoundError:
         return False
     return True
@@ -109,6 +111,7 @@ def recover(fs: Fs, directory: Path) -> None:
     superseded = []
     for name in names:
         step = aside_step_of(name)
+        # The writer died between its two renames: the older version is the only one of this step.
         if step is not None and step not in present:
             fs.rename(directory / name, directory / step_name(step))
             present.add(step)
@@ -159,6 +162,7 @@ def commit(
         # The names of the files must be on disk before the directory gets the name that says that
         # it is complete; POSIX orders nothing by itself.
         fs.fsync_dir(tmp)
+        # Again: writing took long enough for the directory to be replaced.
         confirm()
         if is_there:  # a rename onto a directory that is not empty fails; `recover` knows `aside`
             fs.rename(final, aside)
@@ -166,12 +170,14 @@ def commit(
             fs.rename(tmp, final)
         except BaseException:
             if is_there:
+                # Also after a ^C: between the two renames the step has no name.
                 fs.rename(aside, final)
             raise
     except BaseException:
         with suppress(OSError):  # the first error is the one to tell; `recover` removes what stays
             remove_tree(fs, tmp)
         raise
+    # Outside of the try: the checkpoint is whole under its final name, so it must not be removed.
     fs.fsync_dir(directory)
 
 
@@ -340,6 +346,8 @@ class CheckpointManager(CheckpointReader):
         )  # fmt: skip
         head_bytes = len(encode(draft))  # refuses what cannot be stored before the disk is touched
         entries = sum(1 + len(shard.tensors) for shard in shards)
+        # 256 bytes cover a manifest's entry; the margin is a block for each file, the manifest and
+        # the directory, and 1/64.
         size_bytes = sum(shard.size_bytes() for shard in shards)
         margin_bytes = _BLOCK_BYTES * (len(shards) + 2) + size_bytes // 64
         need_bytes = size_bytes + head_bytes + 256 * entries + margin_bytes
@@ -358,6 +366,8 @@ class CheckpointManager(CheckpointReader):
             except OSError:
                 lock.check()  # if it was lost, that is the cause
                 raise
+        # After the acknowledgement is due: an error here does not undo the save, and is only
+        # reported.
         self._collect(step)
         return final
 
@@ -386,6 +396,8 @@ class CheckpointManager(CheckpointReader):
         """
         try:
             found = self.manifest(draft.step)
+            # Cheapest first: facts and types of the manifest, then hashes of the arrays, then the
+            # files.
             is_same = (
                 _resume_facts(found) == _resume_facts(draft)
                 and len(found.files) == len(shards)
@@ -408,6 +420,7 @@ class CheckpointManager(CheckpointReader):
             # Newer steps are not counted: after a fall-back they are damaged, and must not push out
             # the one just saved.
             done = [s for s in self.steps() if s <= step]
+            # The newest without NaN stays although it may be older than `keep_last`.
             sound = self.newest_sound(step)
             victims = [step_name(s) for s in done[: -self._keep_last] if s != sound]
             victims += [n for n in fs.listdir(directory) if aside_step_of(n) is not None]

@@ -58,6 +58,7 @@ class Manifest:
 
     def shards(self) -> tuple[tuple[FileEntry, ShardSpec], ...]:
         """Return each file with its tensors."""
+        # Files first, so that one without tensors is there as well.
         held: dict[str, list[TensorEntry]] = {file.name: [] for file in self.files}
         for tensor in self.tensors:
             held[tensor.file].append(tensor)
@@ -70,11 +71,13 @@ def encode(manifest: Manifest) -> bytes:
     Raises:
         CheckpointError: a field cannot be stored; the message names it.
     """
+    # These two may hold anything, and asdict would copy it before `plain_json` has looked.
     fields = asdict(replace(manifest, config={}, data_state=None))
     fields["config"] = plain_json(manifest.config, "config")
     fields["data_state"] = plain_json(manifest.data_state, "data_state")
     try:
         body = json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+        # Read back by the reader's own rules: what it would refuse is never written.
         _manifest_of(json.loads(body))
     except (ValueError, CheckpointDamaged) as error:
         raise CheckpointError(f"the checkpoint's manifest cannot be written: {error}") from error
@@ -92,6 +95,7 @@ def decode(data: bytes) -> Manifest:
     Raises:
         CheckpointDamaged: the hash is wrong, or the text is not a manifest of this format.
     """
+    # The hash comes last, so a file that was cut short cannot match.
     body, digest = data[: -_HASH_BYTES - 1], data[-_HASH_BYTES:]
     if data[-_HASH_BYTES - 1 : -_HASH_BYTES] != b"\n":
         raise CheckpointDamaged(f"{MANIFEST_NAME} is not a body, a newline and a hash: cut short?")
@@ -131,6 +135,7 @@ def plain_json(value: object, where: str, depth: int = 0) -> Any:
         return [plain_json(v, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
         raise CheckpointError(f"{where}: JSON has no {value}; store it as text or None")
+    # bool first: it is an int as well. Numbers of numpy that derive from float become plain.
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)
@@ -154,7 +159,9 @@ def _refuse_constant(text: str) -> None:
 
 
 def _manifest_of(value: Any) -> Manifest:
+    # Before the fields: another version may have others, and is to be named as such.
     version = value.get("format_version") if isinstance(value, dict) else None
+    # type() and not isinstance: true is no version.
     if type(version) is int and version != FORMAT_VERSION:
         raise CheckpointDamaged(
             f"{MANIFEST_NAME} has format version {version}; this actorflow reads {FORMAT_VERSION}"
@@ -228,6 +235,7 @@ class _Fields:
     """Typed access to an untrusted JSON object with exactly these keys."""
 
     def __init__(self, value: Any, where: str, keys: Any) -> None:
+        # Exactly these keys: a field that is not known might change what the others mean.
         if not isinstance(value, dict) or set(value) != set(keys):
             raise CheckpointDamaged(f"{where}: expected an object with {', '.join(keys)}")
         self._value = value

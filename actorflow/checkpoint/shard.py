@@ -97,8 +97,12 @@ class ShardSpec:
                 "data_offsets": [offset, end],
             }
             offset = end
+        # No spaces and a fixed order, so the header is the same bytes for a reader that only
+        # compares.
         text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)  # the payload starts aligned
+        # The format: 8 bytes of length, little-endian, then the JSON, then the tensors without
+        # gaps.
         return struct.pack("<Q", len(text)) + text
 
     def size_bytes(self) -> int:
@@ -118,6 +122,7 @@ def plan_shards(groups: Groups, max_bytes: int = MAX_SHARD_BYTES) -> tuple[Shard
     """
     owner: dict[str, str] = {}
     shards: list[ShardSpec] = []
+    # Sorted groups and `in_file_order` make the files a function of the tensors, not of dict order.
     for group in sorted(groups):
         if not is_safe_name(f"{group}-00001.safetensors"):
             raise CheckpointError(
@@ -155,6 +160,7 @@ def _fill(ordered: tuple[TensorEntry, ...], max_bytes: int) -> list[tuple[Tensor
     current: list[TensorEntry] = []
     used = 0
     for tensor in ordered:
+        # `current`: a tensor above the limit still goes into a file, alone.
         if current and used + tensor.size_bytes > max_bytes:
             files.append(tuple(current))
             current, used = [], 0
@@ -196,6 +202,7 @@ def write_shard(
                 hasher.update(data)
                 write_all(fs, fd, data)
             written.append(replace(tensor, xxh3_128=hasher.hexdigest()))
+        # Through the descriptor that wrote: Linux reports a write-back error to it for certain.
         fs.fsync(fd)
     finally:
         fs.close(fd)
@@ -205,6 +212,7 @@ def write_shard(
 def _chunks(array: Array) -> list[Array]:
     # The one place where layout and byte order become the file's: row-major and little-endian.
     dense = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
+    # Whole elements a chunk, so that each can be looked at for NaN.
     step = CHUNK_BYTES // dense.itemsize
     return [dense[first : first + step] for first in range(0, dense.size, step)]
 
@@ -237,6 +245,7 @@ def read_shard(
     kept: dict[str, Array] = {}
     fd = fs.open_read(directory, spec.name)
     try:
+        # By the descriptor: the name may lead to another file by now.
         size_bytes, found_bytes = spec.size_bytes(), fs.stat_open(fd).size_bytes
         if size_bytes != found_bytes:
             raise CheckpointDamaged(

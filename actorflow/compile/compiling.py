@@ -78,6 +78,7 @@ def _overfull(plan: Plan, hardware: Hardware) -> list[tuple[Device, int, int]]:
     """Return the devices that a plan is too large for, with what it needs and what is there."""
     found: list[tuple[Device, int, int]] = []
     for device, target in zip(hardware.devices, hardware.targets, strict=True):
+        # Several arenas may lie in one place. 0 bytes: the host's memory is asked at load.
         needed = sum([a.size_bytes for a in plan.arenas if a.place == device.place])
         if needed > target.memory_bytes > 0:
             found.append((device, needed, target.memory_bytes))
@@ -87,6 +88,7 @@ def _overfull(plan: Plan, hardware: Hardware) -> list[tuple[Device, int, int]]:
 def _mend(make: Callable[[int], object], there: int) -> str:
     smallest = 0
     try:
+        # No plan fits in a byte: the error names the smallest budget that does.
         make(1)
     except BudgetError as error:
         smallest = error.smallest_bytes
@@ -150,6 +152,7 @@ def cache_key(
         repr(hardware.ranks),
         hardware.fingerprint,
         choices(hardware.devices),
+        # How many streams pay depends on threads and cores; one stream is the same everywhere.
         f"{num_threads()} of {usable_cores()}" if options.num_streams > 1 else "",
         str(PLAN_FORMAT),
         _compiler_stamp(),
@@ -160,6 +163,7 @@ def cache_key(
         *_foreign_gradients(graph),
         *(() if evaluation is None else plugin_programs(evaluation)),
     )
+    # 16 bytes: a collision of 128 bits is not to be met, and the name of the file stays short.
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -173,6 +177,7 @@ class PlanCache:
     def __init__(
         self, directory: Path | None, report: Callable[[str], None], most_bytes: int = 1 << 30
     ) -> None:
+        # Asked once: who may write into the folder is not expected to change during a process.
         why = None if directory is None else distrust_of_folder(directory)
         if why is not None:
             report(f"plan cache: {why}; no plan is kept there, or taken from there")
@@ -192,6 +197,7 @@ class PlanCache:
             plan = Plan.from_bytes(read_checksummed(path), str(path))
             mark_used(path)
             return plan
+        # The ordinary miss, so nothing is said of it; any other OSError is.
         except FileNotFoundError:
             return None
         except DamagedFile as error:
@@ -211,6 +217,7 @@ class PlanCache:
         except OSError as error:
             self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
             return
+        # After the write, and with the new file's name, so that it is not what goes.
         prune(self._directory / f"{key}.plan", self._most_bytes)
 
 
@@ -235,6 +242,7 @@ def _foreign_gradients(graph: Graph) -> list[str]:
     They are functions over tensors, of any file, and read what they like.
     """
     found: list[str] = []
+    # Without updates nothing is differentiated, so no gradient is part of the plan.
     for node in graph.nodes if graph.updates else ():
         if not gradient.has(node.op) or gradient.where(node.op).startswith(_OURS):
             continue
@@ -245,6 +253,7 @@ def _foreign_gradients(graph: Graph) -> list[str]:
     return found
 
 
+# Once a process: sources that are edited later are not those that were imported.
 @functools.cache
 def _compiler_stamp() -> str:
     """Return sizes and modification times of the sources that decide what a plan looks like."""
@@ -314,6 +323,7 @@ class CompileRequest:
     def key(self) -> str:
         """What its plan is kept under; asked for while the choice of kernels is held."""
         key = cache_key(self.graph, self.options, self.hardware, self.evaluation)
+        # A plan by own measurements must not be found by ranks that agree on theirs.
         return f"{key}-alone" if self.is_alone else key
 
     @cached_property
@@ -330,6 +340,7 @@ class CompileRequest:
 @collector_paused()
 def cached_plan(request: CompileRequest) -> Plan | None:
     """Return the plan from the cache on disk, if it is there and can run."""
+    # A dump wants the graph after each pass, which only a compilation has.
     plan = request.cache.find(request.key) if request.settings.dump is None else None
     if plan is None or not is_ready(plan, logger.warning):
         return None
@@ -378,6 +389,7 @@ def compiled_plan(request: CompileRequest, local: LocalGraphs | None = None) -> 
     check_fits(plan, hardware, lambda budget: made(replace(options, memory_budget=budget)))
     seconds = time.perf_counter() - before
     logger.info("plan %r compiled in %.3f s: %d nodes", options.name, seconds, len(graph.nodes))
+    # Kept only now that races and sizes are checked.
     cache_plan(request, plan)
     return plan
 

@@ -86,6 +86,7 @@ def check_plan_interface(plan: Plan, firings: Sequence[int]) -> None:
     if batches > 1 and all([variable.name != "batches" for variable in plan.variables]):
         raise PlanFormatError("its steps have several batches, and no variable 'batches' counts")
     feeder = actors["data"].id
+    # A period that ends amid a step would leave gradients of half a step behind.
     per_period, rest = divmod(firings[feeder], batches)
     if rest or not per_period:
         raise PlanFormatError(f"a period has {firings[feeder]} batches, a step has {batches}")
@@ -204,6 +205,8 @@ def _check_snapshot(plan: Plan, actors: dict[str, Actor]) -> None:
     if not trained - {None} <= set(fields):
         lost = sorted(str(name) for name in trained - {None} - set(fields))
         raise PlanFormatError(f"a snapshot leaves out {lost}, which the steps use")
+    # Followed backwards over the copies, so that no variable is saved under the name of another
+    # one.
     names = {plan.views[f.view]: f.name for f in _fields_of(plan, writer.inputs)}
     if "snapshot.fetch" in actors:
         ways = _ways(plan, actors["snapshot.fetch"])
@@ -252,6 +255,7 @@ def _check_variable(plan: Plan, variable: Variable) -> None:
         raise PlanFormatError(f"variable {variable.name!r} has initialiser {kind!a:.40}")
     needed = INITIALISERS[kind]
     number = 0.0 if needed is None else spec.get(needed)
+    # The role and the initialiser have one name; either both or neither.
     if (kind == NUMBERS) is not (variable.role == NUMBERS):
         raise PlanFormatError(
             f"variable {variable.name!r} of role {variable.role} starts as {kind}"
@@ -266,6 +270,7 @@ def _can_begin(type_: TensorType, spec: dict[str, Any], number: Any) -> bool:
     """Whether an initialiser has numbers that it can draw with, and a shape that it can fill."""
     kind, others = spec["kind"], [spec[key] for key in spec if key != "kind"]
     for own in (number, *others):
+        # `not <` and no `>=`, so that NaN is refused as well.
         if not isinstance(own, (int, float)) or not abs(own) < MOST_AT_FIRST:
             return False
     if kind == "truncated_normal":
@@ -326,6 +331,7 @@ def prove(plan: Plan) -> None:
         OutOfMemory: Its arenas are larger than the machine's memory.
     """
     what = f"plan {plan.name!r}"
+    # First: what the other proofs work out grows with the arenas.
     _check_memory(plan)
     firings = prove_consistent(plan, what)
     with _refusing(what):
@@ -364,6 +370,7 @@ def prove_consistent(plan: Plan, what: str) -> tuple[int, ...]:
     """
     with _refusing(what):
         check_references(plan)
+        # Counted before anything is done for each of them: a forged plan may ask for any number.
         bindings = sum([_num_bindings(plan, actor) for actor in plan.actors])
         if bindings > MAX_BINDINGS:
             raise PlanFormatError(
@@ -389,6 +396,7 @@ def _refusing(what: str) -> Iterator[None]:
     except RaceError as error:
         raise PlanFormatError(f"{what} is not a plan that can run: {error}") from error
     except (PlanFormatError, InternalError) as error:
+        # An InternalError asks for a report, which is wrong here: the plan came from a file.
         reason = str(error).partition(" (this is a bug")[0]
         raise PlanFormatError(
             f"{what} is not a plan that can run: {reason}. Was it changed by hand? Compile the job"

@@ -70,10 +70,12 @@ class EpochOrder:
         self._length = np.uint64(length)
         self._seed = int(seed)
         self._shuffle = shuffle
+        # ceil(sqrt(length)) for length >= 1, in integers: a float root is wrong for large ones.
         left = math.isqrt(length - 1) + 1
         self._left = np.uint64(left)
         self._right = np.uint64(-(-length // left))
         self._words: dict[int, _Words] = {}
+        # (epoch, block) of `_items`; no block has these numbers.
         self._kept = (-1, -1)
         self._items: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._ahead: tuple[tuple[int, int], _Enciphering] | None = None
@@ -93,6 +95,8 @@ class EpochOrder:
         if offset + count <= _BLOCK:
             found = self._block(epoch, number)[offset : offset + count]
         else:
+            # Two blocks at most, since count <= _BLOCK. A view of the first stays valid: blocks are
+            # not reused.
             head = self._block(epoch, number)[offset:]
             found = np.concatenate([head, self._block(epoch, number + 1)[: count - len(head)]])
         if self._ahead is not None:
@@ -110,6 +114,7 @@ class EpochOrder:
             self._items.flags.writeable = False
             self._kept = (epoch, number)
             is_last = (number + 1) * _BLOCK >= int(self._length)
+            # Batches run on into the next epoch, so its first block is what comes next.
             after = (epoch + 1, 0) if is_last else (epoch, number + 1)
             self._ahead = (after, self._start(*after))
         return self._items
@@ -129,6 +134,7 @@ class EpochOrder:
 
     def draw(self, epoch: int, bound: int) -> int:
         """Return the epoch's own random integer in [0, bound), independent of its order."""
+        # The word after those of the rounds. The bias of the modulus is below bound / 2**64.
         return int(self._keys(epoch)[_NUM_ROUNDS]) % bound
 
     def _keys(self, epoch: int) -> _Words:
@@ -140,6 +146,7 @@ class EpochOrder:
         if epoch not in self._words:
             sequence = np.random.SeedSequence(self._seed, spawn_key=(epoch,))
             words = sequence.generate_state(_NUM_ROUNDS + 1, np.uint64)
+            # Two epochs: a batch may reach over the end of one, and the block ahead is of the next.
             kept = list(self._words.items())[-1:]
             self._words = {**dict(kept), epoch: words.astype(np.uint64, copy=False)}
         return self._words[epoch]
@@ -161,6 +168,7 @@ class _Enciphering:
         self._length = length
         self._outside: npt.NDArray[np.bool_] | None = None
         self._turn = 0
+        # m = right * split + left, left < split: `_walk` puts them together in the same way.
         self._right, self._left = np.divmod(positions, self._split)
         self._is_done = False
 
@@ -175,6 +183,8 @@ class _Enciphering:
         if self._is_done:
             return
         for key in self._keys[self._turn : self._turn + rounds]:
+            # The halves take turns. Addition modulo the size of a half can be undone, so this stays
+            # a bijection.
             if self._turn % 2:
                 self._right += _mixed(self._left, key)
                 self._right %= self._modulus
@@ -334,6 +344,8 @@ class ArraySource:
     def _find_rows(self) -> None:
         epoch, position = divmod(self._batches * self._batch, self._samples_per_epoch)
         filled = 0
+        # A batch may hold the end of one epoch and the beginning of the next, or several short
+        # ones.
         while filled < self._batch:
             count = min(self._batch - filled, self._samples_per_epoch - position)
             self._rows[filled : filled + count] = self._order.items(epoch, position, count)

@@ -106,15 +106,20 @@ def filler_of(source: DataSource, parts: Mapping[str, Part]) -> Callable[[Batch]
     own that the `next_into` it got from there knows nothing of: then that `__next__` says what a
     batch is.
     """
+    # The first class of the MRO that defines any of the three decides: what comes from further up
+    # may not know of its `__next__`.
     answers = [vars(part).keys() & _ANSWERS for part in type(source).__mro__]
     said = next((own for own in answers if own), set())
     if not parts:
         fills = source if isinstance(source, FillsBatches) else None
+        # isinstance of a runtime protocol looks only for the name, which a wrapper may answer by
+        # getattr.
         return None if fills is None or "next_into" not in said else fills.next_into
     if "next_rows_into" not in said or not isinstance(source, FillsRows):
         return None
     spec = source.spec()
     for name, part in parts.items():
+        # A part that is cut along another axis too cannot be told by rows.
         if name not in spec or part[1:] != tuple([slice(0, n) for n in spec[name].shape[1:]]):
             return None  # of columns there is no such method
     rows = {name: part[0] for name, part in parts.items()}
@@ -165,6 +170,7 @@ def checked_spec(spec: object) -> dict[str, TensorType]:
         try:
             dtype, shape = pair
             name_of_dtype = dtype.value if isinstance(dtype, DType) else np.dtype(dtype).name
+            # operator.index takes ints of numpy, and refuses floats that int() would cut.
             types[name] = TensorType(DType(name_of_dtype), tuple(operator.index(n) for n in shape))
             if types[name].dtype is DType.BFLOAT16:
                 raise DataError(
@@ -231,6 +237,7 @@ def _mismatch(name: str, value: npt.NDArray[Any], expected: TensorType, at: str)
 def _type_of(name: str, value: object, where: str) -> TensorType:
     if not is_plain_array(value):
         raise DataError(_not_an_array(name, value, _at(where), ""))
+    # dtype.name leaves the byte order out, so a swapped array has to be asked for it.
     if value.dtype.name not in _DTYPE_NAMES or not value.dtype.isnative:
         raise DataError(
             f"batch[{name!r}]{_at(where)}: expected one of the element types"
@@ -286,6 +293,7 @@ def position_of(state: Mapping[str, Any], kind: str) -> int:
     if (
         state.get("kind") != kind
         or not isinstance(batches, int)
+        # A bool is an int in Python.
         or isinstance(batches, bool)
         or batches < 0
     ):
@@ -314,6 +322,7 @@ def content_hash(array: npt.NDArray[Any]) -> str:
     loaded whole; layout in memory does not matter.
     """
     hasher = xxhash.xxh3_128(f"{array.dtype.str}{array.shape}".encode())
+    # 1 for empty arrays, so that neither division is by 0.
     row_bytes = max(1, array.nbytes // max(1, len(array)))
     step = max(1, _CHUNK_BYTES // row_bytes)
     for first in range(0, len(array), step):
@@ -377,10 +386,12 @@ class IterableSource:
             StopIteration: the iterator is at its end.
             DataError: the batch is not of the spec.
         """
+        # Started at the first batch and not before: `restore` may come first.
         if self._iterator is None:
             self._iterator = self._started()
         batch = next(self._iterator)
         check_batch(batch, self._spec, self._where)
+        # After the check: a batch that was refused does not count as returned.
         self._batches += 1
         return batch
 
@@ -399,6 +410,7 @@ class IterableSource:
         """
         batches = position_of(state, "iterable")
         iterator = self._started()
+        # Skipped batches are not checked: they were when they were trained on.
         for skipped in range(batches):
             if next(iterator, None) is None:
                 raise DataError(

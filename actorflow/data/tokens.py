@@ -70,10 +70,12 @@ class Tokens:
         self._dtype = np.dtype(dtype)
         if self._dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
             raise DataError(f"Tokens: expected dtype= np.int32 or np.int64, came {self._dtype}")
+        # Where every id fits by its type, no batch has to be looked through.
         self._fits = np.can_cast(self._tokens.dtype, self._dtype)
         self._order = EpochOrder(self._num_windows, seed)
         self._seed = int(seed)
         self._batches = 0
+        # One token more than a window: x and y are the same row, one token apart.
         self._rows = np.empty((self._batch, self._seq + 1), self._tokens.dtype)
         self._starts = np.empty(self._batch, np.int64)
         self._fingerprint: str | None = None
@@ -173,6 +175,8 @@ class Tokens:
         first, last = min(x.start, y.start), max(x.stop, y.stop)
         self._find_starts()
         windows = self._rows[: last - first]
+        # Slices copy each window at once; an index array of all positions would take 8 bytes a
+        # token.
         for row, start in zip(windows, self._starts[first:last].tolist(), strict=True):
             row[:] = self._tokens[start : start + width]
         if not self._fits:
@@ -187,6 +191,7 @@ class Tokens:
         while filled < self._batch:
             count = min(self._batch - filled, self._num_windows - position)
             starts = self._order.items(epoch, position, count) * self._seq
+            # One phase for all windows of an epoch, so they do not overlap.
             starts += self._order.draw(epoch, self._num_phases)
             self._starts[filled : filled + count] = starts
             filled, epoch, position = filled + count, epoch + 1, 0

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 # traced; then the one node that is the first to differ.
 
 _MEND = "run the same script with the same options on all ranks"
+# An address in a repr differs from process to process, and says nothing.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NO_MATTER = ("optimizer", "max_plans", "streams", "num_streams")
 """Options that ranks may have each for itself, or that are told piece by piece."""
@@ -75,9 +76,11 @@ def raise_first_difference(
     All ranks call it together. Raises CompileError.
     """
     rank = next(r for r, digest in enumerate(digests) if digest != digests[0])
+    # 8 bytes a node, so 8 MB at most travel.
     nodes = [*_nodes(request)][:_MOST_NODES]
     what = f"find what differs in job {request.options.name!r}"
     where, traced = find_source(), b"".join([digest for digest, _ in nodes])
+    # All ranks come to both gathers below, also those that are alike: a gather takes every rank.
     said = group.all_gather_object(what, (str(where), tuple(_said(request)), traced))
     (line, ours, first), (its, theirs, other) = [cast("Any", said[at]) for at in (0, rank)]
     number = _first_apart(first, other)
@@ -133,6 +136,7 @@ def _cut(text: str) -> str:
     """Return a text, or of a long one the beginning and what tells it from others."""
     if len(text) <= _MOST_CHARACTERS:
         return text
+    # Two long texts that begin alike still differ in what is shown.
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return f"{text[:_MOST_CHARACTERS]}... ({digest})"
 
@@ -244,8 +248,11 @@ def agreed_plan(
     here = _AGREED if is_agreed else _fingerprint(found), digest_of_job(request)
     said = cast("list[tuple[str, str]]", group.all_gather_object(f"compile job {job!r}", here))
     has, digests = [has for has, _ in said], [digest for _, digest in said]
+    # All ranks see the same digests, so all of them take this branch, or none.
     if len({*digests}) > 1:
         raise_first_difference(group, request, digests)
+    # One fingerprint on all: an empty one would say that nobody has a plan, and then none is found
+    # here.
     if found is not None and len({*has}) == 1:
         return found
     own, local, error = "", None, None
@@ -257,8 +264,10 @@ def agreed_plan(
     classes = _heard(group, f"tell its part of job {job!r}", own, error)
     members = [rank for rank, other in enumerate(classes) if other == own]
     # Who has a plan need not compile one.
+    # The lowest rank of the class; every rank works that out by itself.
     first = next((rank for rank in members if has[rank]), members[0])
     is_first, sent, error = first == group.rank, b"", None
+    # A rank with another plan from its disk takes this one, too: a class has one plan.
     lacking = [rank for rank in members if not has[first] or has[rank] != has[first]]
     if is_first:
         try:
@@ -268,6 +277,7 @@ def agreed_plan(
             sent = found.to_bytes() if {*lacking} - {first} else b""
         except _TOLD as caught:
             error = caught
+    # Every rank gathers, whether it compiled or not; an error of one is raised on all here.
     plans = _heard(group, f"have the plan of job {job!r}", sent, error)
     if found is not None and (is_first or group.rank not in lacking):
         return found
@@ -331,6 +341,7 @@ def classes_of_ranks(
 
 def _are_apart(mesh: Mesh, classes: Sequence[object]) -> bool:
     """Whether ranks of one stage, which have variables in common, are of several classes."""
+    # Ranks of different stages have no variable in common, so they may differ as they like.
     axis = mesh.names.index(STAGE) if STAGE in mesh.names else None
     stages = [0 if axis is None else mesh.coordinates(rank)[axis] for rank in range(len(classes))]
     return len(set(zip(stages, classes, strict=True))) > len(set(stages))
@@ -356,6 +367,7 @@ def _own_class(request: CompileRequest) -> tuple[str, LocalGraphs]:
     from compiler.pipeline.pipeline import local_graphs
 
     hardware = request.hardware
+    # The key without the rank's own number, which is all that ranks of one class differ in.
     others = replace(hardware, ranks=replace(hardware.ranks, rank=0))
     common_key = replace(request, hardware=others).key
     local = local_graphs(request.graph, hardware, request.options, request.dump, request.evaluation)
@@ -379,6 +391,7 @@ def _heard(
     if error is not None:
         told = (type(error).__name__, str(error), getattr(error, "smallest_bytes", 0))
     rows = [_row(row, what) for row in group.all_gather_object(what, (value, told))]
+    # In order of ranks, so `max` takes the first of equal sizes on every rank.
     failed = [told for _, told in rows if told]
     if failed:
         name, text, size = max(failed, key=lambda one: int(cast("int", one[2])))

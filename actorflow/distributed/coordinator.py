@@ -149,6 +149,7 @@ class Coordinator:
                 self._refused(f"rank {rank} sent {error}; it was refused")
                 continue
             if isinstance(message, GatherTimedOut):
+                # Put off: the message of the missing rank may lie behind it, in another connection.
                 self._vain.append((rank, message))
             else:
                 self._send(self._agreement.on_message(rank, message))
@@ -175,6 +176,8 @@ class Coordinator:
         for rank, message in sends:
             # A rank that is no longer there needs no answer; its parent knows how it ended.
             with suppress(zmq.ZMQError):
+                # NOBLOCK with no high-water mark: the launcher's only thread never waits for a
+                # rank.
                 frames = [routing_id(rank), *encode(message)]
                 self._router.send_multipart(frames, zmq.NOBLOCK, copy=False)
 
@@ -187,6 +190,7 @@ class _Doorman:
     ) -> None:
         self._ranks = {key: rank for rank, key in enumerate(public)}
         self._refused = refused
+        # REP: ZAP asks one question at a time, and waits for each answer.
         self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_DOOR)
@@ -201,6 +205,7 @@ class _Doorman:
             version, request, domain, address, _, mechanism, *credentials = frames
             rank = None
             if mechanism == b"CURVE" and domain == _DOMAIN and len(credentials) == 1:
+                # ZAP hands over the 32 raw bytes of the key; the list holds it as text.
                 rank = self._ranks.get(z85.encode(credentials[0]))
             if rank is None:
                 self._refused(
@@ -217,6 +222,7 @@ def _rank_of(sender: zmq.Frame, frames: list[zmq.Frame]) -> int | None:
     """Return the rank of the key that a message came with, or None for another's name."""
     if not frames:
         return None
+    # zmq sets User-Id from the answer of the doorman, so the sender cannot choose it.
     user = frames[0].get("User-Id")
     rank = int(user) if isinstance(user, str) and user.isdigit() else None
     return rank if rank is not None and sender.bytes == routing_id(rank) else None

@@ -108,6 +108,7 @@ def all_gather_variables(
     rest is new and read-only. Holds one copy of the wholes. Raises PeerFailed as `gather`, and
     InternalError where ranks disagree on what there is.
     """
+    # The same table on all ranks, so the rounds below are as many on each: nobody waits alone.
     told = shard_owners(plan.mesh, _held(plan, arrays), gather)
     num_ranks = plan.mesh.num_ranks
     whole = {name: array for name, array in arrays.items() if not told.get(name)}
@@ -151,6 +152,7 @@ def _table(rows: PlainValue) -> dict[str, LocalShard]:
 
 
 def _names(table: Sequence[Mapping[str, LocalShard]]) -> list[str]:
+    # Sorted, so that all ranks go through the variables in one order.
     return sorted({name for held in table for name in held})
 
 
@@ -166,12 +168,14 @@ def _tellers(
                 f"variable {name!r} is {first.dtype}{list(first.shape)} on rank {holders[0][0]} and"
                 f" {held.dtype}{list(held.shape)} on rank {rank}"
             )
+    # Every rank holds the whole, so nothing travels.
     if len(holders) == len(table) and not any([held.splits for _, held in holders]):
         return ()
     found: dict[tuple[tuple[int, int], ...], tuple[int, ShardTransfer]] = {}
     for rank, held in holders:
         own = shard_slices(ShardingSpec(held.shape, held.splits), mesh, rank)
         place = tuple([(rows.start, rows.stop) for rows in own])
+        # Ranks in order, so the first rank that holds a part tells it, and no other.
         found.setdefault(place, (rank, ShardTransfer(held, own)))
     check_cover(name, first.shape, [told for _, told in found.values()])
     return tuple(found.values())
@@ -191,6 +195,7 @@ def check_cover(name: str, shape: tuple[int, ...], parts: Sequence[ShardTransfer
     count = np.zeros([len(own) - 1 for own in at], np.int64)
     for part in parts:
         rows = zip(at, part.own, strict=True)
+        # One cell of the grid is a box that no part cuts; each has to be counted once.
         count[tuple([slice(own[row.start], own[row.stop]) for own, row in rows])] += 1
     if (count != 1).any():
         raise InternalError(
@@ -231,12 +236,15 @@ def _exchange(
     """Tell this rank's parts, and put all ranks' into `joined`, in rounds of bounded size."""
     own = b"".join([_piece_bytes(name, piece, arrays[name]) for name, piece in queues[rank]])
     sizes = [sum([piece.size_bytes for _, piece in queue]) for queue in queues]
+    # The limit is of all ranks together, since each receives what all tell.
     step = max(1, MESSAGE_BYTES // len(queues))
     came = [bytearray() for _ in queues]
     for begin in range(0, max(sizes), step):
         what = f"tell its parts of {', '.join(joined)}"
         parts = gather(what[:80], own[begin : begin + step])
         for other, part in enumerate(parts):
+            # Sizes are known beforehand, so a rank whose queue is done sends empty bytes until the
+            # last is.
             wanted = min(step, max(0, sizes[other] - begin))
             if not isinstance(part, bytes) or len(part) != wanted:
                 raise InternalError(f"rank {other} did not tell {wanted} bytes of its variables")
@@ -284,6 +292,8 @@ class ShardGatherer:
         self._lock = threading.Lock()
         self._why = ""
         self._files: list[int] = []
+        # A pipe that nobody empties: one byte wakes whoever waits now, and everybody who waits
+        # later.
         self._bell, self._ring = self._pipe()
         self._pipes = self._meet(group)
 
@@ -300,6 +310,8 @@ class ShardGatherer:
         pipe = self._pipes.get(0)
         if pipe is None:
             return  # it has nothing that others have not
+        # The step goes first: a rank that took another snapshot is found before its bytes are mixed
+        # in.
         self._write(pipe, memoryview(_HEAD.pack(step)))
         for name, pieces in self._told.items():
             for rank, piece in pieces:
@@ -332,6 +344,8 @@ class ShardGatherer:
                     place[...] = _own(arrays, name, piece)
                 else:
                     self._take(rank, place)
+            # Counted by views: a part that became a copy would be filled beside the whole, and
+            # counts 0.
             if num_bytes != joined.nbytes:  # `check_cover` has shown that no two parts overlap
                 raise InternalError(
                     f"of variable {name!r} ranks told {num_bytes} of {joined.nbytes} bytes"
@@ -367,11 +381,15 @@ class ShardGatherer:
             # Not to wait for room in a pipe is a matter of each opening of it.
             pipes[0] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             self._files.append(pipes[0])
+        # Until all have opened their ends the first rank must keep its own: /proc leads only to
+        # open ones.
         group.all_gather_object("go on with open pipes for checkpoints", None)
         for _, end in pairs:  # or the end of a rank would be no end of its pipe
             self._files.remove(end)
             os.close(end)
         for pipe in pipes.values():
+            # Only now: `poll` says when a pipe is ready, and a part may be larger than the room in
+            # it.
             os.set_blocking(pipe, False)
             with suppress(OSError):  # of a user who has many
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -395,6 +413,7 @@ class ShardGatherer:
         while wanted:
             self._wait(pipe, select.POLLIN, rank)
             with suppress(BlockingIOError):
+                # 0 bytes: all writers are gone.
                 count = os.readv(pipe, [wanted])
                 if not count:
                     raise PeerFailed(
@@ -413,6 +432,7 @@ class ShardGatherer:
                     raise PeerFailed(text, rank=0) from None
 
     def _wait(self, pipe: int, event: int, rank: int) -> None:
+        # poll and not select: descriptors above 1023 do not fit into a set of select.
         poll = select.poll()
         poll.register(pipe, event)
         poll.register(self._bell, select.POLLIN)

@@ -125,6 +125,7 @@ def _reaches_loopback() -> bool:
 
 def is_writable(folder: Path) -> bool:
     """Return whether files can be made in `folder`, or it can be made; creates nothing."""
+    # The nearest folder that exists decides whether the missing ones can be made.
     for place in (folder, *folder.absolute().parents):
         if place.exists():
             return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
@@ -147,6 +148,7 @@ def _busy_ticks(text: str) -> int:
 
     Guest time is within user, idle and iowait are not work: proc(5).
     """
+    # The first line sums all cores; its fields are clock ticks since boot.
     fields = [int(field) for field in text.split("\n", 1)[0].split()[1:]]
     return sum(fields[i] for i in (0, 1, 2, 5, 6, 7) if i < len(fields))
 
@@ -177,10 +179,12 @@ def usable_cores() -> int:
     """Return how many cores this process may keep busy: its affinity, and its group's quota."""
     quota = _quota_cores()
     cores = _num_cores()
+    # A container may be shown all cores and given the time of a few; threads beyond that only wait.
     return cores if quota is None else max(1, min(cores, round(quota)))
 
 
 def _num_cores() -> int:
+    # os.cpu_count does not know the affinity; macOS has none.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -323,6 +327,7 @@ def _gpu_here(device: Device) -> Gpu:
 def described(seen: NvmlDevice) -> Gpu:
     """Return the description of a GPU that is here. Raises CompileError where there is none."""
     known = [gpu_named(name) for name in known_gpus()]
+    # By the name that NVML says: GPUs of one capability differ in memory and rates.
     for gpu in known:
         if gpu.says == seen.name:
             return gpu

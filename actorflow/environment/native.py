@@ -27,6 +27,7 @@ from compiler.contract.plan import Plan
 NATIVE = ("c.", "onednn.", "openblas.")
 """How the names of native kernels begin."""
 
+# Reentrant: who compiles the plans of all ranks holds it, and takes it again for each class.
 _choice = forkable_lock()
 """Whoever holds it has the kernels of this process chosen as it said."""
 
@@ -41,6 +42,7 @@ def enable_native(settings: Settings, *, deterministic: bool = False) -> bool:
     if not settings.native:
         runtime.disable()
         return False
+    # At each call: the setting may be another one for the next job of this process.
     tuning.configure(_folder(settings), deterministic)
     threads = settings.threads or usable_cores()
     if runtime.is_enabled() and runtime.num_threads() == threads:
@@ -84,6 +86,7 @@ def retune(settings: Settings) -> bool:
 
 def choices(devices: Sequence[Device]) -> str:
     """Return what the choice among native kernels depends on besides compiler and processor."""
+    # "" where nothing is chosen, so a plan for GPUs keeps its key when the host is tuned anew.
     is_chosen = runtime.is_enabled() and takes_host_kernels(devices)
     return f"{tuning.epoch()} {onednn.fingerprint()}" if is_chosen else ""
 
@@ -125,6 +128,8 @@ def build(plan: Plan) -> bool:
     if not runtime.is_enabled():
         return True
     try:
+        # Built at once and not at the first launch, where a refusal could not change the plan any
+        # more.
         prepare_plan(plan, catalogue.kernels_by_name())
     except CompilerError as error:
         _say_refused(plan.name, error)

@@ -193,6 +193,7 @@ def _path(environ: Mapping[str, str], name: str) -> Path | None:
 def _expanded(value: str, environ: Mapping[str, str]) -> Path:
     """Replace a leading ~/ by HOME of the mapping, not of the process."""
     home = environ.get("HOME", "")
+    # `expanduser` would read the process's HOME, and `environ` may be another mapping.
     if home and (value == "~" or value.startswith("~/")):
         return Path(home) / value[2:]
     return Path(user_path(value))

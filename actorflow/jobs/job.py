@@ -100,6 +100,7 @@ class Job:
         self.name = name_of(function)
         self.options = options
         self._function = function
+        # By cache key. The tables below hold a model weakly: an entry goes when its model does.
         self._plans: dict[str, Plan] = {}
         self._open: ByIdentity[OpenModel] = ByIdentity()
         self._fitted: ByIdentity[int] = ByIdentity()
@@ -171,10 +172,13 @@ class Job:
         """
         check_model(model)
         request = self._asked_for(model, options)
+        # Refused before anything is compiled. `close` then brings home what `step` has trained.
         claim = self._claim(model, "fit", request.graph)
         group = self._group()
         self.close(model)
         plan = self._plan(request, group)
+        # A tool (memory map, inspect) runs the user's script only up to here, and takes the plan
+        # out.
         if CAPTURING.get():
             store_all = None
             if self.options.memory_budget or self.options.recompute == "blocks":
@@ -228,6 +232,7 @@ class Job:
         check_source(data)
         if steps is not None:
             check_steps(steps)
+        # Arguments are checked at the call; the generator's own body runs at the first `next` only.
         loop = OpenLoop()
         return loop.of(self._streamed(model, data, steps, on_nan, loop))
 
@@ -268,6 +273,8 @@ class Job:
         with self._turn(model):
             opened = self._open.get(model)
             traced = self._traces(model).newest(spec)
+            # By identity: a stamp is made anew by each reading, so an equal one means nothing has
+            # changed since.
             if opened is None or traced is None or opened.signature.stamp is not traced.guard.stamp:
                 opened = self._opened_for(model, spec, opened)
             return opened.step(batches)
@@ -332,6 +339,7 @@ class Job:
         if opened is not None:
             self._open.pop(model)
             carried = carried_over(plan, opened.close(), opened.signature, signature)
+        # The model's own values win over those that the closed plan left.
         values = {**carried, **newest(model.cells())}
         runner = Runner(plan, values=values, seed=self.options.seed, group=group)
         return self._open.set(model, OpenModel(model, runner, signature, claim))
@@ -436,6 +444,7 @@ class Job:
 
     def _traces(self, model: Module) -> TraceCache:
         memo: Memo[TraceCache] = model.memo()
+        # Kept by the model, so the graphs go with it.
         return memo.get(self) or memo.set(self, self._new_traces())
 
     def _new_traces(self) -> TraceCache:

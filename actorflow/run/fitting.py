@@ -114,6 +114,7 @@ class FitCall:
         self._signals = stack.enter_context(StopSignals(self._stopper.ask_by_signal))
         is_writer = runner.group.is_first
         self._reporter = make_reporter(options.checkpoint, options.progress, is_writer=is_writer)
+        # Closed last but for the signals: whatever fails before, the progress line is ended.
         stack.callback(self._reporter.finish)
         self._notice: Callable[[str], None] = self._reporter.notice
         self._warn = self._notice if options.progress else logger.warning
@@ -135,6 +136,7 @@ class FitCall:
         if saver is not None:
             saver.finish()
         result = self._result(run, listener, first)
+        # Closed before a signal is answered: files are whole when Stopped leaves.
         self._stack.close()
         if self._signals.received:
             raise Stopped(self._signals.received[0], result.last_step)
@@ -185,6 +187,7 @@ class FitCall:
     def _saver(self, start: RestoredState) -> Saver | None:
         if self._manager is None:
             return None
+        # Before the return: it gathers, so every rank has to come to it.
         state = job_state(self._plan, self._runner.group)
         if not self._runner.group.is_first:
             return None
@@ -259,6 +262,7 @@ class FitCall:
         self._runner.begin(run)
         listener.start(run.loop.statistics)
         run.start()
+        # The main thread waits here, where Python runs signal handlers.
         self._stopper.attend(self._notice if self._options.progress else logger.info)
         self._stopper.wait()
         # The others are told of a failure, and keep nothing: no rank has a part of what none has.

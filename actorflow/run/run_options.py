@@ -107,6 +107,7 @@ class EvaluationDataPort:
         self._lines = fields.lines
         self._batches = batches
         self._parts = fields.parts
+        # A copy: the source may change the mapping that it returned.
         self._begin = dict(source.state())
         self._done = 0
         self._on_failure = on_failure
@@ -161,6 +162,7 @@ class EvaluationDataPort:
 
     def _copy(self, batch: Batch, views: Token) -> None:
         for name, view in views.items():
+            # Only what the plan reads is checked; other arrays of the batch are no concern of it.
             is_there = isinstance(batch, Mapping) and name in batch
             came: object = {name: batch[name]} if is_there else batch
             check_batch(came, {name: self._types[name]}, self._lines[name])
@@ -168,6 +170,8 @@ class EvaluationDataPort:
         self._done += 1
         if self._done == self._batches:
             self.num_whole += 1
+            # Now and not before the next evaluation: the source stands right for the user after
+            # each.
             self._source.restore(self._begin)
             self._done = 0
 
@@ -255,6 +259,7 @@ class CheckpointScheduler:
     def __init__(self, plan: Plan, options: RunOptions, ask: Callable[[], object]) -> None:
         self._saver, self._every, self._ask = options.saver, options.every, ask
         self._last_step = options.first_step
+        # Filled by the link's thread, emptied by that of the snapshots; both ends are atomic.
         self._told: deque[int] = deque()
         self._joining: ShardGatherer | None = None
         self._is_shared = options.group is not SINGLE_PROCESS
@@ -284,6 +289,7 @@ class CheckpointScheduler:
             is_due = every.is_due(step=step, now_ns=0, last_step=self._last_step, last_ns=0)
         else:
             is_due = bool(self._told) and self._told[0] <= step
+            # Several may be due by now: one checkpoint answers them all.
             while self._told and self._told[0] <= step:
                 self._told.popleft()
             # What was told and is still to come is answer enough; asking twice is one question.

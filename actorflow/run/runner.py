@@ -104,6 +104,7 @@ class Runner:
         self._live: LiveVariables | None = None
         self.seed = seed
         self.settings = settings or Settings.from_env(os.environ)
+        # Before kernels are built: ranks with other plans end here, in a message that names them.
         check_same_plan(group, plan, seed)
         verify_and_build(plan, self.settings, group)
         self._stepping: Stepping | None = None
@@ -130,6 +131,8 @@ class Runner:
         self.close()
         if options.seed is not None and options.seed != self.seed:
             self.seed = options.seed
+            # The seed is a variable of the plan as well; a former run's must not win over the new
+            # one.
             self.given = {name: a for name, a in self.given.items() if name != "seed"}
         return fit(self, options)
 
@@ -146,9 +149,11 @@ class Runner:
         if steps is not None:
             check_steps(steps)
         check_policy(self.plan, on_nan)
+        # A generator: all of this runs at the first `next`, in the same order on all ranks.
         check_same_steps(self.group, steps)
         check_same_data(self.group, data, self.seed)
         self.close()
+        # A full queue blocks the metrics port, whose slots then hold the steps back.
         outputs: queue.Queue[Metrics | None] = queue.Queue(maxsize=_STREAM_AHEAD)
         values = self.first()
         first = steps_done(values)
@@ -172,6 +177,7 @@ class Runner:
         left = f"rank {self.group.rank} left its loop over stream"
         drain = partial(drain_outputs, run, outputs, left)
         stopped_by: list[str] = []
+        # Before `start`: a stop of another rank may come with the first step.
         run.ask = stopped_by.append
         count = 0
         with closing(run):
@@ -182,11 +188,13 @@ class Runner:
                 while (metrics := next_of(outputs)) is not None:
                     count += 1
                     yield metrics
+                    # The loop may go on in a forked child, where no thread of the run is.
                     run.loop.check_process()
                 outputs.put(None)  # `drain` looks for it
             finally:
                 drain()
                 atexit.unregister(drain)
+                # After `drain`: the run has ended, so its variables stand still.
                 self.keep(run)
             run.wait()
             if stopped_by and count != steps and not run.is_data_over:
@@ -224,6 +232,7 @@ class Runner:
         try:
             return self._stepping.step(batches)
         except BaseException as error:
+            # Taken out first: whatever fails below, the next step opens a new run.
             stepping, self._stepping = self._stepping, None
             with closing(stepping.run):
                 if not isinstance(error, Exception):  # an interrupt: the step itself is all right
@@ -239,6 +248,7 @@ class Runner:
         Callable from any thread. Raises CompileError when shape or dtype differ.
         """
         names = {variable.name for variable in self.plan.state}
+        # Copies, where the caller could still write into its array.
         all_values = {n: frozen(a) for n, a in values.items()}
         known = {n: a for n, a in all_values.items() if n in names}
         check_values(self.plan, known)
@@ -326,6 +336,7 @@ class Runner:
         if run is not self._open or run.loop.is_inherited:
             return
         variables, failed = run.whole_variables(), None
+        # `given` stays by identity if nothing is taken over; that is asked below.
         before = self.given
         if variables is None:
             why = f"a step of plan {self.plan.name!r} failed inside its updates"
@@ -358,6 +369,7 @@ class Runner:
         """
         failed: CompileError | PeerFailed | None = None
         why = "it failed" if run.loop.failure is not None else apart
+        # This rank ended on its own, but every rank has whole variables: no other is asked.
         if why == apart != "" and not run.variables.are_shared_out:
             self.given = parts  # of all that is whole here the others have the same
             return None

@@ -91,6 +91,8 @@ def _read_function(reading: DependencyScan, what: str, value: types.FunctionType
     if is_own:
         reading.row(what, f"function {name} with code {facts.digest}")
         reading.codes.append(code)
+        # A function that no trace called decides nothing; its own row still tells when its code
+        # changes.
         if reading.called is not None and code not in reading.called:
             return
         reading.names.update(facts.names, facts.loads, code.co_freevars)
@@ -115,6 +117,7 @@ def _read_cell(reading: DependencyScan, what: str, cell: types.CellType, key: st
     reading.guard.cell(cell)
     try:
         content = cell.cell_contents
+    # An empty cell: a variable that the outer function has not assigned yet.
     except ValueError:
         reading.row(what, "nothing")
     else:
@@ -127,6 +130,7 @@ def read_modules(reading: DependencyScan) -> None:
     Any code may name their attributes, so this comes last.
     """
     while True:
+        # A fixed point: what a module's attributes name may lead to further modules and names.
         names, count = frozenset(reading.names), len(reading.modules)
         for module in reading.modules[:count]:
             if is_users_module(module.__name__):
@@ -138,11 +142,13 @@ def read_modules(reading: DependencyScan) -> None:
 def _read_global(
     reading: DependencyScan, namespace: dict[str, Any], name: str, attributes: frozenset[str]
 ) -> None:
+    # The guard also holds that a name is not there: a global that appears later hides the builtin.
     reading.guard.lookup(namespace, name)
     if name not in namespace:
         reading.guard.lookup(vars(builtins), name)
         return
     value = namespace[name]
+    # By id: namespaces are dicts and have no hash. All objects are kept alive while they are read.
     mark = (id(namespace), name)
     if mark not in reading.done:
         reading.done.add(mark)
@@ -160,6 +166,7 @@ def _read_imports(
     """Read modules that code imports while it runs, absolutely or beside itself."""
     package = namespace.get("__package__") or ""
     for name in imports:
+        # The code tells the name but not whether the import was relative, so both are tried.
         for full in (name, f"{package}.{name}".strip(".")):
             module = sys.modules.get(full)
             if isinstance(module, types.ModuleType):
@@ -173,6 +180,7 @@ def read_module(
 
     Of a module that is not the user's only what the user may have put there: numbers, functions.
     """
+    # By module and names: other code may name further attributes of the same module.
     if (id(module), attributes) in reading.done:
         return
     reading.done.add((id(module), attributes))
@@ -238,6 +246,7 @@ _OWN_SLOTS = frozenset(("__dict__", "__weakref__", "_memo"))
 
 def read_object(reading: DependencyScan, what: str, value: Any) -> None:
     """Read an instance: its class, its `__dict__` and its slots."""
+    # The object is there already, so its `__init__` runs in no trace.
     read_class(reading, f"class of {what or 'the model'}", type(value), is_called=False)
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
@@ -300,6 +309,7 @@ def _read_body(reading: DependencyScan, value: type, *, is_called: bool) -> None
     label = reading.label(value)
     if (id(value), is_called) in reading.done:
         return
+    # The guard of a class is the same for both readings; one is enough.
     if (id(value), not is_called) not in reading.done:
         reading.guard.of_class(value)
     reading.done.add((id(value), is_called))
@@ -318,6 +328,8 @@ def slots_of(kind: type) -> list[str]:
     for part in reversed(kind.__mro__):
         given = part.__dict__.get("__slots__", ())
         for name in [given] if isinstance(given, str) else list(given):
+            # Python mangles a private slot to _Class__name; the class's leading underscores are
+            # dropped.
             is_private = name.startswith("__") and not name.endswith("__")
             if name not in _OWN_SLOTS:
                 names.append(f"_{part.__name__.lstrip('_')}{name}" if is_private else name)
@@ -338,6 +350,7 @@ def read_array(reading: DependencyScan, what: str, value: np.ndarray[Any, Any]) 
     kind = f"{value.dtype}{list(value.shape)}"
     if value.dtype.hasobject:
         read_content(reading, what, value, value.tolist)
+    # A file of many GB that this process cannot change is told by its place, not by its content.
     elif isinstance(value, np.memmap) and not value.flags.writeable:
         reading.row(what, f"{kind} of {value.filename} at {value.offset}")
     else:
@@ -350,6 +363,7 @@ def read_container(reading: DependencyScan, what: str, value: Any, key: str) -> 
     """Read a list, tuple, mapping or set with its items, and with what a subclass adds."""
     if isinstance(value, MappingProxyType):
         reading.row(what, "mappingproxy")
+        # The collector alone leads to the mapping behind a proxy; its only referent.
         reading.visit(what, gc.get_referents(value)[0], key)
     elif isinstance(value, dict):
         _read_mapping(reading, what, value, key)
@@ -359,6 +373,7 @@ def read_container(reading: DependencyScan, what: str, value: Any, key: str) -> 
         reading.row(what, f"{type(value).__name__} of {len(value)}")
         if isinstance(value, list):
             reading.guard.items(value)
+        # The base's own iteration: a subclass may have one of its own that does something.
         items = [*(list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value))]
         if _is_table(items):
             reading.row(f"the items of {what}", _content_hash(items))
@@ -371,6 +386,7 @@ def read_container(reading: DependencyScan, what: str, value: Any, key: str) -> 
 
 def _is_table(items: list[Any]) -> bool:
     """Whether there are so many plain items that each of them is not worth a row."""
+    # Exact types: a subclass of int may carry attributes.
     return len(items) > _MOST_ROWS and set(map(type, items)) <= _ATOMS
 
 
@@ -396,6 +412,7 @@ def _read_set(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     is_plain = all([type(item) in ATOMS for item in value])
 
     def read() -> list[str]:
+        # Sorted digests, since a set's order differs from process to process.
         return sorted([reading.digest(item) for item in value])
 
     if is_plain:
@@ -428,6 +445,7 @@ def reduced(value: Any) -> object:
     made = value.__reduce_ex__(4)
     if isinstance(made, str):
         return made
+    # Arguments, state, and the items of list and dict, which come as iterators: to be taken once.
     return [made[1], *made[2:3], *[part and list(part) for part in made[3:5]]]
 
 
@@ -495,6 +513,8 @@ def _read_other(reading: DependencyScan, what: str, value: Any) -> None:
         read_object(reading, what, value)
     elif isinstance(value, Iterator):
         raise TypeError("an iterator cannot be read without taking from it")
+    # A base made in C may hold state that no attribute shows; only a copy tells it. The last is
+    # object.
     if not is_object or any([not c.__flags__ & _C_TYPE for c in type(value).__mro__[:-1]]):
         read_content(reading, what, value, lambda: reduced(value))
 

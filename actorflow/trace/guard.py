@@ -128,6 +128,8 @@ class Guard:
         self._lengths = list(map(len, self._containers))
         self._keys = list(chain.from_iterable(self._keyed))
         self._names = [(tuple(names), space) for space, names in self._looked_up.values()]
+        # One call into C returns all items of all containers, and keeps them: `is` then cannot
+        # mistake a new object for a freed one with the same id.
         self._held = gc.get_referents(*self._containers)
         self._rest = list(self._read_rest())
         return self
@@ -136,6 +138,7 @@ class Guard:
         """Whether all is as it was. False as well where that cannot be told."""
         try:
             return (
+                # Cheapest first; maps over C functions, since this runs before every step.
                 list(map(type, self._instances)) == self._types
                 and all(map(is_, map(_ATTRIBUTES, self._instances), self._attributes))
                 and list(map(len, self._containers)) == self._lengths
@@ -239,6 +242,7 @@ class DependencyScan:
             self.row(what, shown(repr(value)))
         elif isinstance(value, _BY_TEXT):
             self.row(what, shown(f"{type(value).__name__} {value!r}"))
+        # By id, which is unique while `keep` holds the object.
         elif (first := self._first.get(id(value))) is not None:
             is_parameter = isinstance(value, ModelTensor)
             self.row(f"parameter {what!r}" if is_parameter else what, f"the same as {first}")
@@ -281,6 +285,8 @@ class DependencyScan:
             raise TypeError("too deep to compare")
         inner = DependencyScan(self._walk, self.called, self._depth + 1)
         inner.visit("", value)
+        # Whoever asks for a digest compares by it alone, so a part without content is an error
+        # here.
         if inner._opaque:
             raise TypeError(f"{inner._opaque[0][0]} cannot be compared")
         return digest_of(inner.rows)

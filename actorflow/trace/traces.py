@@ -64,6 +64,8 @@ def record_calls() -> Iterator[Called | None]:
         return
 
     def note(frame: FrameType, event: str, argument: object) -> None:
+        # Called for each call of this thread; without a return value it is not called for lines,
+        # too.
         code, caller = frame.f_code, frame.f_back
         if id(code) not in called and caller is not None:
             module = str(frame.f_globals.get("__name__"))
@@ -88,6 +90,7 @@ def unscanned_functions(called: Called, read: list[CodeType]) -> list[str]:
 
     What we call ourselves is read, or belongs to an op and not to the job.
     """
+    # The code of nested functions is part of the code that was read.
     known = {part for code in read for part in parts_of(code)}
     missed = [
         f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
@@ -167,6 +170,8 @@ def carried_over(
     carried = {}
     for variable in plan.state:
         name = variable.name
+        # State of the optimizer is called "<kind>/<path>"; a name without a slash is of no
+        # parameter.
         path = name if variable.role in OF_MODEL else name.partition("/")[2]
         if path in now.parameters:
             old = were.get(id(now.parameters[path]))
@@ -247,6 +252,7 @@ class TraceCache:
         """
         reading = self._read(model, spec)
         identity = tuple(reading.rows)
+        # An unsure trace is traced again even where all rows are equal: they are not complete.
         known = next((t for t in self._traced if t.identity == identity), None)
         if known is None or known.unsure:
             return self._trace_again(model, spec, reading, known)
@@ -272,7 +278,10 @@ class TraceCache:
         states = _states(before)
         graph, called = self._watch(model, spec)
         digest = hash_graph(graph)
+        # A generator whose state moved during the trace was drawn from, by whoever it was.
         drawn = [what for what, state in _states(before).items() if state != states[what]]
+        # Read anew: what a trace fills in itself belongs to the identity, or it would never hold
+        # again.
         after = self._read(model, spec)
         unsure = [f"draws random numbers from {what}" for what in drawn]
         if after.rows != before.rows and not drawn:
@@ -283,6 +292,8 @@ class TraceCache:
                 changed = difference(tuple(before.rows), tuple(after.rows))
                 unsure.append(f"changes what it reads while it is traced ({changed})")
         codes = {code for code, _, _ in called.values()}
+        # Only grows: a function that one trace does not call may be called by the next. None, where
+        # a debugger watched instead, follows every function.
         self._called = frozenset(codes | (self._called or codes)) if codes else None
         after = self._read(model, spec)
         unsure += [f"reads {what}, which cannot be compared" for what in after.opaque]
@@ -291,6 +302,8 @@ class TraceCache:
         guard = after.guard.close()
         made = TraceResult(graph, digest, tuple(after.rows), spec, guard, ", and ".join(unsure))
         self._say_unsure(made.unsure)
+        # The rows changed and the graph did not: the plan stays, and the log names what is traced
+        # in vain.
         same = next((t for t in self._traced if t.digest == digest), None)
         if same is not None:
             self._say_quiet(tuple(before.rows), same)
@@ -354,6 +367,7 @@ def _states(reading: DependencyScan) -> dict[str, object]:
         elif isinstance(generator, np.random.RandomState):
             states[what] = _plain(generator.get_state(legacy=False))
         else:
+            # A Generator has its state in its BitGenerator.
             bits = getattr(generator, "bit_generator", generator)
             states[what] = _plain(bits.state)
     return states
