@@ -104,6 +104,7 @@ def _kernels_by_device(plan: Plan, *, is_run: bool) -> dict[Device, Mapping[str,
 
 def _packed(plan: Plan) -> dict[RegisterId, RegisterId]:
     """Return what is kept of variables that no step writes, by the register where that is."""
+    # before == after: no step writes the variable, so what a launch keeps of it stays right.
     found = {v.name: v for v in plan.state if v.before == v.after}
     of = {v.view: found.get(str(dict(v.init).get("of"))) for v in plan.variables}
     views, kept = plan.views, [v.view for v in plan.variables if v.role == PACKED]
@@ -138,6 +139,8 @@ class _Prover:
         outputs = tuple([views[index] for index in launch.outputs])
         scratch = None if launch.workspace is None else views[launch.workspace]
         block = scratch and (scratch.type, scratch.offset_bytes, scratch.strides_bytes)
+        # All that op and kernel are asked about, and no register: a network of equal layers has few
+        # keys.
         key = (
             (device.kind, launch.kernel, launch.op, to_msgpack(launch.attrs)),
             tuple([(view.type, view.strides_bytes) for view in inputs]),
@@ -165,6 +168,7 @@ class _Prover:
         """Ask op and kernel; return the pairs that may share bytes, and which input is kept."""
         op = _op_of(launch)
         attrs = dict(launch.attrs)
+        # A dict would keep the last one only, and a kernel might read another than the proof did.
         if len(attrs) != len(launch.attrs):
             raise PlanFormatError("has an attribute twice")
         _check_types(op, Attrs(attrs), inputs, outputs)
@@ -209,6 +213,8 @@ class _Prover:
             register = self.plan.registers[view.register]
             if position in over and not is_copy and inputs[over[position]] != view:
                 raise PlanFormatError(f"writes output {position} not over its own input")
+            # Only these belong to the actor while it fires; a token of another one may still be
+            # read.
             is_free = register.kind is RegisterKind.TEMPORARY or register.id in made
             # In another shape, perhaps: that it is the same bytes is asked with the kernel's pairs.
             is_read = (view.register, view.extent) in [(x.register, x.extent) for x in inputs]
@@ -226,6 +232,8 @@ class _Prover:
             return
         register = self.plan.registers[scratch.register]
         is_temporary = register.kind is RegisterKind.TEMPORARY
+        # Two ways only: scratch that nobody keeps, or the block of the very input that the kernel
+        # packs.
         if is_temporary != (kept is None) or self.packed.get(register.id) != kept:
             raise PlanFormatError(f"works in register {register.name!r}, no temporary of its own")
 
@@ -312,6 +320,7 @@ def _check_scratch(scratch: View | None, needed: int) -> None:
             raise PlanFormatError(f"needs {needed} bytes of workspace and has none")
         return
     there = scratch.type.size_bytes
+    # Aligned to 64 bytes, a line of the cache.
     is_block = scratch.type.dtype is DType.UINT8 and scratch.type.rank == 1 and _is_dense(scratch)
     if not is_block or scratch.offset_bytes % _ALIGNMENT or there < needed:
         raise PlanFormatError(f"needs {needed} bytes of workspace, has {scratch.type}")

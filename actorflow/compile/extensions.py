@@ -54,6 +54,7 @@ def graph_pass(
     Raises ValueError for what is no function, and where another file has a pass of that name; a
     compilation raises CompileError where it has no place, or returns no graph.
     """
+    # The file of the caller: a cache key covers its content.
     where = sys._getframe(1).f_code.co_filename
 
     def known(run: Rewriting) -> Rewriting:
@@ -127,15 +128,18 @@ def load_plugins() -> tuple[str, ...]:
 
     Raises CompileError, naming package and module, where one cannot be imported.
     """
+    # Text search before the import of importlib.metadata: almost nobody has a plugin.
     if not any([_has_entry(folder) for folder in sys.path]):
         return ()
     from importlib import metadata  # 25 ms, which only those with a plugin pay
 
     names = []
+    # Sorted: the order of registration decides which kernel is asked first.
     for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
         package = entry.dist.name if entry.dist is not None else "an installed package"
         try:
             entry.load()
+        # Any: a plugin's module runs code of somebody else at import.
         except Exception as error:
             raise CompileError(
                 f"plugin {entry.name!r} of {package} ({entry.value}) cannot be loaded:"

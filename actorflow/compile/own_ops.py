@@ -165,6 +165,8 @@ def _decorator(
             trace = current_trace()
             if type(trace) is Trace and trace.is_training and gradients.has(made):
                 # Run here, what the gradient reads is seen: a change of that is one of the job.
+                # The call above has just emitted it; the exact type leaves out the traces of
+                # gradients themselves.
                 node = trace.builder.nodes[-1]
                 gradient_alone(node, [trace.builder.type_of(v) for v in node.inputs])
             return results if len(results) > 1 else results[0]
@@ -194,6 +196,7 @@ def _free_name(name: str | None, function: Function) -> str:
                 f"{source_of(function)}: there is an op {wanted!r} already, of {file}; give yours"
                 " another name, with name=..."
             )
+    # The same module may define a name anew (a notebook's cell, a reload); another one may not.
     _MODULES[wanted] = module
     return called
 
@@ -240,6 +243,7 @@ def _is_type(made: object) -> bool:
     """Whether somebody's result is a type that a plan can hold."""
     if not isinstance(made, TensorType) or not isinstance(made.dtype, DType):
         return False
+    # Exact types: a plan is packed as msgpack, which has no integers of numpy.
     return type(made.shape) is tuple and all([type(n) is int and n >= 0 for n in made.shape])
 
 
@@ -251,6 +255,7 @@ def _gradient(
 
     def pull(b: GraphBuilder, node: Node, grads: Maybe) -> Maybe:
         trace, operands = _Beside(b), names[: len(node.inputs)]
+        # strict=False: a function of any number of arrays has fewer names than values.
         values = dict(zip(names, (*node.inputs, *node.outputs), strict=False))
         for name, output, grad in zip(names[len(operands) :], node.outputs, grads, strict=False):
             if grad is None and f"d{name}" in own.takes:  # nothing flows back to this output

@@ -121,6 +121,7 @@ def credits_after(plan: Plan, steps: int) -> dict[str, int]:
     fired = _firings(plan, edges, steps * plan.int_option("accumulate", 1))
     held: dict[str, int] = {}
     for edge, register in zip(edges, registers, strict=True):
+        # What was produced and not yet consumed lies in the register as credits.
         tokens = fired[edge.producer] * edge.produce - fired[edge.consumer] * edge.consume
         is_sink = plan.actors[edge.consumer].kind is ActorKind.SINK
         if tokens and plan.registers[register].kind is RegisterKind.CONTROL and not is_sink:
@@ -135,6 +136,7 @@ def _firings(plan: Plan, edges: list[RateEdge], batches: int) -> list[int]:
     """
     feeder = next(a.id for a in plan.actors if a.name == "data")
     repetitions = repetition_vector(len(plan.actors), edges)
+    # Rounded up, then lowered below until every edge has its tokens: a fixed point from above.
     fired = [-(-batches * count // repetitions[feeder]) for count in repetitions]
     is_settled = False
     while not is_settled:

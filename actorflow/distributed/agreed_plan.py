@@ -1,9 +1,9 @@
 """A plan for every rank of a job, compiled once for each class of ranks that share one.
 
-Ranks whose local graphs are equal (`compiler.pipeline.pipeline.local_graphs`), and who would choose
-among the same kernels, are of one class. The first of it compiles; the others are sent the bytes,
-and trust them no more than those of a file. What ranks do next is decided by what all have heard
-alone, so that all come to the same meetings, whichever of them has a plan on disk.
+Ranks whose local graphs are equal (`compiler.pipeline.pipeline.local_graphs`), and that choose
+among the same kernels, form one class. The first rank of a class compiles. The others receive the
+bytes of the plan and prove it as they prove a file. Each decision follows from values that all
+ranks have gathered, so that all ranks enter the same gathers, whichever of them has a plan on disk.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def _of_rank(request: CompileRequest, rank: int) -> CompileRequest:
 def classes_of_ranks(
     request: CompileRequest, local: dict[Hashable, LocalGraphs] | None = None
 ) -> tuple[Hashable, ...]:
-    """Return of each rank what those of its class have in common, without compiling a plan.
+    """Return, for each rank, the key that ranks with the same plan share; compile no plan.
 
     `local` gets the graphs of each class. Raises CompileError.
     """
@@ -363,7 +363,7 @@ def _compiled(request: CompileRequest, local: LocalGraphs | None, are_apart: boo
 
 
 def _own_class(request: CompileRequest) -> tuple[str, LocalGraphs]:
-    """Return what the ranks of this one's class have in common, and its local graphs."""
+    """Return the key that ranks with the same plan as this one share, and its local graphs."""
     from compiler.pipeline.pipeline import local_graphs
 
     hardware = request.hardware
@@ -383,9 +383,9 @@ def _hashes(graph: Graph) -> tuple[str, str]:
 def _heard(
     group: ProcessGroup, what: str, value: PlainValue, error: _TellableError | None
 ) -> list[PlainValue]:
-    """Return what each rank says; raise the error of one on all, the own one as it was raised.
+    """Gather a value from each rank; raise one rank's error on all, the own one as it was raised.
 
-    Of errors of budgets that is the one that asks for most: with less another would come next.
+    Of several BudgetErrors the one with the largest budget is raised: it covers the others.
     """
     told: tuple[PlainValue, ...] = ()
     if error is not None:

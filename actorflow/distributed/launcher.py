@@ -2,8 +2,8 @@
 
 One thread and one loop wait for everything: the sockets of the coordinator, the processes (by
 pidfd), what they print, and signals. All ranks end with the launcher: the system kills them when it
-dies, whatever it dies of. When a rank fails the others are told, and end by themselves; who has not
-after a grace gets SIGTERM, and after another SIGKILL, with all that it started.
+dies, whatever it dies of. When a rank fails the others are told, and end by themselves. A rank that
+has not exited after `grace_s` receives SIGTERM, and after twice that SIGKILL, with its whole group.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from compiler.contract.errors import ActorflowError
 
 
 def split_cores(cores: Sequence[int], num_ranks: int) -> list[tuple[int, ...]] | None:
-    """Divide cores among ranks: neighbours to one rank, and the first ranks get one more.
+    """Divide cores among ranks: each rank gets neighbours, and the first ranks get one core more.
 
-    None where there are fewer cores than ranks: those had better be left to the system.
+    Return None if there are fewer cores than ranks: the system then schedules the ranks.
     """
     if len(cores) < num_ranks:
         return None
@@ -45,7 +45,7 @@ def split_cores(cores: Sequence[int], num_ranks: int) -> list[tuple[int, ...]] |
 
 @contextmanager
 def on_cores(cores: Sequence[int] | None) -> Iterator[None]:
-    """Let this thread, and so the processes that it starts, have these cores alone meanwhile."""
+    """Restrict this thread, and the processes that it starts meanwhile, to these cores."""
     if cores is None:
         yield
         return
@@ -258,7 +258,7 @@ class _Launcher:
         self._noted: list[tuple[int, float]] = []
         self._num_noted = 0
         self._signals: dict[int, float] = {}
-        """Those that were passed on, and when each came first."""
+        """Signals that were passed on to ranks, and when each came first (`time.monotonic`)."""
         self._ending_since_s: float | None = None
         self._waiting_since_s: float | None = None
         self._started_s = time.monotonic()
@@ -398,7 +398,7 @@ class _Launcher:
         return self._started_s + wait_s + START_S if is_awaited else None
 
     def _look_for_silent(self, now_s: float) -> None:
-        """Give up ranks that cannot reach the coordinator, and do not find that out themselves."""
+        """Fail ranks that cannot reach the coordinator and do not find that out themselves."""
         until_s = self._silent_until_s()
         if until_s is None or now_s < until_s:
             return
@@ -408,7 +408,7 @@ class _Launcher:
                 self._coordinator.lost(rank.rank, f"{text}, at {self._coordinator.endpoint}")
 
     def _escalate(self, now_s: float) -> None:
-        """End who does not end by itself, once there was a failure."""
+        """Signal ranks that have not exited by themselves after a failure."""
         if self._coordinator.failure is not None:
             self._begin_ending(now_s)
         if self._ending_since_s is None:
@@ -424,7 +424,7 @@ class _Launcher:
                 _send(rank, signal.SIGTERM)
 
     def _tell_who_runs(self, now_s: float) -> None:
-        """Say once, where some ranks have ended long ago, who has not: it may work, or hang."""
+        """Print once which ranks still run long after others ended: they may work, or hang."""
         since_s, wait_s = self._waiting_since_s, self._asked.wait_s
         if not wait_s or since_s is None or now_s < since_s + wait_s:
             return

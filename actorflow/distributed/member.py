@@ -1,4 +1,4 @@
-"""What a rank has of its job: its number, and the others' agreement.
+"""The client side of a rank: its number, all-gathers with the other ranks, and shared runs.
 
     member = current_rank()            # None where this process is alone
     values = member.gather("compare plans", b"...")
@@ -188,7 +188,7 @@ class RankLink:
 
 
 def shortened(messages: Sequence[FromRank]) -> list[FromRank]:
-    """Return what is to be sent of messages: of steps of a run that follow each other the last."""
+    """Return messages without StepReached that a later one of the same run follows directly."""
     found: list[FromRank] = []
     for message in messages:
         last = found[-1] if found else None
@@ -487,9 +487,9 @@ def init_rank(keys: RankKeys) -> RankClient:
 
 
 def current_rank(environ: Mapping[str, str] = os.environ) -> RankClient | None:
-    """Return what this process has of its job of several ranks; None where it is alone.
+    """Return the client of this process in a job of several ranks; None for a single process.
 
-    Raises ActorflowError where the environment speaks of several ranks and nobody coordinates them.
+    Raises ActorflowError if the environment names several ranks and there is no coordinator.
     """
     if _given:
         return _given[0] if _given[0].num_ranks > 1 else None

@@ -41,7 +41,7 @@ _MOST_CHARACTERS = 40
 
 
 def source_difference(own: str, first: str) -> str:
-    """Return what a source's fingerprint has that another has not; "" for the same."""
+    """Describe the first difference between two fingerprints of a source; "" if they are equal."""
     # A fingerprint is words apart by ":", "," or ";", each of them "name=value" or a bare value.
     words = [re.split("[:,;]", text) for text in (own, first)]
     for mine, its in zip_longest(*words, fillvalue=""):
@@ -59,7 +59,7 @@ def source_difference(own: str, first: str) -> str:
 
 
 def position_difference(own: Any, first: Any) -> str:
-    """Return what a source's position has that another has not."""
+    """Describe the first difference between two positions of a source."""
     if isinstance(own, Mapping) and isinstance(first, Mapping):
         # In the order of the first rank, and each name once: a set would make the message differ by
         # run.
@@ -79,8 +79,8 @@ class ProcessGroup:
 
     Args:
         rank: its number in the mesh.
-        gather: how it learns what the others say.
-        member: what runs of all ranks begin and end by; None, each by itself.
+        gather: the all-gather of objects over all ranks.
+        member: starts and ends runs on all ranks together; None for runs of this process alone.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ProcessGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether it speaks for all: it alone writes checkpoints."""
+        """Whether this is rank 0, which alone writes checkpoints."""
         return self.rank == 0
 
     @property
@@ -200,7 +200,7 @@ def check_same_plan(group: ProcessGroup, plan: Plan, seed: int) -> None:
 
 
 def _prove_together(group: ProcessGroup, plan: Plan) -> None:
-    """Have the first rank prove that the plans of all meet in everything; all hear of it."""
+    """Prove on the first rank that the plans of all ranks match; raise the result on all."""
     # Two gathers: fingerprints are short, and one plan of megabytes a class travels, not one a
     # rank.
     prints = group.all_gather_object(f"compare plans of job {plan.name!r}", plan.fingerprint)

@@ -38,7 +38,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCallbacks:
-    """What a run is told. They are called on the thread of the link, and must not block on it.
+    """The callbacks of a run. The link's thread calls them, so they must not block.
 
     Args:
         grant: called with (steps, is_last): the run may begin steps up to this one, counted from
@@ -193,7 +193,7 @@ _SAMPLE_BYTES = 1 << 16
 """Of an array that are read for its digest: some microseconds; of a longer one every n-th element.
 """
 _FIRST_STEPS, _EVERY = 8, 16
-"""Steps of a run whose batches are told, and of those after them every n-th."""
+"""The first steps of a run report digests of their batches; after them every n-th step does."""
 _BITS = (1 << 62) - 1
 
 

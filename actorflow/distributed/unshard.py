@@ -125,10 +125,10 @@ def all_gather_variables(
 def shard_owners(
     mesh: Mesh, held: Iterable[LocalShard], gather: AllGatherObject
 ) -> dict[str, tuple[tuple[int, ShardTransfer], ...]]:
-    """Return who tells which part of each variable, by name and in order of names; a rank and it.
+    """Return, by variable name in sorted order, which rank sends which shard.
 
-    Of every distinct part that is the first rank that has it, and nobody of what all have whole.
-    All ranks call it, each with what it has. Raises as `all_gather_variables`.
+    The first rank that holds a distinct shard sends it. A variable that every rank holds whole has
+    no sender. All ranks call this with what they hold. Raises as `all_gather_variables`.
     """
     said = gather("tell what it has of variables", tuple([own.row for own in held]))
     table = [_table(rows) for rows in said]
@@ -159,7 +159,7 @@ def _names(table: Sequence[Mapping[str, LocalShard]]) -> list[str]:
 def _tellers(
     name: str, table: Sequence[Mapping[str, LocalShard]], mesh: Mesh
 ) -> tuple[tuple[int, ShardTransfer], ...]:
-    """Return who tells which part of a variable: the first rank that has it; nobody if all do."""
+    """Return which rank sends which shard of a variable: the first holder; none if all hold it."""
     holders = [(rank, held[name]) for rank, held in enumerate(table) if name in held]
     _, first = holders[0]
     for rank, held in holders:
@@ -233,7 +233,7 @@ def _exchange(
     gather: AllGatherObject,
     rank: int,
 ) -> None:
-    """Tell this rank's parts, and put all ranks' into `joined`, in rounds of bounded size."""
+    """Send this rank's shards and write all ranks' into `joined`, in rounds of bounded size."""
     own = b"".join([_piece_bytes(name, piece, arrays[name]) for name, piece in queues[rank]])
     sizes = [sum([piece.size_bytes for _, piece in queue]) for queue in queues]
     # The limit is of all ranks together, since each receives what all tell.
@@ -272,7 +272,7 @@ _HEAD = struct.Struct("<q")
 
 
 class ShardGatherer:
-    """A rank's end of the way on which parts come to the first rank.
+    """A rank's end of the pipes through which shards reach the first rank.
 
     All ranks make it at the same place, and then take the same snapshots in the same order, each on
     one thread. `stop` may be called from any other.
@@ -303,7 +303,7 @@ class ShardGatherer:
         return sum([_whole_bytes(pieces[0][1]) for pieces in self._told.values()])
 
     def send_shards(self, step: int, arrays: Mapping[str, Array]) -> None:
-        """Tell the first rank this one's parts of a snapshot. Blocks until it has read them.
+        """Send this rank's shards of a snapshot to the first rank. Blocks until it has read them.
 
         Raises PeerFailed where it does not, or where this is stopped.
         """
@@ -354,7 +354,7 @@ class ShardGatherer:
         return whole
 
     def stop(self, why: str) -> None:
-        """Have whoever waits, now or later, raise PeerFailed. The first reason counts."""
+        """Make every wait, now or later, raise PeerFailed. The first reason counts."""
         with self._lock:
             if self._files and not self._why:
                 self._why = why

@@ -158,6 +158,7 @@ def chosen(patterns: Patterns, paths: Sequence[str], what: str) -> tuple[str, ..
     Raises CompileError, which begins with `what`, for a pattern that matches no path.
     """
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    # A list that begins with an exclusion begins with all paths; later patterns win.
     found = dict.fromkeys(paths, listed[0].startswith("!"))
     for pattern in listed:
         glob = pattern.removeprefix("!")
@@ -215,6 +216,7 @@ def parse_bytes(size: object) -> int:
             raise ValueError(
                 f"expected a number with one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, got {size!r}"
             )
+        # A Fraction is exact: int() would cut a float that lies just below a whole number.
         num_bytes = int(Fraction(match.group(1).replace("_", "")) * _UNITS[unit or ""])
     if not 0 < num_bytes < _MOST:
         raise ValueError(f"expected more than 0 and less than 2^60 bytes, got {size!r}")

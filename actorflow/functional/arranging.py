@@ -61,6 +61,7 @@ def repeat(x: Tensor, *sizes: int | Sequence[int]) -> Tensor:
             f" {x.type}, got {list(times)}"
         )
     own = (*[1] * (len(times) - x.ndim), *x.shape)
+    # An axis of 1 before each axis is broadcast to the copies and then joined with it: no gather.
     split = [n for extent in own for n in (1, extent)]
     wide = [n for pair in zip(times, own, strict=True) for n in pair]
     joined = [n * m for n, m in zip(times, own, strict=True)]
@@ -99,6 +100,7 @@ def repeat_interleave(x: Tensor, repeats: Any, dim: int | None = None) -> Tensor
             *before, extent, times[0], *after
         )
         return wide.reshape(*before, extent * times[0], *after)
+    # Different counts have no shape to broadcast to, so the slices are picked by constant indices.
     return picked(flat, axis, [np.repeat(np.arange(len(times)), times)])
 
 
@@ -133,6 +135,7 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | Non
         )
     for axis, shift in zip(axes, by, strict=True):
         extent = x.shape[axis]
+        # Python's remainder is never negative: the slice that becomes the first one.
         cut = -shift % extent if extent else 0
         if cut:
             x = concat([narrow(x, axis, cut, extent - cut), narrow(x, axis, 0, cut)], axis)
@@ -169,6 +172,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     flat = turned.reshape(*turned.shape[:-2], rows * columns)
     if not count:
         return flat[..., :0]
+    # In the flattened matrix the diagonal is every (columns + 1)-th element.
     return flat[..., start : start + (count - 1) * (columns + 1) + 1 : columns + 1]
 
 
@@ -187,6 +191,7 @@ def diag(x: Tensor, diagonal: int = 0) -> Tensor:
     low = shift if shift >= 0 else -shift * side
     span = (extent - 1) * (side + 1) + 1 if extent else 0
     high = (side * side - low - span,)
+    # The inverse of `diagonal`: the vector's elements lie side + 1 apart in a row of zeros.
     flat = apply(slicing.PAD, x, low=(low,), high=high, steps=(side + 1,))
     return flat.reshape(side, side)
 
@@ -255,6 +260,7 @@ def arange(
 def _constants(numbers: np.ndarray[Any, Any], dtype: DType) -> Tensor:
     """Return numbers in a dtype. Raises CompileError where it does not hold all of them."""
     for extreme in (numbers.min(), numbers.max()) if numbers.size else ():
+        # `scalar` refuses a number that the dtype does not hold; the extremes speak for all others.
         is_whole = not dtype.is_float and np.isfinite(extreme)
         scalar(int(extreme) if is_whole else float(extreme), dtype)
     return as_tensor(numbers.astype(dtype.value))

@@ -114,9 +114,11 @@ def transposed(
             f"{find_source()}: {name} needs an output_padding below the stride or the dilation,"
             f" got {list(more)} for a stride of {list(strides)} and a dilation of {list(apart)}"
         )
+    # Rows that a window reaches over, dilation included.
     spans = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], apart, strict=True)]
     spatial = tuple(
         [
+            # The input extent that this convolution maps to n; `m` picks one of the s that do.
             (n - 1) * s - 2 * p + span + m
             for n, s, p, span, m in zip(images.shape[2:], strides, low, spans, more, strict=True)
         ]
@@ -238,6 +240,7 @@ class _ColumnWindows:
 
     def firsts(self) -> list[tuple[int, ...]]:
         """Return where each element of the first window lies."""
+        # Row-major, as the columns of torch's unfold are ordered within a channel.
         taps = product(*[range(k) for k in self.kernel])
         return [tuple([t * d for t, d in zip(tap, self.apart, strict=True)]) for tap in taps]
 
@@ -265,6 +268,7 @@ def unfold(
     (above, left), (down, right) = windows.padding, windows.steps
     images = pad(images, (left, left, above, above)) if above or left else images
     high, wide = windows.spans()
+    # One strided slice for each element of the window: kh kw ops, whatever the image's size.
     parts = [images[:, :, i : i + high : down, j : j + wide : right] for i, j in windows.firsts()]
     count = windows.counts[0] * windows.counts[1]
     columns = stack(parts, 2).reshape(images.shape[0], images.shape[1] * len(parts), count)
@@ -303,6 +307,7 @@ def fold(
     parts = columns.reshape(batch, channels, len(taps), *windows.counts)
     total: Tensor | None = None
     for number, tap in enumerate(taps):
+        # The transpose of a strided slice: elements are put `steps` apart, with zeros around.
         behind = [n - t - s for n, t, s in zip(windows.wide, tap, windows.spans(), strict=True)]
         low, high, steps = (0, 0, *tap), (0, 0, *behind), (1, 1, *windows.steps)
         placed = apply(slicing.PAD, parts[:, :, number], low=low, high=high, steps=steps)

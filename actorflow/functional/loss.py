@@ -75,6 +75,7 @@ def smooth_l1_loss(
     """Return d^2 / (2 beta) for absolute differences d below `beta`, else d - beta / 2."""
     beta = _not_negative(beta, "the beta of smooth_l1_loss")
     d = _absolute(_difference(input, target))
+    # The branch below would divide by 0.
     if beta == 0.0:
         return reduced(d, reduction)
     return reduced(where(d < beta, square(d) * (0.5 / beta), d - 0.5 * beta), reduction)
@@ -108,6 +109,8 @@ def poisson_nll_loss(
     losses = apply(arithmetic.EXP, x) - y * x if log_input else x - y * log(x + small)
     if full:
         large = maximum(y, 1.0)
+        # `large` is at least 1, so that the branch that is not taken has no NaN to hand to its
+        # gradient.
         stirling = large * log(large) - large + log(large * (2 * math.pi)) * 0.5
         losses = losses + where(y > 1.0, stirling, 0.0)
     return reduced(losses, reduction)
@@ -180,6 +183,7 @@ def cosine_embedding_loss(
     """
     a, b, y = as_tensor(input1), as_tensor(input2), as_tensor(target)
     margin = checked_number(margin, "the margin of cosine_embedding_loss")
+    # 1e-12 as in torch: a vector of zeros has cosine 0 and a finite gradient.
     lengths = (square(a).sum(-1) + 1e-12) * (square(b).sum(-1) + 1e-12)
     likeness = (a * b).sum(-1) / sqrt(lengths)
     near = where(y == 1, 1.0 - likeness, 0.0)
@@ -236,6 +240,7 @@ def _positive(x: Tensor) -> Tensor:
 
 def _at_least(x: Tensor, bound: float) -> Tensor:
     """Return max(x, bound); the bound takes no gradient away, as in torch."""
+    # The value of a maximum with the gradient of the identity.
     return x + maximum(bound - x, 0.0).detach()
 
 
@@ -359,6 +364,7 @@ def kl_div(
     if log_target:
         losses = exp(y) * (y - x)
     else:
+        # 0 log 0 is 0: log(1) stands in, whose gradient is finite.
         losses = y * log(where(y == 0.0, 1.0, y)) - y * x
     return reduced(losses, reduction, (*REDUCTIONS, "batchmean"))
 
@@ -397,6 +403,7 @@ def _valid(labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | N
     if ignore_index is None:
         return labels, None
     is_valid = labels != checked_size(ignore_index, "ignore_index")
+    # 0 is a class for certain; the loss of such a row is dropped afterwards.
     return where(is_valid, labels, 0), is_valid
 
 

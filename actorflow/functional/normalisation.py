@@ -64,6 +64,7 @@ def layer_norm(
     x, small = as_tensor(x), checked_number(eps, "the eps of layer_norm")
     rows, columns = _rows_of("layer_norm", x, normalized_shape, weight, bias)
     if weight is not None and bias is not None:
+        # LAYER_NORM takes both; where one is missing, the other is an op of its own.
         affine = [as_tensor(own).reshape(columns) for own in (weight, bias)]
         return apply_many(normalisation.LAYER_NORM, rows, *affine, eps=small)[0].reshape(x.shape)
     y = apply_many(normalisation.STANDARDISED, rows, eps=small)[0].reshape(x.shape)
@@ -144,6 +145,7 @@ def local_response_norm(
             f" got {x.type} and {extent}"
         )
     beyond = (0,) * (x.ndim - 2)
+    # torch's window: for an even size one channel more before than after.
     low, high = (0, extent // 2, *beyond), (0, (extent - 1) // 2, *beyond)
     squares = apply(slicing.PAD, square(x), low=low, high=high, steps=(1,) * x.ndim)
     total = squares[:, : x.shape[1]]
@@ -243,10 +245,13 @@ def batch_norm(
             f"{find_source()}: batch_norm needs more than one value per channel in training, got"
             f" {x.type}"
         )
+    # Shifted by the mean first: the moments of what is left do not cancel where the mean is large.
+    # `rest` is what rounding left of the mean.
     mean = flat.mean((0, 2)).detach()
     flat = flat - _along(mean, x)
     rest, var = moments(flat, (0, 2))
     _update(running_mean, mean + rest, momentum)
+    # The running variance is the unbiased one, the batch is normalised by the biased, as in torch.
     _update(running_var, var * (count / (count - 1)), momentum)
     rstd = apply(RSQRT, _along(var, x) + small)
     y = apply(BATCH_NORM, flat, _along(rest, x), rstd, scale, shift)

@@ -81,12 +81,15 @@ def max_pool(
     if not return_indices:
         return unbatched(y, x, rank)
     spatial, counts = images.shape[2:], y.shape[2:]
+    # Elements from one index to the next along each axis, in a channel that is row-major.
     steps = [math.prod(spatial[axis + 1 :]) for axis in range(rank)]
     firsts = [np.arange(n) * s - p for n, s, p in zip(counts, strides, low, strict=True)]
     first = sum([f * step for f, step in zip(np.ix_(*firsts), steps, strict=True)])
     far = as_tensor(np.zeros(y.shape, np.int64))
     for number, tap in enumerate(np.ndindex(*kernel)):
         shift = sum([k * d * step for k, d, step in zip(tap, apart, steps, strict=True)])
+        # The op tells which element of its window won; its place follows from where the window
+        # begins, which is constant.
         far = where(taps == number, np.full((), shift, np.int64), far)
     places = far + np.asarray(first, np.int64)
     return unbatched(y, x, rank), unbatched(places, x, rank)
@@ -138,6 +141,7 @@ def avg_pool(
         high=high,
         dilation=(1,) * rank,
         groups=channels,
+        # The user called no convolution, so mixed precision leaves these operands as they are.
         **{KEEPS_PRECISION: True},
     )
     sums = sums.reshape(*images.shape[:2], *sums.shape[2:])
@@ -157,6 +161,7 @@ def avg_pool(
             strict=True,
         )
     ]
+    # Windows at the edges have fewer elements; the counts are an outer product of those along axes.
     counts = np.asarray(math.prod(np.ix_(*each)), images.dtype.value)
     whole = float(math.prod(kernel))
     return unbatched(sums / (whole if (counts == whole).all() else counts), x, rank)
@@ -178,6 +183,7 @@ def adaptive(rank: int, x: Tensor, output_size: Sizes, pool: Callable[..., Tenso
     if 0 in made.shape[2:]:
         raise CompileError(f"{find_source()}: an adaptive pool needs elements, got {made.type}")
     counts = per_axis(output_size, rank, "output_size")
+    # Where the counts divide the extents, all windows are alike: one pool.
     if not any([n % count for n, count in zip(made.shape[2:], counts, strict=True)]):
         return unbatched(pool(made, made.shape[2:], counts), x, rank)
     if max(counts) > MOST_WINDOWS:

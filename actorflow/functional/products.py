@@ -36,6 +36,7 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     a, b = as_tensor(a), as_tensor(b)
     if not a.ndim or not b.ndim:
         raise CompileError(f"{find_source()}: matmul needs axes to sum over: {a.type}, {b.type}")
+    # One large product in place of a batch of small ones with the same right side.
     if a.ndim > 2 and b.ndim == 2 and a.shape[-1] == b.shape[0]:
         # All leading axes become the rows of one product, which epilogues are fused with.
         made = apply(MATMUL, a.reshape(math.prod(a.shape[:-1]), a.shape[-1]), b)
@@ -114,6 +115,7 @@ def cross(a: Tensor, b: Tensor, dim: int | None = None) -> Tensor:
     """
     a, b = as_tensor(a), as_tensor(b)
     if dim is None:
+        # Counted from the end, since b may have fewer axes.
         dim = next((i - a.ndim for i, n in enumerate(a.shape) if n == 3), -1)
     axis, other = checked_axis(a, dim), checked_axis(b, dim)
     if (a.shape[axis], b.shape[other]) != (3, 3):
@@ -148,6 +150,7 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
             f" of {b.type}"
         )
     number = dict(zip(of_b, of_a, strict=True))
+    # Axes that are summed over have one number in both; those of b alone come after a's.
     names = [number.get(i, a.ndim + i) for i in range(b.ndim)]
     left = [i for i in range(a.ndim) if i not in of_a] + [n for n in names if n >= a.ndim]
     return _summed(*_contracted((a, list(range(a.ndim))), (b, names), set(left)), left)
@@ -182,6 +185,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     left = [ord(letter) for letter in wanted]
     made = found[0]
     for place, other in enumerate(found[1:], 2):
+        # An axis that a later operand or the result has must not be summed yet.
         later = {number for _, numbers in found[place:] for number in numbers}
         made = _contracted(made, other, later.union(left))
     return _summed(*made, left)
@@ -226,6 +230,7 @@ def _with_extents(terms: list[str], tensors: list[Tensor], equation: str) -> lis
                 f"{find_source()}: einsum {equation!r} has {len(term)} letters for {x.type}"
             )
         for letter, extent in zip(term, x.shape, strict=True):
+            # An extent of 1 broadcasts, so a later one takes its place.
             if extents.setdefault(letter, extent) == 1:
                 extents[letter] = extent
             if extent not in (1, extents[letter]):
@@ -241,6 +246,7 @@ def _with_extents(terms: list[str], tensors: list[Tensor], equation: str) -> lis
         while again := [name for name in names if names.count(name) > 1]:
             first = names.index(again[0])
             second = names.index(again[0], first + 1)
+            # A letter that an operand has twice is its diagonal, which `diagonal` puts last.
             x = diagonal(x, 0, first, second)
             names = [n for i, n in enumerate(names) if i not in (first, second)] + again[:1]
         found.append((x, [ord(name) for name in names]))
@@ -253,6 +259,7 @@ def _contracted(a: _Named, b: _Named, kept: set[int]) -> _Named:
     y, right = b
     x, left = _without(x, left, [n for n in left if n not in kept and n not in right])
     y, right = _without(y, right, [n for n in right if n not in kept and n not in left])
+    # batch: in both and kept; inner: in both and summed; rows and columns: in one of them.
     both = [n for n in left if n in right and n in kept]
     over = [n for n in left if n in right and n not in kept]
     own, other = [[n for n in side if n not in both + over] for side in (left, right)]
@@ -260,6 +267,8 @@ def _contracted(a: _Named, b: _Named, kept: set[int]) -> _Named:
     batch, rows, columns = [[extents[n] for n in part] for part in (both, own, other)]
     x = x.permute([left.index(n) for n in both + own + over])
     names = both + own + other
+    # Nothing is summed: a broadcast product, for which a matrix product would have an inner axis of
+    # 1.
     if not over:
         y = y.permute([right.index(n) for n in both + other])
         return x.reshape(*batch, *rows, *[1] * len(other)) * y.reshape(

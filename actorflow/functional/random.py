@@ -116,6 +116,8 @@ def alpha_dropout(x: Tensor, p: float = 0.5) -> Tensor:
     kept = dropout(ones, share)
     if kept is ones:
         return x
+    # The variance after the drop is (1 - p)(1 + p s^2), its mean p s, for inputs of mean 0 and
+    # variance 1.
     scale = 1.0 / math.sqrt((_SELU_END**2 * share + 1.0) * (1.0 - share))
     return where(kept > 0.0, x, _SELU_END) * scale - _SELU_END * share * scale
 
@@ -153,7 +155,9 @@ class _Drawing:
         """
         high = self.bits().to(dtype)
         if dtype is not DType.FLOAT64 and not is_above_zero:
+            # 24 bits fill the mantissa of float32, so the product is exact and below 1.
             return high * 2.0**-24
+        # 1 more in the last place: (0, 1] in place of [0, 1).
         low = self.bits().to(dtype) + (1.0 if is_above_zero else 0.0)
         return (high + low * 2.0**-24) * 2.0**-24
 
@@ -205,6 +209,7 @@ def normal(mean: Operand, std: Operand, size: Shape, *, dtype: Any = None) -> Te
     """
     kind = _float(dtype)
     stream = _Drawing(integers(size, what="an extent"), "normal")
+    # sqrt(-2 log 2^-48) = 8.16: the farthest that 48 bits reach.
     radius = sqrt(log(stream.uniform(kind, is_above_zero=True)) * -2.0)
     made = radius * cos(stream.uniform(kind) * (2.0 * math.pi))
     made = made if isinstance(std, (int, float)) and std == 1 else made * std

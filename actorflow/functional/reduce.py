@@ -109,6 +109,8 @@ def prod(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
     x = _wide(x)
     axes = _axes(x, dim)
     shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
+    # Reduced axes become one last axis, of which halves are multiplied: log2(n) ops, whose gradient
+    # divides by nothing.
     left = [i for i in range(x.ndim) if i not in axes]
     extent = math.prod([x.shape[i] for i in axes])
     made = x.permute(*left, *axes).reshape(*[x.shape[i] for i in left], extent)
@@ -128,9 +130,12 @@ def var(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
     x, less = as_tensor(x), checked_number(correction, "correction of var")
     axes = _axes(x, dim)
     count = math.prod([x.shape[i] for i in axes])
+    # Detached: the variance does not change with what is subtracted from all numbers, so the
+    # gradient is right without.
     difference = x - mean(x, axes, keepdim=True).detach()
     _, variance = moments(difference, axes, keepdim=keepdim)
     divisor = count - less
+    # As torch: 0 * inf is NaN for one number.
     return variance * (count / divisor if divisor > 0 else math.inf)
 
 
@@ -154,6 +159,7 @@ def std(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
 
 def _root(x: Tensor) -> Tensor:
     """Return the square root, with a gradient of 0 at 0."""
+    # Both `where`s: an infinite gradient of sqrt at 0 times the 0 of the outer one would be NaN.
     return where(x == 0, 0.0, sqrt(where(x == 0, 1.0, x)))
 
 
@@ -164,6 +170,7 @@ def logsumexp(x: Tensor, dim: Dims, *, keepdim: bool = False) -> Tensor:
     x = as_tensor(x)
     axes = _axes(x, dim)
     largest = amax(x, axes, keepdim=True).detach()
+    # inf - inf would be NaN where all are -inf, or one is inf.
     largest = where(isfinite(largest), largest, 0.0)
     made = log(sum(exp(x - largest), axes, keepdim=True)) + largest
     return made if keepdim else made.reshape([n for i, n in enumerate(x.shape) if i not in axes])
@@ -191,6 +198,7 @@ def norm(
         return sum((x != 0).to(x.dtype), dim, keepdim=keepdim)
     if power == 1.0:
         return sum(size, dim, keepdim=keepdim)
+    # By squares: the general power has no finite gradient at 0.
     if power == 2.0:
         return _root(sum(square(x), dim, keepdim=keepdim))
     return sum(size**power, dim, keepdim=keepdim) ** (1.0 / power)
@@ -238,6 +246,7 @@ def amin(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
 def _turned(x: Tensor) -> Tensor:
     """Return numbers in opposite order; integers by bits, as the least has no negative."""
     x = as_tensor(x)
+    # ~x = -x - 1 turns the order of signed and unsigned integers, and overflows nowhere.
     return -x if x.dtype.is_float else ~x
 
 
@@ -313,6 +322,7 @@ def _over(op: Op, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
 
 def _axes(x: Tensor, dim: Dims) -> tuple[int, ...]:
     given = range(x.ndim) if dim is None or _is_empty(dim) else integers(dim, what="an axis")
+    # Sorted, so that equal reductions are equal nodes.
     return tuple(sorted([checked_axis(x, axis) for axis in given]))
 
 
@@ -343,6 +353,7 @@ def cumsum(x: Tensor, dim: int) -> Tensor:
     """Return the sum of the elements up to each one along `dim`; of integers int64."""
 
     def summed(row: Tensor) -> Tensor:
+        # y[i] = a[i] y[i-1] + b[i] with a = 1.
         one = as_tensor(1, row.dtype).broadcast_to(row.shape)
         return apply(RECURRENCE, one, row, reverse=False)
 
@@ -468,6 +479,7 @@ def topk(
     axis, count = checked_axis(x, dim), checked_size(k, "k")
     if not 0 <= count <= x.shape[axis]:
         raise CompileError(f"{find_source()}: topk takes 0..{x.shape[axis]} elements, got {count}")
+    # A stable sort has the first of equal ones first.
     order = argsort(x, axis, descending=bool(largest))
     places = order[(*(slice(None),) * axis, slice(count))]
     return ValuesAndIndices(gather(x, axis, places), places)

@@ -104,6 +104,7 @@ def compile_options(
         precision=options.precision,
         clip_norm=options.clip_norm or 0.0,
         clip_value=options.clip_value or 0.0,
+        # () for the default, so that it leaves the key of a plan as it is without the option.
         losses=() if options.losses == ("loss",) else options.losses,
         evaluate_precision=evaluation.job.options.precision if evaluation else "fp32",
     )
@@ -183,6 +184,7 @@ def _beside_training(graph: Graph, job: str) -> Graph:
 
 def _of_averages(graph: Graph, training: Graph, job: str) -> Graph:
     """Return a graph that reads the averages of the training in place of parameters."""
+    # The training's own attributes: the same name and type make it the same variable of the plan.
     named = {n.attrs["name"]: n.attrs for n in training.nodes if n.op is VARIABLE}
     nodes = []
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Who has a parameter's values: the parameter itself, or one training run at a time.
+"""Ownership of a parameter's values: by the parameter itself, or by one training run at a time.
 
 The values of a parameter lie in its `ParameterStorage`. A training run takes a `Lease` on the cells
 of its model before it reads them, and has the values until it ends; a second one on any of them is
@@ -114,7 +114,7 @@ class OpenLoop:
 
 
 class ParameterStorage:
-    """The values of one parameter: an array that nobody writes into, or with whom they are."""
+    """The values of one parameter: an array that nobody writes into, or the lease that has them."""
 
     __slots__ = ("array", "lease")
 
@@ -166,7 +166,7 @@ class Lease:
         """Who opens the run or steps it; None between steps."""
 
     def attach(self, live: OpenRun) -> None:
-        """Say where the values are from now on; before the first step.
+        """Set the run that holds the values from now on; before the first step.
 
         What was written since the lease was taken is written into the run.
         """
@@ -194,7 +194,7 @@ class Lease:
             return True
 
     def end_step(self) -> None:
-        """Let whoever wants bring the values home."""
+        """Allow any reader to bring the values home."""
         self._thread = None
 
     def end(self, values: Mapping[str, Array] | None) -> None:

@@ -40,7 +40,9 @@ class ByIdentity(Generic[V]):
     def set(self, owner: object, value: V) -> V:
         """Set and return the value of an object."""
         key = id(owner)
+        # The callback holds the table and not this object, which it would keep alive.
         entries = self._entries
+        # The entry goes before the id can belong to another object.
         self._entries[key] = (weakref.ref(owner, lambda _: entries.pop(key, None)), value)
         return value
 
@@ -89,6 +91,8 @@ class Module:
             for name in ("__init__", "__call__"):
                 if name in cls.__dict__:
                     setattr(cls, name, validate_arguments(cls.__dict__[name]))
+        # Each class wraps only the `__call__` that it defines itself, so an inherited one is
+        # wrapped once.
         if "__call__" in cls.__dict__:
             cls.__call__ = _inside_its_scope(cls.__dict__["__call__"])  # type: ignore[method-assign]  # same signature
 
@@ -157,6 +161,7 @@ class Module:
             memo = object.__getattribute__(self, "_memo")  # past any __getattr__ of the user's
         except AttributeError:
             memo = None
+        # A shallow copy of a model has its slot too, and with it the memo of the original.
         if memo is None or not memo.belongs_to(self):
             memo = Memo(self)
             object.__setattr__(self, "_memo", memo)  # a frozen dataclass may be a model
@@ -217,6 +222,8 @@ def initialise(model: Module, seed: int, but: Collection[str] = ()) -> None:
     Left out are the paths `but`. Whoever comes later, with whatever seed, finds these values.
     """
     stored = {path: s for path, s in model.named_stored() if path not in but}
+    # First values are drawn without the lock, which takes long; `fill` leaves cells that got some
+    # meanwhile.
     has = newest({path: s.cell for path, s in stored.items()})
     fill(
         {
@@ -284,6 +291,7 @@ def _walk(root: Module, prefix: str) -> Iterator[tuple[str, Module | ModelTensor
     seen: set[int] = set()
     places: dict[str, str] = {}
     for path, place, item in _visit(root, prefix, type(root).__name__, seen):
+        # Two attributes may give one path: a dict with the keys 0 and "0".
         if path in places:
             raise CompileError(
                 f"{find_source()}: {places[path]} and {place} share the path {path!r}; rename one"
@@ -303,6 +311,7 @@ def _visit(
     if isinstance(item, (Module, ModelTensor)):
         yield path, place, item
     for name, step, child in _children(item):
+        # Settings are left out here; only containers and parts of a model are walked.
         if isinstance(child, _HOLDERS):
             yield from _visit(child, f"{path}.{name}" if path else name, place + step, seen)
 

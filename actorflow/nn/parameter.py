@@ -83,6 +83,7 @@ class ModelTensor(Tensor):
         refuse_masked(array, f"the value of a {self.kind}")
         is_array = isinstance(array, (np.ndarray, np.generic))
         came = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
+        # Compared as texts: an array may be of a dtype that no TensorType can name.
         if came != str(self._type):
             which = f"{self.kind} {path!r}" if path else f"a {self.kind}"
             raise CompileError(
@@ -93,6 +94,7 @@ class ModelTensor(Tensor):
 
     def _value_in(self, trace: Trace) -> ValueId:
         name = trace.name_of(self, self.kind, self.source)
+        # Without a mesh the layout says nothing: the same model runs on one rank.
         sbp: Constraint = ()
         if self._layout and trace.mesh is not None:
             what = f"sbp of {self.kind} {name!r}"
@@ -239,6 +241,8 @@ class Buffer(ModelTensor):
         spec = init or (("kind", "zeros"),)
         kind = dict(spec).get("kind")
         super().__init__(type_, spec if kind in ("zeros", "ones", *_DRAWN) else _GIVEN)
+        # Constant ones are made now, so the buffer has values before any run; drawn ones wait for
+        # the seed.
         if kind not in _DRAWN:
             self.load(initial_value("a buffer", type_, spec, 0))
 

@@ -151,6 +151,7 @@ class UpdateRecipe:
     @property
     def needs_step(self) -> bool:
         """Whether the op reads the step after the rate."""
+        # 3: parameter, gradient and rate.
         return self.definition.num_operands > 3 + len(self.states)
 
 
@@ -198,6 +199,7 @@ def _declared(
     step, rates = step_of(trace), _RateTable(trace)
     rules = []
     for name, type_ in parameters.items():
+        # The first group that matches decides, as `group` says.
         own = next((g for g in optimizer.groups if g.matches(name)), None)
         if own is not None and own.is_frozen:
             continue
@@ -235,6 +237,7 @@ def _settings_for(optimizer: Any, own: Group | None, type_: TensorType) -> Recip
     options = {} if own is None else dict(own.options)
     is_matrix_only = getattr(optimizer, "decay_only", None) == MATRICES
     if is_matrix_only and type_.rank < 2:
+        # setdefault: what a group says of the decay itself stands.
         options.setdefault("weight_decay", 0.0)
     return _with(optimizer, options) if options else optimizer  # type: ignore[no-any-return]  # as it came
 
@@ -261,8 +264,11 @@ class _RateTable:
 
     def of(self, lr: float | Schedule, scale: float, dtype: DType) -> Tensor:
         """Return `lr` at this step times `scale`, for parameters of a dtype."""
+        # By id: whether two functions compute the same cannot be told. The optimizer keeps them
+        # alive.
         key = (id(lr) if callable(lr) else float(lr), scale, dtype)
         if key not in self._known:
+            # Computed in float32 for 16-bit parameters, and rounded once at the end.
             wide = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
             with self._trace.scope("optimizer"):
                 at_one = self._known.get((key[0], 1.0, wide))
@@ -273,6 +279,7 @@ class _RateTable:
 
 def check_settings(optimizer: RecipeOptimizer) -> None:
     """Check every field of an optimizer by its name. Raises CompileError with the user's line."""
+    # Stable sort: positional settings first, so the error names the one that the user wrote first.
     names = [f.name for f in sorted(fields(optimizer), key=lambda f: f.kw_only is True)]
     for name in names:
         check = _CHECKS.get(name)

@@ -93,7 +93,9 @@ class OpenModel:
         own = {} if claim is None else claim.part_of(self._cells)
         self._others = {name: cell for name, cell in self._cells.items() if name not in own}
         self._lease: Lease | None = None
+        # The arrays that the plan has, by identity: cells never change theirs in place.
         self._seen: dict[str, Array] = {}
+        # A bound method of the runner, which must not lead to the model: it would never be dropped.
         self._when_dropped = weakref.finalize(model, runner.drop)
 
     def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
@@ -118,10 +120,12 @@ class OpenModel:
     def _hold(self, claim: Claim) -> Lease:
         """Have the lease for the time of a step."""
         held = self._lease
+        # False: somebody brought the values home since, and a new lease is taken.
         if held is not None and held.begin_step():
             return held
         if held is not None:
             self._seen |= held.left_by_name()
+        # The line of this step, for the error of whoever else wants to train.
         held = lease(self._cells, replace(claim, source=find_source()), is_stepped=True)
         try:
             self._take_over(claim.part_of(self._cells))

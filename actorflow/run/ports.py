@@ -62,7 +62,7 @@ class FetchState:
         return self._taken()
 
     def abandon(self) -> bool:
-        """Have no fetch more; return whether one was under way, whose answer no longer counts."""
+        """Allow no more fetches; return whether one was under way. Its answer no longer counts."""
         self._is_given_up = True
         return self._taken()
 
@@ -320,7 +320,7 @@ class DataPort:
         self._is_stopping = True
 
     def hold(self) -> int:
-        """Begin no step until `go_on`; return which has begun. Waits for no source.
+        """Begin no step until `go_on`; return the last step that has begun. Waits for no source.
 
         No effect after that: this rank's own patience may end just when the others have answered.
         """
@@ -358,7 +358,7 @@ class DataPort:
         return True
 
     def give_up_data(self) -> int:
-        """Feed no batch more, and return which step has all of its own; the end is told to nobody.
+        """Feed no more batches and return the last step that has all of its own; announce no end.
 
         The thread that fetches waits until the port is closed. Waits for no source.
         """

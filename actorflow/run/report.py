@@ -85,6 +85,7 @@ def _has_room(stream: Any) -> bool:
         fd = stream.fileno()
     except Exception:  # no file at all, or no stream
         return True
+    # A pipe is ready for writing when PIPE_BUF (4,096) bytes fit, so a piece is written whole.
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(0))  # a broken one is ready too: to fail
@@ -108,6 +109,8 @@ def _write(stream: Any, text: str) -> None:
 
 def _plain_file(stream: Any) -> int | None:
     """Return the descriptor of a text stream as Python makes it, or None for any other."""
+    # Exact types: a subclass (a notebook's, a test's capture) may do something else with what is
+    # written.
     if type(stream) is not io.TextIOWrapper:
         return None
     buffer: Any = stream.buffer
@@ -153,6 +156,7 @@ class MetricsKeeper:
         with self._lock:
             self._rows.append(row)
             self._flush()
+            # The oldest go: the newest rows say how the run stands when the disk takes them again.
             while len(self._rows) > _KEPT_ROWS:
                 self._rows.popleft()
                 self._num_lost += 1
@@ -173,6 +177,7 @@ class MetricsKeeper:
                 self._file = MetricsFile(self._path)  # it ends a line that was cut
             while self._rows:
                 self._file.append(self._rows[0])
+                # After the write: a row that failed stays first in the queue.
                 self._rows.popleft()
         except OSError as error:
             if self._file is not None:
@@ -197,6 +202,8 @@ class MetricsFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # O_RDWR: the last byte is read to see whether a line was cut. O_APPEND: a write goes to the
+        # end whatever else has the file open.
         fd = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self._file = os.fdopen(fd, "ab", buffering=0)  # unbuffered: one line is one write
         if _ends_cut(fd):
@@ -224,6 +231,7 @@ class MetricsFile:
 
     def _write(self, line: bytes) -> None:
         written = self._file.write(line)
+        # Unbuffered writes may be short on a full disk; the next run then ends the line.
         if written != len(line):
             raise OSError(f"only {written} of {len(line)} bytes were written")
 
@@ -284,16 +292,19 @@ class Reporter:
     ) -> None:
         self._console = console
         self._clock = clock
+        # A log that is kept gets a tenth of the lines of a terminal, which rewrites its one.
         default_s = _TTY_INTERVAL_S if console.is_terminal() else _PLAIN_INTERVAL_S
         self._interval_s = default_s if interval_s is None else interval_s
         self._columns = columns or shutil.get_terminal_size().columns
         self._metrics_path = None if metrics_path is None else Path(metrics_path)
         self._warn = warn or self.notice
         self._file: MetricsKeeper | None = None
+        # Guards `_shown` and the console: notices come from any thread.
         self._lock = threading.Lock()
         self._shown = ""  # the progress line now on the terminal
         self._losses: deque[float] = deque(maxlen=_LAST_LOSSES)
         self._sums: dict[str, _Sum] = {}
+        # (seconds, step) of the last reports.
         self._marks: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW)
         self._total_steps: int | None = None
         self._items_per_step, self._item_name = 1, "samples"
@@ -331,6 +342,7 @@ class Reporter:
         if "loss" in metrics:
             self._losses.append(float(metrics["loss"]))
         now = self._clock()
+        # No mark yet: the first step is reported at once.
         if not self._marks or now >= self._due_s or step == self._total_steps:
             self._report(now)
 
@@ -371,6 +383,8 @@ class Reporter:
         """Print a line of its own above the progress line. Safe from any thread."""
         with self._lock:
             if self._shown:
+                # Spaces cover the rest of the progress line, which is written again below the
+                # notice.
                 text = "\r" + text.ljust(len(self._shown)) + "\n" + self._shown
             else:
                 text += "\n"
@@ -397,6 +411,7 @@ class Reporter:
     def _left_s(self, now: float) -> float | None:
         if self._total_steps is None or not self._marks or self._last_step >= self._total_steps:
             return None
+        # Over the whole window, so that one slow step does not throw the estimate about.
         since_s, since_step = self._marks[0]
         if self._last_step <= since_step:
             return None
@@ -463,6 +478,7 @@ def _number(value: float) -> str:
 
 def _amount(value: float) -> str:
     for unit in ("", "k", "M"):
+        # 999.5 and 99.95 round up to one digit more.
         if value < 999.5:
             return f"{value:.1f}{unit}" if value < 99.95 else f"{value:.0f}{unit}"
         value /= 1000

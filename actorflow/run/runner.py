@@ -298,7 +298,7 @@ class Runner:
                 self.keep(stepping.run, apart)
 
     def begin(self, run: Run) -> None:
-        """Have everybody read and write the variables of a run, before its first step.
+        """Direct all reads and writes of variables to a run, before its first step.
 
         Raises CompileError where another run of this runner goes on.
         """

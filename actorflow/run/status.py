@@ -197,6 +197,7 @@ class StatusWriter:
 
         `state` is "finished", "stopped" or "failed".
         """
+        # Without a reading before, `_status` takes the start of the run.
         self._before = None
         self._write(state, self._clock())
 
@@ -280,6 +281,7 @@ _NOT_FINITE = ("nan", "inf", "-inf")
 
 
 def _text(item: Any) -> str:
+    # type() and not isinstance: what json makes has these types exactly, and a bool is no int.
     if type(item) is not str:
         raise DecodeError(item, "a text")
     return printable(item)
@@ -321,6 +323,7 @@ def _record(kind: Any, values: Mapping[str, Any]) -> Any:
         raise DecodeError(values, "an object")
     read = {}
     for name, type_ in kind.__annotations__.items():
+        # Annotations are texts under `from __future__ import annotations`.
         is_none = values[name] is None and type_.endswith("| None")
         try:
             read[name] = None if is_none else _READ[type_](values[name])

@@ -31,6 +31,7 @@ class Mailbox:
 
     def __init__(self, spec: Mapping[str, TensorType]) -> None:
         self._spec = dict(spec)
+        # None ends the stream.
         self._batches: queue.SimpleQueue[Mapping[str, Array] | None] = queue.SimpleQueue()
 
     def put(self, batch: Mapping[str, Array]) -> None:
@@ -93,9 +94,11 @@ class Stepping:
 
     def step(self, batches: Sequence[Mapping[str, Array]]) -> Metrics:
         """Run one step on its batches and return its outputs."""
+        # Before the batch is there: what was written until now belongs to this step.
         self.run.flush()
         for batch in batches:
             self._mailbox.put(batch)
+        # Batches first: a step that is admitted finds them in the mailbox.
         self.run.admit(1)
         metrics = next_of(self._outputs)
         if metrics is None:

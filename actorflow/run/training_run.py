@@ -204,7 +204,7 @@ class Run:
             self.loop.admit(steps * self._batches_per_step + 1)
 
     def flush(self) -> None:
-        """Have what was written to variables count from the step on that is fed next."""
+        """Apply what was written to variables before the step that is fed next."""
         written = self.variables.flush()
         if self._given is not None:
             self._given.written = written
@@ -234,10 +234,10 @@ class Run:
             self._together.report_last_started(self._data.hold())
 
     def give_up_users(self, *, are_callbacks_late: bool) -> None:
-        """Let several ranks that are to stop end without functions of the user that do not return.
+        """End a stop on several ranks although a function of the user does not return.
 
-        A callback is called no more. Without a batch that the last step lacks, all ranks end with
-        the last step of which each has the data.
+        Callbacks are no longer called. If the last step lacks a batch, all ranks end after the
+        last step whose data every rank has.
         """
         if self._together is None:
             return
@@ -252,7 +252,7 @@ class Run:
             self._together.data_given_up(self._data.give_up_data())
 
     def _cut_at(self, step: int) -> None:
-        """Have `wait` end the run as soon as this rank has come to rest with a step behind it."""
+        """Make `wait` end the run once this rank is idle and the updates of a step are done."""
         self._cut = step
         # At rest means: every update of that step is made. Later steps may have begun, and may wait
         # for data that never comes.
@@ -266,7 +266,7 @@ class Run:
 
     @property
     def are_steps_untold(self) -> bool:
-        """Whether there were steps whose outputs nobody was told: a stop did not wait for that."""
+        """Whether a stop left out steps' outputs: no callback received them."""
         return self._is_deaf or self._cut is not None
 
     @property
@@ -407,7 +407,7 @@ class Run:
             raise self._evaluated.failure
 
     def _note_loss(self, error: ActorflowError) -> None:
-        """Say on an error what is left where the variables went with a device."""
+        """Add a note to an error that says what is left if a device took the variables along."""
         if self.bound.variables.lost_with:
             kept = "no checkpoint was to be written" if self._saver is None else self._saver.newest
             is_read = self.variables.last_read is not None
@@ -456,7 +456,7 @@ class Run:
                 self._communicator.close()
 
     def _leave(self) -> None:
-        """Have no other rank wait for this one: the run ended with theirs, or is given up here."""
+        """Release ranks that wait for this one: its run has ended, or is aborted here."""
         is_well = self._is_over and self.loop.failure is None and self._data.failure is None
         if is_well and self._together is not None:
             self._together.ended(self.num_steps)

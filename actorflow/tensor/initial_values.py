@@ -82,6 +82,7 @@ def initial_value(
         return np.arange(own[0].start, own[0].stop, dtype=dtype)
     if kind == "dirac":
         return np.ascontiguousarray(_dirac(type_, int(_number(spec, "groups", name)))[own])
+    # A stream of its own for each name: adding a parameter changes the values of no other.
     generator = np.random.Generator(np.random.Philox(key=_key(seed, name)))
     mean = _number({"mean": 0.0, **spec}, "mean", name)
     if kind == "uniform":
@@ -91,6 +92,7 @@ def initial_value(
         std = _number(spec, "std", name)
         drawn = _drawn(type_, own, lambda count: generator.standard_normal(count) * std + mean)
         if "zero_row" in spec:
+            # range() takes a negative row as Python does, and refuses one that is not there.
             zero_row = range(type_.shape[0])[int(_number(spec, "zero_row", name))]
             if own[0].start <= zero_row < own[0].stop:
                 drawn[zero_row - own[0].start] = 0.0
@@ -124,6 +126,7 @@ def _drawn(type_: TensorType, own: tuple[slice, ...], draw: Callable[[int], Arra
     array = np.empty([rows.stop - rows.start for rows in own], type_.dtype.value)
     flat, filled = array.reshape(-1), 0
     for begin in range(0, type_.num_elements, _BLOCK_ELEMENTS):
+        # The part ends before the whole does: what comes after it need not be drawn.
         if filled == flat.size:
             break
         count = min(_BLOCK_ELEMENTS, type_.num_elements - begin)
@@ -153,7 +156,10 @@ def _truncated(generator: np.random.Generator, count: int, low: float, high: flo
 
     Where nearly all would, they are uniform ones, kept as often as the density says.
     """
+    # 0.2 is twice the share of a normal distribution: below a tenth inside, rejection draws too
+    # often.
     is_wide = math.erf(high / math.sqrt(2.0)) - math.erf(low / math.sqrt(2.0)) > 0.2
+    # The density is largest there, so the ratio below is at most 1.
     nearest = min(max(0.0, low), high)
     found = np.empty(0)
     while found.size < count:
@@ -255,6 +261,7 @@ def steps_done(values: Mapping[str, Array]) -> int:
 
 def _key(seed: int, name: str) -> list[int]:
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    # Philox takes a key of two words of 64 bits; a negative seed wraps.
     return [seed & (2**64 - 1), int.from_bytes(digest, "little")]
 
 

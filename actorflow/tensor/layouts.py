@@ -187,7 +187,9 @@ def constraint(
                     f" {name!r}, where it is {rows[word.axis]} long: every rank needs a row. Make"
                     " the axis longer, or leave it whole with af.broadcast"
                 )
+            # A second axis of the mesh may split the same axis: it cuts the parts of the first.
             rows[word.axis] //= parts
+        # An axis of one rank constrains nothing, and would make other plans of equal graphs.
         if word is not None and parts > 1:
             found.append((name, str(word)))
     return tuple(found)

@@ -106,8 +106,10 @@ def _operator(name: str, x: Tensor, other: Any) -> Tensor:
 class Tensor:
     """A value of the graph being traced."""
 
+    # numpy asks these two before it handles `array * tensor` itself, element by element.
     __array_priority__ = 1000
     __array_ufunc__ = None
+    # __eq__ is elementwise, which would take the hash away.
     __hash__ = object.__hash__
 
     def __init__(self, trace: Trace, value: ValueId) -> None:
@@ -323,6 +325,7 @@ def apply_many(op: Op, *operands: Operand, **attrs: AttrValue) -> tuple[Tensor, 
             )
         return inlined(op, operands, Attrs(attrs))  # type: ignore[return-value]  # what came, comes
     trace = _recorded(str(op))
+    # A Python number takes the dtype of the first tensor, as in torch.
     partner = next((o.dtype for o in operands if isinstance(o, Tensor)), DType.FLOAT32)
     places = _meeting(op)
     if len(places) > 1 or not partner.is_float:
@@ -360,6 +363,7 @@ def _alike(
     if not meeting:
         return op, operands, partner
     dtype = result_type(meeting)
+    # A float function of integers is computed in float32, as torch's default dtype is.
     if not dtype.is_float and definition.get(op).signature.inputs[places[0]].elements == "float":
         dtype = DType.FLOAT32
     for i in places:
@@ -396,6 +400,7 @@ def _value_of(trace: Trace, operand: Operand, partner: DType) -> ValueId:
         return _constant(trace, scalar(operand, partner))
     if isinstance(operand, (np.generic, np.ndarray)):
         refuse_masked(operand, "an operand")
+        # ascontiguousarray makes an axis for a scalar; the reshape takes it away again.
         array = np.ascontiguousarray(operand)
         return _constant(trace, array.reshape(np.shape(operand)))
     raise CompileError(
@@ -435,6 +440,7 @@ def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:
     for extent in given:
         known *= extent if extent != -1 else 1
     total = tensor.type.num_elements
+    # Otherwise the op's own check refuses the shape, in its words.
     if -1 in given and known and total % known == 0:
         return tuple(total // known if e == -1 else e for e in given)
     return given

@@ -76,6 +76,7 @@ def code_facts(code: CodeType) -> CodeFacts:
                 loads[str(instruction.argval)] = None
             elif instruction.opname == "IMPORT_NAME":
                 imports[str(instruction.argval)] = None
+    # surrogatepass: names of files and constants may hold bytes that are no text.
     content = repr(_content(code)).encode("utf-8", "surrogatepass")
     digest = hashlib.blake2b(content, digest_size=6).hexdigest()
     return CodeFacts(digest, tuple(loads), tuple(imports), frozenset(names))
@@ -99,6 +100,7 @@ def _content(value: object) -> object:
     if isinstance(value, tuple):
         return tuple([_content(item) for item in value])
     if isinstance(value, frozenset):
+        # A frozenset has another order in each process (hashes of texts are salted).
         return "set", sorted([repr(_content(item)) for item in value])
     return type(value).__name__, repr(value)
 
@@ -111,6 +113,8 @@ def is_users(filename: str) -> bool:
     """
     if filename.startswith("<frozen"):
         return False
+    # A virtual environment may lie inside the user's project, so its packages are known by their
+    # folder.
     return not filename.startswith(_roots()) and not any([p in filename for p in _LIBRARIES])
 
 
@@ -143,6 +147,7 @@ def is_users_module(name: str) -> bool:
     file = getattr(module, "__file__", None)
     if isinstance(file, str):
         return is_users(file)
+    # No file: a module of C or typed at a prompt; the latter is the user's.
     return module is None or name == "__main__"
 
 
@@ -151,6 +156,7 @@ def _roots() -> tuple[str, ...]:
     """Return the folders of ours, of Python and of numpy, wherever they are installed."""
     folders = [_HOUSE / wing for wing in WINGS]
     folders += [_PYTHON, Path(np.__file__).parent]
+    # Both spellings: code that was imported over a link has the path of the link.
     found = {str(folder) + os.sep for folder in folders}
     return tuple(sorted(found | {str(folder.resolve()) + os.sep for folder in folders}))
 
@@ -177,6 +183,7 @@ def users_line() -> str:
 
 
 def _users_frame() -> FrameType:
+    # 2: this function and the one that asks for the line.
     frame = sys._getframe(2)
     while frame.f_back is not None and _is_between(frame):
         frame = frame.f_back
@@ -256,6 +263,7 @@ class Trace:
         self.devices = devices
         self.mesh = mesh
         self.names_devices = False
+        # Stacks of `af.device` and of stages; the innermost is last, and the first entry stays.
         self.regions = [0 if len(devices) == 1 else UNPLACED]
         self.stages = [UNSTAGED]
         self.batches_per_step = batches_per_step
@@ -295,6 +303,7 @@ class Trace:
 
     def batch_input(self, key: str) -> ValueId:
         """Return the value of `batch[key]`. Raises CompileError naming the keys there are."""
+        # One node for each field, however often the job reads it: a plan has one register for it.
         if key not in self._inputs:
             if key not in self._batch_spec:
                 keys = ", ".join(f"{k!r}: {t}" for k, t in self._batch_spec.items())
@@ -338,6 +347,8 @@ class Trace:
                 }
             )
             line = source or find_source()
+            # The outermost device: where a variable lives must not depend on which region reads it
+            # first.
             with self.builder.at(self._scope, line, device=self.regions[0]):
                 self._variables[name] = self.builder.emit(VARIABLE, [], attrs)[0]
         return self._variables[name]
@@ -370,6 +381,7 @@ class Trace:
 
     def next_random_key(self) -> int:
         """Return the identity of the next random op: its number in order of tracing."""
+        # From 1 in order of tracing: the key of a draw is the same in every trace of the same code.
         self._num_random += 1
         return self._num_random
 

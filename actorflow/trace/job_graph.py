@@ -50,6 +50,7 @@ class Batch:
 
     def __getattr__(self, key: str) -> Tensor:
         """Return the tensor of an entry, as `batch[key]`."""
+        # copy, pickle and debuggers ask for such names, and expect AttributeError.
         if key.startswith("_"):
             raise AttributeError(key)
         return self[key]
@@ -75,6 +76,7 @@ def trace_job(
         devices=devices,
         mesh=options.mesh if options.has_ranks else None,
     )
+    # Definitions may read globals of the user, which may have changed since the last trace.
     clear_definition_caches()
     with collector_paused(), recording(trace):
         returned = function(model, Batch(trace))
@@ -129,6 +131,7 @@ def _add_update(
             f"{where}: job {job!r} returns {GRAD_NORM!r}, which clip_norm returns itself: the norm"
             " of the gradients of a step. Give the job's own another name"
         )
+    # Declared here, so that every training has them, also one that draws nothing.
     seed_of(trace)
     step_of(trace)
     for part, own in parts:
@@ -175,6 +178,7 @@ def _add_assignments(trace: Trace) -> None:
     """Write what was assigned to buffers where they are, when the step has read them."""
     b = trace.builder
     for assigned in trace.assigned.values():
+        # The last value counts; a buffer that got its own value back is not written.
         if assigned.value != assigned.variable:
             device = b.producer_of(assigned.variable).device
             with b.at(assigned.scope, assigned.source, Phase.UPDATE, device):
@@ -342,6 +346,7 @@ def _seeds(trace: Trace, outputs: list[Any], given: Any) -> dict[ValueId, ValueI
             seed = flowing._value_in(trace)
         earlier = seeds.get(value)
         if earlier is not None:
+            # An output that is listed twice has two flows, as torch sums them.
             seed = (Tensor(trace, earlier) + Tensor(trace, seed))._value_in(trace)
         seeds[value] = seed
     return seeds
