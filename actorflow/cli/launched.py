@@ -57,14 +57,17 @@ def _failed(member: RankClient, error: Exception) -> int:
     shown = io.StringIO()
     with contextlib.redirect_stderr(shown):
         tell_error(error)
+    # Printed here only if the launcher has not heard it, so that the error is shown once.
     if not member.fail(error, shown=shown.getvalue()) and sys.stderr is not None:
         sys.stderr.write(shown.getvalue())
     return 1
 
 
 def _die_with(parent: int) -> None:
-    """Have the system kill this process when its parent ends; leave at once where it has."""
+    """Make the kernel kill this process when its parent ends; exit at once if it has ended."""
+    # The kernel ties this to the parent's thread that forked, which is the launcher's main thread.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # After prctl: a parent that ended before it sends no signal any more.
     if os.getppid() != parent:
         _quit()
 

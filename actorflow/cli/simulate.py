@@ -197,6 +197,7 @@ def costs_of(events: Sequence[Mapping[str, Any]], batch_bytes: int) -> RunCosts:
             begin = float(event["ts"])
             rows[event["name"]][event["args"]["firing"]] = (begin, begin + float(event["dur"]))
     steps, heard = rows["step"], rows["metrics"]
+    # Only neighbours: a firing may be missing from the trace.
     gaps = [steps[b][0] - steps[a][1] for a, b in pairwise(sorted(steps)) if b == a + 1]
     hops = [heard[n][0] - steps[n][1] for n in sorted(heard) if n in steps]
     ports = [[end - begin for begin, end in rows[name].values()] for name in ("data", "metrics")]

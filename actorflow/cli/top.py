@@ -46,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     def view() -> tuple[list[str], bool]:
         status = read_status(options.run)
         notes = note(status, time.time(), is_alive)
+        # A process that was killed leaves "running" behind.
         is_over = status.state != "running" or notes.startswith("stale")
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNCUT
         return render(status, columns, notes), is_over
@@ -100,6 +101,7 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
+    # The process is there and belongs to another user.
     except PermissionError:
         return True
     return True

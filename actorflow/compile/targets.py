@@ -233,7 +233,7 @@ def target_for(device: Device, gpu: str = "", *, uses_cudnn: bool = False) -> Ta
 
 @contextmanager
 def planned_for(devices: tuple[Device, ...]) -> Iterator[None]:
-    """Let `is_taken_elsewhere` know what the devices are that are planned for, by their numbers."""
+    """Set the devices that `is_taken_elsewhere` looks up by number, for a block."""
     token = _PLANNED.set(devices)
     try:
         yield

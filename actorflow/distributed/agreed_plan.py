@@ -51,7 +51,7 @@ _MEND = "run the same script with the same options on all ranks"
 # An address in a repr differs from process to process, and says nothing.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NO_MATTER = ("optimizer", "max_plans", "streams", "num_streams")
-"""Options that ranks may have each for itself, or that are told piece by piece."""
+"""Options that may differ between ranks, or that are compared piece by piece."""
 _MOST_CHARACTERS = 120
 _DIGEST_BYTES = 8
 _MOST_NODES = 1 << 20
@@ -172,7 +172,7 @@ def _first_apart(one: bytes, other: bytes) -> int:
 
 
 def _shown(found: tuple[Graph, Node], request: CompileRequest) -> tuple[Any, ...]:
-    """Return what is told of a node: what it is, its attributes, and the user's line."""
+    """Return the description of a node: what it is, its attributes, and the user's line."""
     graph, node = found
     types = ", ".join([str(graph.types[value]) for value in node.outputs])
     what = node.op.name
@@ -205,7 +205,7 @@ def _of_nodes(first: Sequence[Any], other: Sequence[Any], rank: int) -> str:
 
 
 _TOLD = (CompileError, PlanFormatError, OutOfMemory, DeviceError)
-"""What all raise that one rank meets with. A bug of ours is told by the rank that has it."""
+"""Errors of one rank that all ranks raise. An InternalError is reported by its own rank."""
 
 _AGREED = "agreed"
 """Said in place of a fingerprint by a rank that has what all agreed on before."""

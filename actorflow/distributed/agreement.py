@@ -102,7 +102,7 @@ def failure_of(teller: int, message: RankFailed) -> RankFailure:
 
 
 def aborted(failure: RankFailure) -> Aborted:
-    """Return what every rank is told of a failure."""
+    """Return the message that reports a failure to every rank."""
     return Aborted(failure.rank, failure.told, failure.op, failure.line)
 
 
@@ -160,12 +160,12 @@ MOST_DIGESTS = 64
 """Steps whose digests are kept: more than one rank can be ahead of another."""
 
 Sends = list[tuple[int, ToRank]]
-"""Who is told what, in this order."""
+"""Messages to send, in order: (rank, message)."""
 
 
 @dataclass(slots=True)
 class _AgreedRun:
-    """What is known of a run of the job, by rank where ranks differ."""
+    """The state of one run of the job; values that differ between ranks are kept by rank."""
 
     # By rank: the step before the first; the highest step with data; the step after which it ended;
     # the highest step that it has data for beyond another's end.
@@ -206,7 +206,7 @@ class CoordinatorState:
         self._closed: set[int] = set()
 
     def on_message(self, rank: int, message: FromRank) -> Sends:
-        """Take what a rank says; return what ranks are told then."""
+        """Handle a message of a rank; return the messages to send."""
         # Any message greets: a rank is known from whatever it says first.
         told = self._greet(rank)
         # The Ack goes out even after a failure: the rank waits for it before it exits.
@@ -219,7 +219,7 @@ class CoordinatorState:
         return told
 
     def on_process_exit(self, rank: int, text: str, *, explains: bool = False) -> Sends:
-        """Hear that the process of a rank has failed, in words without a name.
+        """Handle the failed exit of a rank's process; `text` is a predicate without the rank.
 
         With `explains` that takes the place of what others, who missed the rank, said of it.
         """
@@ -231,7 +231,7 @@ class CoordinatorState:
         return self._fail(RankFailure(rank, text))
 
     def _explain(self, failure: RankFailure, rank: int, message: RankFailed) -> None:
-        """Take what is said later of the first failure; what the rank itself says of it counts."""
+        """Add a later report of the first failure; the failed rank's own report wins."""
         if failure.is_hearsay and rank == failure.rank and message.rank < self.num_ranks:
             self.failure = failure_of(rank, message)
             self._teller = rank
@@ -247,7 +247,7 @@ class CoordinatorState:
         return rank in self._gone
 
     def meeting(self) -> tuple[str, tuple[int, ...]]:
-        """Return what ranks wait for each other to do, or nothing, and who has not come there."""
+        """Return what the open meeting is for ("" if none is open), and which ranks are missing."""
         if not self._came:
             return "", ()
         missing = [r for r in range(self.num_ranks) if r not in self._came]
@@ -419,7 +419,7 @@ class CoordinatorState:
         return others + self._settle(message.run, run)
 
     def _settle(self, number: int, run: _AgreedRun) -> Sends:
-        """Say where the end is once every rank that has not ended holds."""
+        """Send the last step once every rank holds or has ended."""
         said = run.ends | run.held
         if not (run.is_last and run.held) or run.is_settled or len(said) < self.num_ranks:
             return []

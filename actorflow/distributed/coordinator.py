@@ -155,7 +155,7 @@ class Coordinator:
                 self._send(self._agreement.on_message(rank, message))
 
     def lost(self, rank: int, text: str, *, explains: bool = False) -> None:
-        """Hear that a rank's process has failed; `text` is said of it, as "was ended by SIGKILL".
+        """Report a rank's failed exit; `text` is a predicate, such as "was ended by SIGKILL".
 
         Whatever it said before is to be served first. With `explains` that is why others missed it.
         """
@@ -183,7 +183,7 @@ class Coordinator:
 
 
 class _Doorman:
-    """Lets in the ranks, by their keys, and names them by their numbers."""
+    """The ZAP handler: admits the keys of the ranks and sets each rank's number as User-Id."""
 
     def __init__(
         self, context: zmq.Context[Any], public: Iterable[bytes], refused: Callable[[str], object]

@@ -171,7 +171,7 @@ class RankLink:
         return True
 
     def _hear_all(self, socket: zmq.Socket[bytes]) -> bool:
-        """Hear all that came; return whether anything did."""
+        """Handle all messages that have arrived; return whether there was one."""
         has_heard = False
         while True:
             try:
@@ -297,7 +297,7 @@ class RankClient:
 
     @property
     def failure(self) -> ActorflowError | None:
-        """What ended the job, as all ranks are told it; None where nothing did.
+        """The error that ended the job, the same on all ranks; None if there is none.
 
         To be raised instead of what a run raises because it was aborted. PeerFailed, but for a bug.
         """
@@ -356,7 +356,7 @@ class RankClient:
         return run
 
     def fail(self, error: BaseException, *, op: str = "", line: str = "", shown: str = "") -> bool:
-        """Tell the others that this rank has failed; a run of theirs is aborted.
+        """Report to the other ranks that this rank has failed; their runs are aborted.
 
         The first failure of a job counts; a later call can only add `shown`. An error that is
         another's fault (PeerFailed with its rank, or a cause that is one) is told with its name.
@@ -392,7 +392,7 @@ class RankClient:
         return self._noted.wait(_GOODBYE_S) and not self._is_broken
 
     def leave(self) -> None:
-        """Say that the script of this rank has ended well, and end the link. Idempotent.
+        """Report that this rank's script has ended without an error; end the link. Idempotent.
 
         A run that is stepped ends with the last step that was asked for; any other that is open is
         given up, which the others are told. Whoever waits in `gather`, or comes to it afterwards,

@@ -241,7 +241,7 @@ class CutAt:
 
 @dataclass(frozen=True, slots=True)
 class PeerDataEnded:
-    """A rank's run has no step after this one; who has data for more says so."""
+    """A rank's run has no step after this one; a rank that has data for more answers."""
 
     run: int
     step: int
@@ -299,7 +299,7 @@ def routing_id(rank: int, epoch: int = 1) -> bytes:
 
 
 def write_keys_fd(keys: RankKeys) -> int:
-    """Return a descriptor for a child that is started: who has it may read the keys once."""
+    """Return a descriptor for a child process, which reads the keys from it once."""
     # CLOEXEC keeps it out of every child but the rank, to which Popen hands it by `pass_fds`.
     fd = os.memfd_create("actorflow-rank", os.MFD_CLOEXEC)
     os.write(fd, msgpack.packb(astuple(keys)))
@@ -329,7 +329,7 @@ def read_keys_fd(fd: int) -> RankKeys:
 
 VERSION = 2
 MOST_MESSAGE_BYTES = 256 << 20
-"""Of a frame as sockets count it: whoever sends a longer one is disconnected."""
+"""Of a frame, as sockets count it: a peer that sends a longer one is disconnected."""
 MOST_FRAME_BYTES = MOST_MESSAGE_BYTES - (1 << 10)
 """Of a value that a rank brings to a meeting, a plan has some megabytes; encryption adds to it."""
 MOST_HEAD_BYTES = 1 << 20

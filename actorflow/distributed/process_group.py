@@ -355,7 +355,7 @@ class DistributedRun:
             self._shared.ask_stop(self.asked)
 
     def report_data_ready(self, step: int) -> None:
-        """Say that a step has its data, before it begins; more can be granted."""
+        """Report that a step has its data, before it begins; more can be granted."""
         if self._shared is not None:
             self._shared.fed(step)
             self._shared.reached(step)
@@ -373,17 +373,17 @@ class DistributedRun:
             self._shared.given(*told)
 
     def data_ended(self, step: int, why: str) -> None:
-        """Say that there is no data after a step, and what ended it, where something did."""
+        """Report that there is no data after a step, and the reason, if there is one."""
         if self._shared is not None:
             self._shared.data_ended(step, why)
 
     def report_last_started(self, step: int) -> None:
-        """Say which step has begun, after which none does until all have said so."""
+        """Report the last step that has begun; no later one begins before all have reported."""
         if self._shared is not None:
             self._shared.would_end(step)
 
     def data_given_up(self, step: int) -> None:
-        """Say which step has the last data that this rank takes, and the run may be cut."""
+        """Report the step with the last data that this rank takes; the run may be cut after it."""
         if self._shared is not None:
             self._shared.data_given_up(step)
 
@@ -399,12 +399,12 @@ class DistributedRun:
             self._shared.ask_checkpoint()
 
     def ended(self, step: int) -> None:
-        """Say that the run is over, and well."""
+        """Report that the run has ended without an error."""
         if self._shared is not None:
             self._shared.end(step)
 
     def report_failure(self, error: BaseException) -> BaseException:
-        """Tell the others of an error; return what is to be raised: the error that was first."""
+        """Report an error to the other ranks; return the first error of the job, to be raised."""
         if isinstance(error, ActorFailed):
             self._member.fail(error, op=error.op, line=str(error.source))
         else:

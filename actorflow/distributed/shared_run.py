@@ -95,7 +95,7 @@ class SharedRun:
         self._is_aborted = False
 
     def fed(self, step: int) -> None:
-        """Say that this rank has data for a step. Costs nothing unless another rank's data ended.
+        """Report that this rank has data for a step. No message unless another rank's data ended.
 
         To be called before the step begins; so that one that has more data than another says so
         before it waits for it in vain.
@@ -104,25 +104,25 @@ class SharedRun:
         self._compare()
 
     def reached(self, step: int) -> None:
-        """Say that this rank has come to a step, with its data: more can be granted."""
+        """Report that this rank has the data of a step and begins it: more can be granted."""
         # max, since a message states what is true by now: one that comes late may not take back.
         self._reached = max(self._reached, step)
         self._say(StepReached(self.number, step))
 
     def given(self, step: int, digest: int, line: str, written: int, wrote: str) -> None:
-        """Say the digest of the whole batch of a step, and more of it; see `BatchDigest`."""
+        """Report the digest of the whole batch of a step; see `BatchDigest`."""
         self._say(BatchDigest(self.number, step, digest, line, written, wrote))
 
     def data_ended(self, step: int, why: str = "") -> None:
-        """Say that this rank has no data after a step, and what ended it, where something did."""
+        """Report that this rank has no data after a step, and the reason, if there is one."""
         self._say(DataEnded(self.number, step, why))
 
     def would_end(self, step: int) -> None:
-        """Say that this rank, which is to stop, has begun a step and begins no other until told."""
+        """Report the last step begun by this rank, which holds until it receives the last step."""
         self._say(LastStarted(self.number, step))
 
     def data_given_up(self, step: int) -> None:
-        """Say that this rank, which was told its last step, takes no data beyond that of a step."""
+        """Report that this rank, which knows its last step, takes no data beyond that of a step."""
         self._say(DataGivenUp(self.number, step))
 
     def ask_stop(self, reason: str) -> None:
@@ -137,7 +137,7 @@ class SharedRun:
         self._say(CheckpointRequested(self.number))
 
     def end(self, step: int) -> None:
-        """Say that the run is over on this rank, and well, after a step. Idempotent."""
+        """Report that the run has ended without an error on this rank after a step. Idempotent."""
         if not self.is_over:
             self.is_over = True
             # After an abort the coordinator knows the failure, and no step is the end of this run.
@@ -145,12 +145,12 @@ class SharedRun:
                 self._say(DataEnded(self.number, step))
 
     def leave(self) -> None:
-        """Hear that the script of this rank has ended: one that is stepped is over with that."""
+        """Handle the end of this rank's script, which also ends a run that is stepped."""
         if self._callbacks.is_stepped:
             self.end(self._reached)
 
     def hear(self, message: ToRank) -> None:
-        """Take what the coordinator says of a run; what is of an earlier one is left alone."""
+        """Handle a message of the coordinator about a run; messages of earlier runs are ignored."""
         if isinstance(message, OfRun):
             # A grant may be under way when the run ends on this rank, so an old one is no fault.
             if message.run != self.number or self.is_over:
@@ -201,7 +201,7 @@ NOTHING_WRITTEN = (0, "")
 
 
 class BatchDigestReporter:
-    """Tells the digest of the batches of a step; belongs to the thread that fetches them.
+    """Reports the digest of the batches of a step; belongs to the thread that fetches them.
 
     Args:
         tell: called with what `SharedRun.given` takes.

@@ -29,7 +29,7 @@ NATIVE = ("c.", "onednn.", "openblas.")
 
 # Reentrant: who compiles the plans of all ranks holds it, and takes it again for each class.
 _choice = forkable_lock()
-"""Whoever holds it has the kernels of this process chosen as it said."""
+"""Guards the choice of kernels, which is one for the process."""
 
 _NO_COMPILER = "no C compiler (cc, gcc or clang) is on the PATH"
 

@@ -98,7 +98,7 @@ def accepts_options(
 
 
 def accepts_options(options: Any, first: Any = None) -> Any:
-    """Have a method take the arguments of a value object in place of the object, its last argument.
+    """Decorate a method so that it takes the fields of its last argument, a value object.
 
     `first` is the type of one argument before them, where there is one.
     """
@@ -134,7 +134,7 @@ def arguments_of(
 
 
 def describe(call: Callable[..., Any], asked: Signature, options: type) -> Callable[..., Any]:
-    """Have `help` and `inspect` show what a function takes; return the function."""
+    """Set the signature and docstring that `help` and `inspect` show; return the function."""
     call.__signature__ = asked  # type: ignore[attr-defined]  # the place that inspect reads
     call.__doc__ = f"{cleandoc(call.__doc__ or '')}\n\n{cleandoc(options.__doc__ or '')}"
     return call

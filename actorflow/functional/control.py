@@ -71,6 +71,7 @@ def tree_unflatten(tree: Tree, leaves: list[Any]) -> Any:
         if part is None:
             return None
         if isinstance(part, Mapping):
+            # Leaves are taken in sorted order, and the dict keeps the user's.
             made = {key: build(part[key]) for key in _keys(part, "a tree")}
             return {key: made[key] for key in part}
         if isinstance(part, tuple) and hasattr(part, "_fields"):
@@ -84,6 +85,7 @@ def tree_unflatten(tree: Tree, leaves: list[Any]) -> Any:
 
 def _keys(tree: Mapping[Any, Any], what: str) -> list[Any]:
     try:
+        # Sorted: two dicts of the same keys in another order are one form.
         return sorted(tree)
     except TypeError:
         raise CompileError(
@@ -131,6 +133,7 @@ class InnerTrace(Trace):
         super().__init__({}, {}, {}, is_training=outer.is_training, devices=outer.devices)
         self.mesh = outer.mesh
         self.outer = outer
+        # By value of the outer trace; insertion order is the order of the node's operands.
         self.taken: dict[ValueId, ValueId] = {}
         self.batches_per_step = outer.batches_per_step
         self.regions = [0]

@@ -70,6 +70,7 @@ class FlatIndices:
             raise CompileError(f"{find_source()}: an index into an axis without elements")
         flat: Tensor | np.ndarray = np.zeros((), np.int64)
         for axis, (extent, index) in enumerate(zip(extents, at, strict=True)):
+            # Constant indices are checked and joined now, and cost the step nothing.
             if isinstance(flat, np.ndarray) and isinstance(index, np.ndarray):
                 flat = flat * extent + (_inside(index, extent) if axis in users else index)
                 continue
@@ -102,11 +103,13 @@ class FlatIndices:
         """
         if rows.dtype.is_float or not rows.dtype.is_integer:
             return apply(embedding.EMBEDDING_GRAD, rows, self.ids, rows=self.count, **self.attrs)
+        # n summands of b bits need b + log2(n) bits.
         bits = _EXACT_BITS - math.prod(self.shape).bit_length()
         total: Tensor | None = None
         for low in range(0, 8 * rows.dtype.itemsize, bits):
             rest = rows.to("int64") // (1 << low) if low else rows.to("int64")
             is_last = low + bits >= 8 * rows.dtype.itemsize
+            # The highest part keeps its sign; the others are remainders, 0 and above.
             part = self.added((rest if is_last else rest % (1 << bits)).to("float64")).to("int64")
             total = part if total is None else total + part * (1 << low)
         return as_tensor(total).to(rows.dtype)
@@ -116,6 +119,7 @@ class FlatIndices:
 
         Of several for one place the last counts.
         """
+        # -1 for rows that no index names.
         last = apply(embedding.LAST_PLACE, self.ids, rows=self.count, **self.attrs)
         if isinstance(rows, Tensor) and rows.ndim:
             if 0 in self.shape:
@@ -175,6 +179,8 @@ def picked(x: Tensor, first: int, at: Sequence[Tensor | np.ndarray]) -> Tensor:
     users = list(range(len(at)))
     if math.prod(lead) > 1 and math.prod(tail) < _FEW:
         rows = FlatIndices(axes, at, users)
+        # The transpose reads the whole table, so it has to pay: at least a quarter of the rows is
+        # taken.
         if 4 * math.prod(rows.shape) >= math.prod(axes):  # the rows are put together first
             order = [*range(first, first + len(at)), *range(first)]
             turned = x.permute(*order, *range(len(order), x.ndim))
@@ -232,6 +238,8 @@ def subscript(x: Tensor, given: Any) -> Tensor:
             window = range(extent)
         if window.step < 0:
             turned.append(len(shape))
+            # SLICE knows positive steps only: take the same elements forwards and turn the axis
+            # below.
             window = range(window[-1], window[0] + 1, -window.step) if window else range(0)
         if isinstance(item, slice) or len(shape) in tensors:
             shape.append(len(window))
@@ -273,6 +281,7 @@ def _window(item: Any, extent: int) -> range | None:
 
 def _by_tensors(x: Tensor, tensors: dict[int, Tensor | np.ndarray]) -> Tensor:
     axes = list(tensors)
+    # Tensors apart from each other: what they pick comes first, as in torch and numpy.
     if axes != list(range(axes[0], axes[0] + len(axes))):
         x = x.permute(*axes, *[axis for axis in range(x.ndim) if axis not in tensors])
         axes = [*range(len(axes))]

@@ -198,7 +198,7 @@ class Job:
         return result
 
     def _say_anew(self, model: Module, options: FitOptions) -> None:
-        """Say once that a second `fit` does not go on from the first, where it might be meant."""
+        """Warn once that a second `fit` starts afresh and does not continue the first."""
         done = self._fitted.get(model)
         if done and options.checkpoint is None and self.options.train:
             self._fitted.set(model, 0)
@@ -296,7 +296,7 @@ class Job:
                 opened.close()
 
     def _turn(self, model: Module) -> AbstractContextManager[object]:
-        """Return the lock of whoever traces the job on a model, and opens, steps or closes a plan.
+        """Return the lock under which the job is traced on a model, and a plan opened or stepped.
 
         One for each model: ranks may be threads, which step models of their own and wait for each
         other.

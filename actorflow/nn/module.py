@@ -208,7 +208,7 @@ class Module:
         )
 
     def cells(self) -> dict[str, ParameterStorage]:
-        """Return where the values of `state()` are, by path; for whoever runs plans."""
+        """Return the storage of each value of `state()`, by path; for code that runs plans."""
         return {path: stored.cell for path, stored in self.named_stored()}
 
     def __repr__(self) -> str:

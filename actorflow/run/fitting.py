@@ -143,7 +143,7 @@ class FitCall:
         return result
 
     def _introduce(self) -> None:
-        """Say what is about to run: what is odd about the environment, and the plan."""
+        """Report warnings of the environment, and a summary of the plan that is about to run."""
         for warning in self._runner.settings.warnings:
             self._warn(warning)
         if self._options.progress:

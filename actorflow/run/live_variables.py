@@ -193,7 +193,7 @@ class LiveVariables:
             )
 
     def flush(self) -> tuple[int, str]:
-        """Have what was written to one of several ranks count from the next step on.
+        """Apply what was written to one of several ranks before the next step.
 
         To be called when that step is asked for, and not admitted yet, so that what another thread
         writes belongs to one step for certain. Return the digest of what was written since the last

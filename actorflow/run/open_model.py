@@ -118,7 +118,7 @@ class OpenModel:
         return self.runner.variables()
 
     def _hold(self, claim: Claim) -> Lease:
-        """Have the lease for the time of a step."""
+        """Return the lease, held for the time of a step."""
         held = self._lease
         # False: somebody brought the values home since, and a new lease is taken.
         if held is not None and held.begin_step():

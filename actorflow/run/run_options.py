@@ -275,7 +275,7 @@ class CheckpointScheduler:
         return self._joining is not None and self._joining.size_bytes > 0
 
     def schedule(self, step: int) -> None:
-        """Hear that the first snapshot from a step on is due. On any thread, in order of steps."""
+        """Mark the first snapshot from a step on as due. On any thread, in order of steps."""
         self._told.append(step)
 
     def is_due(self, step: int) -> bool:

@@ -224,7 +224,7 @@ class Run:
             self._data.stop()
 
     def give_up_sources(self) -> None:
-        """Let a run that was stopped end without the sources that block in user code.
+        """End a stopped run without the data sources that block in user code.
 
         Of several ranks: after the last step that one of them has begun, for which all need data.
         """
@@ -464,7 +464,7 @@ class Run:
             self._communicator.abort(f"it closed its run of plan {self.plan.name!r} before the end")
 
     def _finish(self) -> None:
-        """Hear that the run is over; no other rank waits for one that failed."""
+        """Handle the end of the run: a failed rank releases the ranks that wait for it."""
         self._is_over = True
         try:
             if self._communicator is not None and self.loop.failure is not None:
@@ -539,7 +539,7 @@ class Run:
         )
 
     def _ask_now(self, reason: str) -> None:
-        """Ask for the end, of whoever it is that stops this run by then."""
+        """Ask for the end through the current `ask`, which is set after the ports are made."""
         self.ask(reason)
 
     def _on_source_end(self) -> None:
