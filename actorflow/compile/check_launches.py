@@ -103,7 +103,7 @@ def _kernels_by_device(plan: Plan, *, is_run: bool) -> dict[Device, Mapping[str,
 
 
 def _packed(plan: Plan) -> dict[RegisterId, RegisterId]:
-    """Return what is kept of variables that no step writes, by the register where that is."""
+    """Return packed register -> register of its variable, for variables that no step writes."""
     # before == after: no step writes the variable, so what a launch keeps of it stays right.
     found = {v.name: v for v in plan.state if v.before == v.after}
     of = {v.view: found.get(str(dict(v.init).get("of"))) for v in plan.variables}

@@ -125,7 +125,7 @@ _ASSUMING = tuple(
         )
     ]
 )
-"""What is assumed of devices, and of streams that share one."""
+"""Sources of the assumed costs of devices, and of streams that share one."""
 
 _OURS = tuple(f"{folder}{os.sep}" for folder in _PLANNING)
 
@@ -333,7 +333,7 @@ class CompileRequest:
 
     @cached_property
     def dump(self) -> Watch | None:
-        """What is told the graph after each pass."""
+        """The callback that receives the graph after each pass; None without ACTORFLOW_DUMP."""
         return dumper(self.settings.dump, self.hardware.ranks.rank)
 
 

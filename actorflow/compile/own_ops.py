@@ -56,7 +56,7 @@ from compiler.ops.primitives.shape import broadcast_value
 from compiler.ops.primitives.sources import INPUT, scalar
 
 _MODULES: dict[str, str] = {}
-"""Of each name given here the module that gave it last."""
+"""Op name -> the module that defined it last."""
 
 
 def op(
@@ -296,7 +296,7 @@ def gradient_alone(node: Node, types: Sequence[TensorType]) -> tuple[Graph, Mayb
 
 
 def _checked(trace: Trace, name: str, type_: TensorType, made: object) -> ValueId | None:
-    """Return what a gradient gives for an operand. Raises OpTypeError for anything else."""
+    """Return the value of an operand's gradient, None for none. Raises OpTypeError otherwise."""
     if made is None:
         return None
     if not isinstance(made, Tensor):

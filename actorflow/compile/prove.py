@@ -295,7 +295,7 @@ def _check_rounded(plan: Plan, variable: Variable) -> None:
 
 
 def _check_packed(plan: Plan, variable: Variable) -> None:
-    """Check that what a launch keeps is bytes: what they are of, its own proof asks."""
+    """Check that a packed variable is bytes; `check_launches` proves of which variable they are."""
     type_ = plan.views[variable.view].type
     if type_.dtype is not DType.UINT8 or type_.rank != 1 or variable.sharding is not None:
         raise PlanFormatError(f"variable {variable.name!r} is {type_}, and no bytes of a launch")

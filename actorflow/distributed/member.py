@@ -1,14 +1,14 @@
 """The client side of a rank: its number, all-gathers with the other ranks, and shared runs.
 
     member = current_rank()            # None where this process is alone
-    values = member.gather("compare plans", b"...")
+    values = member.all_gather_object("compare plans", b"...")
     run = member.begin_run(RunCallbacks(grant=..., abort=...))
-    run.finished(1)
+    run.reached(1)
     run.end(1)
 
-`gather` is how ranks come to know anything of each other; a run has more to agree on, and has it
-without waiting: it says what it did and what it wants, and is told by callbacks what is common to
-all ranks. See `actorflow.distributed.agreement` for how that is decided.
+`all_gather_object` blocks until all ranks have brought a value. A run agrees without blocking: it
+reports its steps and requests to the coordinator, and callbacks receive what holds for all ranks.
+`actorflow.distributed.agreement` decides that.
 """
 
 from __future__ import annotations
@@ -342,8 +342,8 @@ class RankClient:
         """Meet the others for a run, whose next step is `first_step` + 1, and return it.
 
         All ranks begin their runs in the same order; several may be open at a time. Waits for the
-        others as `gather` does, so that one that does not come is found, and raises what that
-        raises.
+        others as `all_gather_object` does, so that one that does not come is found, and raises
+        what that raises.
         """
         self._num_runs += 1
         self.all_gather_object(f"begin run {self._num_runs} of its script", first_step)
@@ -395,8 +395,8 @@ class RankClient:
         """Report that this rank's script has ended without an error; end the link. Idempotent.
 
         A run that is stepped ends with the last step that was asked for; any other that is open is
-        given up, which the others are told. Whoever waits in `gather`, or comes to it afterwards,
-        is refused.
+        given up, which the others are told. A thread that waits in `all_gather_object`, or calls
+        it afterwards, gets PeerFailed.
         """
         # A forked child has the object but not the link's thread; it must not speak for the rank.
         if self._pid == os.getpid():

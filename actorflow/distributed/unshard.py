@@ -104,9 +104,9 @@ def all_gather_variables(
     """Return whole variables of which `arrays` has what this rank has; equal on all ranks.
 
     All ranks call it with the variables of their own plans, after the same step; one that a rank
-    does not have comes to it all the same. What nobody needs to tell is handed back as it is, the
-    rest is new and read-only. Holds one copy of the wholes. Raises PeerFailed as `gather`, and
-    InternalError where ranks disagree on what there is.
+    does not have comes to it all the same. A variable that every rank holds whole is returned as it
+    is; the rest is new and read-only. Holds one copy of the wholes. Raises PeerFailed as `gather`,
+    and InternalError if ranks disagree on the variables.
     """
     # The same table on all ranks, so the rounds below are as many on each: nobody waits alone.
     told = shard_owners(plan.mesh, _held(plan, arrays), gather)
@@ -279,7 +279,7 @@ class ShardGatherer:
 
     Args:
         plan: what it saves, in parts or not.
-        among: this rank among all of the plan's.
+        group: this rank among all of the plan's.
         wait_s: how long nothing may come from another rank; 0 for ever.
     """
 

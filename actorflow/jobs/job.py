@@ -273,8 +273,8 @@ class Job:
         with self._turn(model):
             opened = self._open.get(model)
             traced = self._traces(model).newest(spec)
-            # By identity: a stamp is made anew by each reading, so an equal one means nothing has
-            # changed since.
+            # By identity: a stamp is made anew by each reading, so the same one means nothing
+            # has changed since.
             if opened is None or traced is None or opened.signature.stamp is not traced.guard.stamp:
                 opened = self._opened_for(model, spec, opened)
             return opened.step(batches)

@@ -49,7 +49,7 @@ def open_devices(plan: Plan, settings: Settings) -> tuple[OpenDevice, ...]:
 
 
 def with_poison(plan: Plan, settings: Settings) -> Plan:
-    """Return what is loaded: where the host acts a device, bytes that nobody may need are poisoned.
+    """Return the plan to load: on a device that the host emulates, unused bytes are poisoned.
 
     A right plan gives the same bits with it, so that whoever runs there has a proof.
     """
@@ -69,7 +69,7 @@ def _indices(plan: Plan, kind: DeviceKind) -> tuple[int, ...]:
 
 
 def device_notice(plan: Plan, settings: Settings) -> str:
-    """Return what is worth saying of a run's devices first of all; nothing where all is real.
+    """Return a notice if devices of a run are simulated or emulated; "" if all are real.
 
     Whoever sees wrong numbers there needs the seed to see them again.
     """

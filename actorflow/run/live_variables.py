@@ -55,7 +55,7 @@ class LiveVariables:
         plan: of the run.
         variables: their memory, which stays as long as this.
         loop: of the run, perhaps not started yet.
-        among: this rank among those that run the plan, each with its parts of variables.
+        group: this rank among those that run the plan, each with its parts of variables.
         is_stepped: whether the run stands still between steps, on all ranks alike.
     """
 
@@ -107,7 +107,7 @@ class LiveVariables:
 
     @property
     def lost_with(self) -> str:
-        """What of a device's failed and took the variables along, in its words, or nothing."""
+        """The failure of a device that took the variables along, in its words; "" if none."""
         return self._variables.lost_with
 
     @property

@@ -368,7 +368,7 @@ class DataPort:
             return self.num_steps
 
     def _stay(self) -> None:
-        """Return only where the data is not given up; raise when a port that has is closed."""
+        """Return if the data is not given up; else block until the port is closed, and raise."""
         with self._turn:
             while self._is_given_up and not self._is_closed:
                 self._turn.wait()

@@ -57,7 +57,7 @@ class RunOptions:
         saver: writes them, on the first rank alone.
         on_nan: what to do when the loss is not finite, one of `fit_options.POLICIES`.
         evaluation: what the plan's evaluation reads, and who listens to it.
-        among: this rank among those that run the job; `values` are its parts.
+        group: this rank among those that run the job; `values` are its parts.
         is_stepped: whether nothing runs between two steps, of which each is admitted.
         directory: of the run, for what the watchdog writes; None when it has none.
         warn: receives warnings.

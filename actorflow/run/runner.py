@@ -76,7 +76,7 @@ class Runner:
         seed: of initialisers and random ops.
         settings: environment; read from `os.environ` by default.
         lease: on the parameters that are trained; it has the values while a run is open.
-        among: this process among the ranks of the plan's mesh; all of them do the same calls.
+        group: this process among the ranks of the plan's mesh; all of them do the same calls.
     """
 
     def __init__(

@@ -195,7 +195,7 @@ class Saver:
         return f"the newest checkpoint is that of step {self._last_step} in {directory}"
 
     def finish(self) -> None:
-        """Raise what kept the last state of the run from being saved, if anything did.
+        """Raise the error that kept the last state of the run from being saved, if there is one.
 
         NonFiniteLoss for a state that is not worth it, else CheckpointError.
         """

@@ -96,8 +96,8 @@ class Stopper:
         except BaseException as error:
             if self._run is not None and self._run.loop.is_inherited:
                 raise  # a child that was forked in the function has no run to stop
-            self.failure = error
             # No callback is called after this one: `call` looks at `failure`.
+            self.failure = error
             error.add_note(f"raised by {name} after step {step}")
             self.ask(f"{name} raised {type(error).__name__}")
         finally:
@@ -189,9 +189,9 @@ def next_of(items: Queue[Item] | SimpleQueue[Item], until_s: float | None = None
 
 
 def drain_outputs(run: Run, outputs: Queue[Any], reason: str) -> None:
-    """Stop a run whose outputs nobody reads any more, and return at the None that ends them.
+    """Stop a run whose outputs are no longer read; return at the None that ends them.
 
-    Where the run is inherited nobody would ever put it there.
+    Returns at once in a forked child, where no thread would ever put that None.
     """
     if run.loop.is_inherited:
         return
@@ -221,7 +221,7 @@ _ENDING = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 """In the order in which they are given back: a ^C may raise as soon as SIGINT is."""
 
 _handling: list[StopSignals] = []
-"""Whose handlers the process has, outermost first: a forked child must not keep them."""
+"""Objects whose handlers are installed, outermost first: a forked child must not keep them."""
 
 
 class StopSignals:
