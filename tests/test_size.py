@@ -15,7 +15,7 @@ FUNCTION_LINES = 80
 
 BUDGET = {
     "actorflow": 33_400,
-    "actors": 42_400,
+    "actors": 43_000,
     "compiler": 30_900,
     "memory": 3_700,
     "tests": 96_900,

@@ -79,6 +79,8 @@ class Collective:
             to_axis = _axis(call, "axis", given)
         elif call.op != "all_reduce":
             axis = _axis(call, "axis", given)
+            # A rank sees its part only: how many rows all parts have is an attribute, alike on all
+            # ranks.
             whole = (*whole[:axis], _number(call, "rows"), *whole[axis + 1 :])
         if call.op == "all_to_all":
             to_axis = _axis(call, "to_axis", given)
@@ -109,10 +111,10 @@ class Collective:
 
     @property
     def text(self) -> str:
-        """What all who meet for it must say alike.
+        """The text that all ranks of the collective must offer identically.
 
-        Of the user's line that is the name of the file, as its folder is shown relative to the
-        working directory, which is a rank's own.
+        The user's line is given by the name of its file alone: its folder is shown relative to the
+        working directory, which may differ between ranks.
         """
         if not self.ends:
             return f"{self._text} ({self.where.rpartition(' at ')[2].rpartition('/')[2]})"
@@ -121,6 +123,7 @@ class Collective:
 
     def check(self, call: CollectiveCall, own: int) -> None:
         """Check that a rank's operands are its parts of the whole. Raises DeviceError."""
+        # Both ends move the whole tensor; that their types agree is checked by their texts.
         if self.ends:
             return
         for what, type_, shape in (
@@ -141,25 +144,28 @@ class Collective:
     @property
     def aside_bytes(self) -> int:
         """The bytes of the largest operand that a rank reads: the first one's."""
+        # `shard_range` gives the first ranks one row more, so rank 0 has the largest part.
         return TensorType(self.dtype, self.input_shape(0)).size_bytes
 
     def input_shape(self, rank: int) -> Shape:
-        """Return what a rank of the group reads; ranks are counted within the group."""
+        """Return the shape that a rank of the group reads; ranks are numbered within the group."""
         return self._part(self.axis, rank)
 
     def output_shape(self, rank: int) -> Shape:
-        """Return what it leaves."""
+        """Return the shape that a rank of the group writes."""
         return self._part(self.to_axis, rank)
 
     def region(self, start: int, end: int) -> ByteBlocks:
-        """Return which bytes of what rank `start` reads rank `end` leaves, and where."""
+        """Return the bytes that move from the input of rank `start` to the output of rank `end`."""
         block = list(self.whole)
         rows: dict[int, range] = {}
         for axis, rank in ((self.axis, start), (self.to_axis, end)):
             if axis is not None:
                 rows[axis] = shard_range(self.whole[axis], self.num_ranks, rank)
+        # Cut along both axes: what `start` has of one and `end` of the other is what moves.
         for axis, own in rows.items():
             block[axis] = len(own)
+        # With one cut both entries are the same axis; without any, the whole is one run of bytes.
         cuts = sorted(rows) or [0]
         return _region(
             block,
@@ -212,9 +218,11 @@ def _region(
     if low == high:
         extents = (math.prod(block[:low]), 1, 1)
     else:
+        # Three loops around a run: before the first cut, along it, and between the two cuts.
         extents = (math.prod(block[:low]), block[low], math.prod(block[low + 1 : high]))
     strides, offsets = [], []
     for shape, (axis, row) in (given, left):
+        # dense[n]: bytes of one entry of axis n - 1, all axes from n on.
         dense = [itemsize * math.prod(shape[n:]) for n in range(len(shape) + 1)]
         inner = (0, 0) if low == high else (dense[low + 1], dense[high])
         strides.append((dense[low], *inner))
@@ -269,7 +277,7 @@ class CommunicatorKey(NamedTuple):
 # each raises the error of the first two that disagree.
 
 FORMAT = 1
-"""Of an offer, and of the memory that it tells of."""
+"""Version of an offer and of the layout of the memory that it describes."""
 
 MEND = "run the same script with the same options and data on all ranks"
 
@@ -289,7 +297,7 @@ class CollectiveDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class RankDescriptor:
-    """All that a rank tells: which host and process, its segments, its collectives."""
+    """What a rank offers to the others: its host, process, segments and collectives."""
 
     host: str
     pid: int
@@ -300,6 +308,8 @@ class RankDescriptor:
     @property
     def lanes(self) -> list[CommunicatorKey]:
         """The lanes that the rank is in, as they lie on its board."""
+        # Sorted, because every rank computes the place of another's line on its board from this
+        # order.
         return sorted({c.lane for c in self.collectives})
 
     def along(self, lane: CommunicatorKey) -> list[CollectiveDescriptor]:
@@ -318,6 +328,7 @@ class RankDescriptor:
         """Read what a rank sent. Raises PeerFailed where that is no offer."""
         try:
             format_, host, pid, segments, mesh, collectives = value
+            # Raised as the errors of a wrong shape are, and told by the same words below.
             if format_ != FORMAT:
                 raise ValueError(f"format {format_}")
             return RankDescriptor(
@@ -346,9 +357,10 @@ def _collective(
 
 
 def this_host() -> str:
-    """Return what processes have alike that can open each other's files: boot and namespace."""
+    """Return a text that is equal for processes that can open each other's files in /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        # The namespace of pids: in another container /proc/PID of a peer is another process.
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return os.uname().nodename
@@ -384,6 +396,7 @@ def check_collectives(
         for lane in sorted([lane for lane in lanes if lane.axis == axis]):
             first, *others = lane.members(ranks)
             for rank in others:
+                # All with the first: two that differ from one another differ from it as well.
                 for mine, theirs in _pairs(offers[first].along(lane), offers[rank].along(lane)):
                     if mine != theirs:
                         raise PeerFailed(

@@ -31,13 +31,14 @@ from compiler.contract.types import DType
 PAGE_BYTES = mmap.PAGESIZE
 
 _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+# MAP_FAILED is (void *)-1.
 _NO_ADDRESS = ctypes.c_void_p(-1).value
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(slots=True)
 class Segment:
-    """Some memory as this process has it mapped; it goes with the last array on it."""
+    """Shared memory mapped into this process; it is unmapped with the last array on it."""
 
     array: Array
     size_bytes: int
@@ -54,7 +55,7 @@ class Segment:
         return self.address <= address and address + size_bytes <= self.address + self.size_bytes
 
     def close_file(self) -> None:
-        """Let go of the file; the mapping stays."""
+        """Close the file; the mapping stays."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -73,6 +74,7 @@ class OwnSegments:
         """
         if not hasattr(os, "memfd_create"):
             raise DeviceError("ranks share memory by memfd_create, which only Linux has")
+        # At least a page: mmap refuses a length of 0.
         size = max(PAGE_BYTES, -(-size_bytes // PAGE_BYTES) * PAGE_BYTES)
         try:
             fd = os.memfd_create(f"actorflow {name}")
@@ -82,6 +84,7 @@ class OwnSegments:
         try:
             os.ftruncate(fd, size)
             segment = Segment(_mapped(fd, size), size, fd)
+        # The last two: a size that C or ctypes cannot hold.
         except (OSError, ValueError, OverflowError) as error:
             os.close(fd)
             raise MemoryError(f"{size} bytes of shared memory cannot be had: {error}") from error
@@ -100,7 +103,7 @@ class OwnSegments:
         return tuple([(segment.fd, segment.size_bytes) for segment in self.made])
 
     def close_files(self) -> None:
-        """Let go of all files; whoever has mapped them keeps the memory."""
+        """Close all files; a process that has mapped them keeps the memory."""
         for segment in self.made:
             segment.close_file()
 
@@ -121,6 +124,7 @@ def map_all(pid: int, files: Sequence[tuple[int, int]]) -> list[Segment]:
     for number, size in files:
         fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
         try:
+            # The peer may have ended and its pid, or its descriptor, be another's by now.
             if os.fstat(fd).st_size != size:
                 raise OSError(f"file {number} of process {pid} is not the one that it offered")
             found.append(Segment(_mapped(fd, size), size))
@@ -136,6 +140,7 @@ def _mapped(fd: int, size_bytes: int) -> Array:
     which a rank would then have one for each segment of each other rank and plan.
     """
     library = ctypes.CDLL(None, use_errno=True)
+    # Without a declared type ctypes would cut addresses to 32 bits.
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = (_ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_int64)
     library.munmap.argtypes = (_ADDRESS, _SIZE)
@@ -143,6 +148,7 @@ def _mapped(fd: int, size_bytes: int) -> Array:
     flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
     address = library.mmap(None, size_bytes, protection, flags, fd, 0)
     if address == _NO_ADDRESS:
+        # errno of this thread as ctypes saved it: other calls may have changed the C one since.
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     held = (ctypes.c_uint8 * size_bytes).from_address(address)
@@ -168,10 +174,10 @@ DTYPES = (
     DType.UINT8,
     DType.BOOL,
 )
-"""What tensors that meet may have, in the order of meet.c."""
+"""Dtypes of tensors in collectives, in the order of meet.c."""
 
 REDUCTIONS = ("sum", "max", "min")
-"""Likewise."""
+"""Reductions of collectives, in the order of meet.c."""
 
 ALL_REDUCE, REDUCE_SCATTER, MOVE, TRANSFER = range(4)
 DONE, ABORTED, TIMED_OUT, PEER_EXITED, WRONG_COLLECTIVE, WRONG_FIRING = range(6)
@@ -189,10 +195,11 @@ class Arrival(ctypes.Structure):
 
 
 class ArrivalLine(ctypes.Structure):
-    """What a rank says of itself in a lane: two lines of 64 bytes."""
+    """The state of one rank in a lane: two cache lines of 64 bytes."""
 
     _fields_ = [
         ("arrivals", ctypes.c_uint32),
+        # `arrivals` is written by all ranks, the rest by one: on one cache line they would contend.
         ("_apart", ctypes.c_uint8 * 60),
         ("arrived", ctypes.c_uint64),
         ("came_to", Arrival * 2),
@@ -269,6 +276,7 @@ def addresses(values: list[int]) -> ctypes.Array[ctypes.c_void_p]:
 STAGING_BYTES = 16 << 10
 """Operands up to this size are copied aside: one arrival, which costs as much as copying them."""
 
+# Bytes from the board's start: word of who gave up at 0, then fault, reason, and lines.
 _AT_FAULT_AT, _REASON_AT, _LINES_AT = 32, 64, 4096
 _REASON_BYTES = _LINES_AT - _REASON_AT
 _LINE_BYTES = ctypes.sizeof(ArrivalLine)
@@ -298,7 +306,7 @@ class StatusPage:
         return self._segment.address
 
     def marked_by(self) -> int | None:
-        """Return who gave up first."""
+        """Return the rank that gave up first, or None."""
         number = ctypes.c_uint32.from_address(self.abort_word).value
         return number - 1 if number else None
 
@@ -312,7 +320,7 @@ class StatusPage:
         return self._segment.address + lines + lane * 2 * STAGING_BYTES
 
     def arrived(self, lane: int) -> int:
-        """Return how often the rank has arrived in a lane."""
+        """Return the number of arrivals of the rank in a lane."""
         return int(ArrivalLine.from_address(self.line(lane)).arrived)
 
     def last_arrival(self, lane: int, turn: int) -> Arrival:
@@ -321,14 +329,14 @@ class StatusPage:
         return found
 
     def write_reason(self, text: str, at_fault: int) -> None:
-        """Say why this rank gives up, and whose fault that is, before it leaves its mark."""
+        """Write why this rank gives up, and the rank at fault; to be done before the abort word."""
         ctypes.c_uint32.from_address(self._segment.address + _AT_FAULT_AT).value = at_fault
         # Names of files may hold what is no text: a reason must not be lost for it.
         data = text.encode("utf-8", "replace")[: _REASON_BYTES - 1]
         ctypes.memmove(self._segment.address + _REASON_AT, data + b"\0", len(data) + 1)
 
     def at_fault(self) -> int:
-        """Return the rank whose fault the rank's giving up is."""
+        """Return the rank at fault, as this board's rank wrote it."""
         return ctypes.c_uint32.from_address(self._segment.address + _AT_FAULT_AT).value
 
     def reason(self) -> str:
@@ -344,5 +352,6 @@ def open_pidfd(pid: int) -> int:
     Raises OSError when it has ended.
     """
     if pid == os.getpid() or not hasattr(os, "pidfd_open"):
+        # Threads of this process end with it; a system without pidfd relies on the deadline.
         return -1
     return os.pidfd_open(pid)

@@ -5,7 +5,8 @@ bound, the ranks tell each other where their operands are (`RankDescriptor`), ch
 meet for the same, and map what the others have. From then on nothing goes between them but reads
 and writes (`meet.c`).
 
-Who gives up marks the board of rank 0, where the first one stays, and wakes whoever sleeps.
+A rank that gives up writes its mark to the board of rank 0, where the first mark stays, and wakes
+all ranks that sleep.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class GroupView:
         lines = segments.addresses([board.line(lane) for board, lane in boards])
         aside = segments.addresses([board.staging_buffers(lane) for board, lane in boards])
         processes = (ctypes.c_int32 * len(self.ranks))(*self.processes)
+        # C holds addresses of these arrays only: Python must not free them.
         self._kept = (lines, aside, processes)
         self.struct = GroupState(
             len(self.ranks), self.ranks.index(rank), self.deadline_ns, STAGING_BYTES, 0, 0, 0,
@@ -85,12 +87,14 @@ class GroupView:
         )  # fmt: skip
 
     def error(self, collective: Collective, status: int, firing: int) -> PeerFailed:
-        """Return the error of a launch that ended with a status, and have all others end too."""
+        """Return the error for a launch's status, and give the run up on all ranks."""
+        # As `status_of` in meet.c packs them; the place is within the group.
         kind, place = status & 255, status >> 8
         if kind == segments.ABORTED:
             return self.given_up()
         own, rank = self.ranks[self.struct.own], self.ranks[place]
         here = f"{collective}, firing {firing}"
+        # Arrivals alternate between two entries: the peer may be at its next one already.
         came_to = self.boards[place].last_arrival(self.lanes[place], self.struct.num_arrivals & 1)
         other = self.texts.get(came_to.digest, "something unknown")
         # Who is late may itself wait for another: at fault is the one that waits for nobody.
@@ -139,10 +143,14 @@ class CollectiveLaunch:
         """
         c, own = self._collective, group.struct.own
         is_aside = c.aside_bytes <= STAGING_BYTES
+        # What C needs beside addresses: regions that move (per rank, or one), none for an
+        # all-reduce.
         if c.kind == segments.TRANSFER:
             found = [c.region(0, 1)]
         elif c.kind == segments.MOVE:
             places = range(len(group.ranks))
+            # Small operands are read by each rank from the staging of all; large ones are written
+            # by their owner to the outputs of all.
             found = [c.region(p, own) if is_aside else c.region(own, p) for p in places]
         elif c.kind == segments.REDUCE_SCATTER:
             found = [c.region(own, own)]
@@ -172,7 +180,8 @@ class CollectiveLaunch:
         self._group, self._connected = group, (meeting, (regions, tables, pointers))
 
     def disconnect(self) -> None:
-        """Let a call raise from now on. What C worked on lives as long as this launch."""
+        """Make every later call raise. The memory that C uses lives as long as this launch."""
+        # The launch stays callable: a chain may hold it after the transport was closed.
         self._meet = _closed
 
     def __call__(self) -> None:
@@ -271,6 +280,7 @@ class SharedMemory:
 
     def allocate(self, size_bytes: int, alignment: int) -> Block:
         """Return memory that other ranks will map; see `Communicator.allocate`."""
+        # A mapping begins at a page, which most alignments divide.
         spare = alignment if PAGE_BYTES % alignment else 0
         segment = self._own.allocate("registers", size_bytes + spare)
         start = -segment.address % alignment
@@ -305,6 +315,7 @@ class SharedMemory:
             for array in operands
         ]
         row = (*places[0], *places[1])
+        # Smaller operands are copied to the board, so they may lie in private memory.
         if collective.aside_bytes > STAGING_BYTES:
             _check_shared(collective, operands, row)
         ends = collective.ends
@@ -320,6 +331,7 @@ class SharedMemory:
         key = (actor, collective.order)
         if key not in self._bound:
             others = [b for b in self._bound.values() if b.lane == lane]
+            # Numbered as they are bound; ranks compare their texts, which shows other orders.
             before = [b for b in others if b.collective.order == collective.order]
             self._bound[key] = _Bound(collective, lane, (len(before), collective.order))
         if self._bound[key].collective != collective:
@@ -347,8 +359,10 @@ class SharedMemory:
         own = RankDescriptor(
             this_host(), os.getpid(), self._own.offer(), str(self._mesh), tuple(collectives)
         )
+        # Two meetings: files may be closed only after every rank has opened them.
         said = self._gather("share memory for collectives", own.row())
         offers = [RankDescriptor.of(value, rank) for rank, value in enumerate(said)]
+        # All ranks check the same offers, so all raise, or none does.
         check_hosts(offers)
         check_collectives(offers, self._all_groups())
         failure = ""
@@ -363,6 +377,7 @@ class SharedMemory:
                 " rank ('ulimit -n')"
             )
         answers = self._gather("map the memory of the others", failure)
+        # All have answered, so all have mapped; descriptors are scarce, and mappings need none.
         self._own.close_files()
         for rank, text in enumerate(answers):
             if text:
@@ -370,6 +385,7 @@ class SharedMemory:
         with self._lock:
             self._connect(offers, mapped)
             if self._given_up is not None:
+                # An abort that came before there were boards to mark.
                 self._wake_all(*self._given_up)
 
     def _segments_of(self, rank: int, offer: RankDescriptor) -> list[Segment]:
@@ -405,6 +421,8 @@ class SharedMemory:
         for lane in self._lanes():
             ranks = lane.members(self._ranks_along(lane.axis))
             texts = [f"{lane} {c.place} {c.text}" for c in offers[self._rank].along(lane)]
+            # Each digest covers all texts of the lane, so that ranks with other programs never
+            # match.
             digests = [_digest(texts, place) for place in range(len(texts))]
             own = sorted([b for b in self._bound.values() if b.lane == lane], key=lambda b: b.place)
             group = GroupView(
@@ -430,6 +448,7 @@ class SharedMemory:
     def abort(self, reason: str, at_fault: int | None = None) -> None:
         """Wake whoever waits on any rank; see `Communicator.abort`."""
         with self._lock:
+            # The first reason stays: those that follow are mostly consequences of it.
             if self._given_up is None:
                 self._given_up = reason, self._rank if at_fault is None else at_fault
                 self._wake_all(*self._given_up)
@@ -453,14 +472,17 @@ class SharedMemory:
         try:
             self._boards[self._rank].write_reason(reason, at_fault)
         finally:  # or they would sleep until the deadline
+            # Atomic, and the first rank wins; + 1 because 0 means that nobody gave up.
             self._library.af_mark(self._boards[0].abort_word, self._rank + 1)
+            # Every line of every board: a rank may sleep in any lane.
             for board in self._boards:
                 for lane in range(board.num_lanes):
                     self._library.af_give_up(board.line(lane))
 
     def _follow(self, rank: int) -> list[int]:
-        """Return a rank that is waited for, whom that one waits for, and so on to the last."""
+        """Return the chain of ranks that wait for one another, from `rank` to the last."""
         chain = [rank]
+        # Stops at a rank that was seen: ranks that wait in a circle must not be followed for ever.
         while (further := self._waited_for(chain[-1])) not in (None, self._rank, *chain):
             chain.append(cast("int", further))
         return chain
@@ -475,7 +497,7 @@ class SharedMemory:
         return None
 
     def _given_up_by(self) -> PeerFailed:
-        """Return the error of who was woken: the first reason of all, and whose fault it is."""
+        """Return the error of a rank that was woken: the first reason, and the rank at fault."""
         boards = self._boards
         rank = boards[0].marked_by() if boards else None
         if rank is None:
@@ -486,6 +508,7 @@ class SharedMemory:
 
 def _check_shared(collective: Collective, operands: Sequence[Array | None], row: Row) -> None:
     """Check that others can reach what they work on. Raises DeviceError."""
+    # Large sums read the inputs of others; an all-reduce, and what moves, writes their outputs.
     is_read = collective.kind in (segments.ALL_REDUCE, segments.REDUCE_SCATTER)
     is_written = collective.kind != segments.REDUCE_SCATTER and collective.op != "send"
     met = ((is_read, operands[0], row[0]), (is_written, operands[1], row[2]))
@@ -498,6 +521,6 @@ def _check_shared(collective: Collective, operands: Sequence[Array | None], row:
 
 
 def _digest(texts: Sequence[str], place: int) -> int:
-    """Return a number for one of some collectives, which says what all of them are."""
+    """Return a 64-bit hash of one collective's place and of the texts of all of its lane."""
     text = "\n".join([*texts, str(place)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

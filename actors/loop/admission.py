@@ -46,21 +46,22 @@ class Admission:
         self._advance()
 
     def grant(self, steps: int, *, is_last: bool) -> None:
-        """Permit the run to begin so many steps in all; with `is_last`, never any more."""
+        """Permit `steps` steps in total; with `is_last`, the run never begins more than these."""
         self._granted = max(self._granted, steps)
         if is_last:
             self._last = min(self._last, steps)
         self._advance()
 
     def end(self) -> None:
-        """Let every source end with what was asked for until now, as soon as that is granted."""
+        """End every source after the steps asked for so far, once all of them are granted."""
         self._is_end_asked = True
         self._advance()
 
     def end_with(self, exhausted: int) -> None:
-        """Let the other sources come as far as the one that has no more data, and no farther."""
+        """Let the other sources reach the step of the exhausted source, and no later step."""
         self.is_over = True
         machine, per_step = self._machine, self._machine.table.firings_per_step
+        # Rounded up: a step that was begun is completed by the other sources.
         steps = -(-(machine.firing_index(exhausted) + 1) // per_step[exhausted])
         for source in machine.table.sources:
             machine.end_admission(source, limit=steps * per_step[source])
@@ -69,6 +70,7 @@ class Admission:
         if self.is_over:
             return
         machine, table = self._machine, self._machine.table
+        # All three are totals since the start, so their order of arrival does not matter.
         until = min(self._asked, self._granted, self._last)
         if until > self._admitted:
             steps, self._admitted = until - self._admitted, until
@@ -112,6 +114,7 @@ class OpenPorts:
             try:
                 if port is not None:
                     port.close()
+            # Every port is closed whatever one of them raises; the caller reports the errors.
             except BaseException as error:
                 errors.append(error)
         return tuple(errors)
@@ -190,6 +193,7 @@ def is_quiescent_for(machine: Machine, running: Set[int], rest: QuiescentConditi
         return False
     for group in rest.rounds:
         ended = [
+            # Ended firings: those that started, less the one under way.
             (machine.firing_index(a) + 1 - (machine.state(a) in _UNDER_WAY), count)
             for a, count in group
         ]
@@ -201,7 +205,7 @@ def is_quiescent_for(machine: Machine, running: Set[int], rest: QuiescentConditi
 
 
 class QuiescentQueue:
-    """Those who wait for a visit to one run. `waiting` is empty or not: the dispatcher looks."""
+    """The visits that wait in one run. The dispatcher checks `waiting` before each delivery."""
 
     def __init__(self) -> None:
         self.waiting: deque[QuiescentCallback] = deque()
@@ -209,7 +213,7 @@ class QuiescentQueue:
         self.is_shut = False
 
     def admit(self, visit: QuiescentCallback, wake: Callable[[], object]) -> None:
-        """Let a visit wait and wake the dispatcher, or dismiss it when nobody comes; any thread."""
+        """Queue a visit and wake the dispatcher, or dismiss it when the run is over; any thread."""
         with self._door:
             if not self.is_shut:
                 self.waiting.append(visit)
@@ -218,15 +222,18 @@ class QuiescentQueue:
         visit.dismiss()
 
     def shut(self) -> None:
-        """Dismiss those who wait, and everybody who comes later."""
+        """Dismiss the visits that wait, and every later one."""
         # Shut before they are sent away: one that comes later is dismissed by `admit`.
         with self._door:
             self.is_shut = True
+        # Nobody appends any more, so the queue is emptied without the lock.
         while self.waiting:
             self.waiting.popleft().dismiss()
 
     def receive(self, can_make: Callable[[QuiescentCondition], bool], *, is_over: bool) -> None:
         """Make the visits that can be made now; when the run is over, dismiss the others."""
+        # Each at most once: those that are rotated to the back are asked again at the next
+        # occasion.
         for _ in range(len(self.waiting)):
             visit = self.waiting[0]
             if can_make(visit.rest):

@@ -130,7 +130,9 @@ class Dispatcher:
         self._inbox: SimpleQueue[int] = SimpleQueue()
         self.post = self._inbox.put
         self._commands: deque[Callable[[], object]] = deque()
+        # Written by workers before they post FAILED; read here when that message is taken.
         self._failures: dict[int, Failure] = {}
+        # Detached actors whose firing was handed over and whose end has not come through the inbox.
         self._running: set[int] = set()
         self.given_up: set[int] = set()
         self._visitors = QuiescentQueue()
@@ -139,11 +141,13 @@ class Dispatcher:
         self._times = FiringTimes(options.clock, self.busy_ns, options.timeline)
         self._num_launches = [1 if a.kind in PORTED else len(a.launches) for a in self.plan.actors]
         self._note = ThreadActivity(self._num_launches)
+        # Pairs are built once: `next` then gives a firing its job without making an object.
         self._jobs: list[Iterator[Job]] = [
             _forever(tuple([(actor, chain) for chain in phases]))
             for actor, phases in enumerate(bound.chains)
         ]
         by_stream: dict[int, list[int]] = {}
+        # One thread per stream, not per actor: firings of a stream must not overlap.
         for actor in [a for a, is_detached in enumerate(self.table.is_detached) if is_detached]:
             by_stream.setdefault(self.table.streams[actor], []).append(actor)
         self.workers = tuple(
@@ -162,6 +166,8 @@ class Dispatcher:
             times=self._times,
             note=ThreadActivity(self._num_launches),
             employer=self,
+            # Sources and sinks run user code, whose thread keeps the settings that the user gave
+            # it.
             prepare=self._prepare if has_compute else _nothing,
         )
 
@@ -187,6 +193,7 @@ class Dispatcher:
     def is_idle(self) -> bool:
         """Whether no kernel runs and none will; a closed run may leave some behind."""
         is_shut = self._visitors.is_shut
+        # Ports run no kernels, so a source or sink that still blocks does not count.
         return (self.machine.is_halted or is_shut) and self._running <= self.ports.ported
 
     def in_flight(self, thread: Thread) -> RunningLaunch | None:
@@ -198,7 +205,7 @@ class Dispatcher:
         self._failures[failure.actor] = failure
 
     def fail_worker_start(self, error: BaseException) -> None:
-        """Fail the run with what kept a worker from beginning; for any thread."""
+        """Fail the run with the error that kept a worker's thread from starting; for any thread."""
         self.call_soon_threadsafe(partial(self.abort, error))
 
     # -- commands --------------------------------------------------------------------------------
@@ -206,6 +213,7 @@ class Dispatcher:
     def halt(self) -> None:
         """Run nothing more, not even what was started and has not begun."""
         self.machine.halt()
+        # What was started and never handed over has no thread; only what a worker has begun ends.
         self.machine.fireable.clear()
         self.machine.detached.clear()
         self.machine.flushing.clear()
@@ -213,20 +221,22 @@ class Dispatcher:
             self._running.difference_update(worker.drop())
 
     def give_up(self, ported: Set[int]) -> None:
-        """Wait no longer for ports that block in a firing; what they still bring is ignored.
+        """Stop waiting for ports that block in a firing; what they still deliver is ignored.
 
-        A source that is admitted is exhausted. A sink, and a source that fires for another actor,
-        which waits for all that it was promised, fires on here, and its launches do what they like.
+        An admitted source counts as exhausted. A sink, or a source driven by another actor, goes on
+        firing on this thread, because its neighbours wait for every token that they were promised.
         """
         for actor in sorted(ported - self.given_up):
             port = self._bound.ports[self.table.names[actor]]
             if not isinstance(port, AbandonablePort) or not port.abandon():
                 continue
             self.given_up.add(actor)
+            # An abandoned launch raises when it wakes; `_take` ignores the message about that.
             if self.table.admission[actor] is not None:
                 self._running.remove(actor)
                 self._receive(message(Message.EXHAUSTED, actor))
             else:
+                # Later firings run here at once, and so does the one that was under way.
                 self._put[actor] = self._fire_here
                 firing = self.machine.firing_index(actor)
                 self._fire_here((actor, self._bound.begun(actor, firing)))
@@ -241,6 +251,7 @@ class Dispatcher:
     def cut(self) -> None:
         """End the run where it is, which is no failure: what runs ends, whatever it raises."""
         self.is_cut = True
+        # What they still raise is ignored: it belongs to no step any more.
         self.given_up |= self.ports.sources
         self.halt()
         self._close_sources()
@@ -258,7 +269,7 @@ class Dispatcher:
             self.abort(error)
 
     def forget(self) -> None:
-        """Let go of launches and errors: whoever keeps the loop, or its failure, keeps no arena."""
+        """Drop launches and errors, so that a kept loop or failure keeps no arena alive."""
         self._visitors.shut()
         self._jobs.clear()
         self._failures.clear()
@@ -269,12 +280,15 @@ class Dispatcher:
     def run(self) -> None:
         """Run until every actor has ended, a firing failed, or the run is closed."""
         try:
+            # Only where chains run on this thread; workers prepare their own.
             if not all(self.table.is_detached):
                 self._prepare()
         except BaseException as error:
             self.abort(error)
         try:
             self._serve()
+            # Linear, once per run: a machine that is over accounts for every slot, or a bug is
+            # reported.
             self.machine.validate()
             self._bound.synchronize()
         except DeviceFailure as failure:
@@ -285,6 +299,7 @@ class Dispatcher:
             clear_frames(error.__traceback__)
             self.abort(error)
         self.forget()
+        # Last: the mailbox is first in, first out, so the jobs before None still run.
         for worker in self.workers:
             worker.put(None)
 
@@ -296,6 +311,7 @@ class Dispatcher:
         outbox, is_quiet, get, put = machine.outbox, inbox.empty, inbox.get, self._put
         visitors, note = self._visitors.waiting, self._note
         clock, busy_ns, timeline = self._times.clock, self._times.busy_ns, self._times.timeline
+        # By actor, so that the end of a firing costs an index.
         done = [message(Message.DONE, actor) for actor in range(self.table.num_actors)]
         # What the loop needs stands in locals, and what happens in every firing calls nothing of
         # ours but the machine: this is most of what a firing costs beside its launches.
@@ -311,6 +327,7 @@ class Dispatcher:
             if not is_quiet():
                 code = get()
                 if code & KIND_MASK == _DONE:
+                    # As `subject_of`, without a call.
                     running.remove(code >> KIND_BITS)
                     outbox.append(code)
                 else:
@@ -325,6 +342,8 @@ class Dispatcher:
             if fireable:
                 job = next(jobs[next_fireable()])
                 actor, chain = job
+                # `job` is set after the rest: a watchdog that sees it finds time and launches of
+                # this firing.
                 note.since_ns = since
                 note.launches = launches = iter(chain)
                 note.job = job
@@ -338,6 +357,7 @@ class Dispatcher:
                     del job, chain, launches, launch
                     self._fail_firing(actor, launch_index, error)
                     continue
+                # One reading of the clock per firing: the end of this one is the start of the next.
                 before, since = since, clock()
                 busy_ns[actor] += since - before
                 if timeline is not None:
@@ -365,6 +385,7 @@ class Dispatcher:
     def _take(self, code: int) -> None:
         """Take what came through the inbox."""
         if code == _COMMAND:
+            # Each _COMMAND in the inbox stands for one entry, appended before it.
             self._commands.popleft()()
             return
         if code & KIND_MASK != _DONE and subject_of(code) in self.given_up:
@@ -373,11 +394,12 @@ class Dispatcher:
         self._receive(code)
 
     def _receive_visitors(self) -> None:
-        """Make the visits that can be made now; in a failed run, let those go that never can."""
+        """Make the visits that are possible now; dismiss those that a failed run can never make."""
         machine = self.machine
         if machine.outbox:
             # The end of a firing, and not yet what it leads to: that might start the next step.
             machine.receive(machine.outbox.pop(0))
+        # A failed run makes no visit: its variables may be of half a step.
         is_over = machine.is_halted and self.is_idle
         self._visitors.receive(self._can_visit, is_over=is_over)
 
@@ -392,6 +414,7 @@ class Dispatcher:
         self.machine.receive(code)
         kind = code & KIND_MASK
         if kind == _EXHAUSTED:
+            # All sources end on the same step, or a sink would wait for data that never comes.
             self.admission.end_with(subject_of(code))
         elif kind == _FAILED:
             self.halt()
@@ -400,6 +423,7 @@ class Dispatcher:
 
     def _is_over(self) -> bool:
         if self.machine.is_halted:
+            # Halted: kernels and sinks are waited for, sources in user code are not.
             return self.is_closing or self._running <= self.ports.sources
         return self.machine.is_finished
 
@@ -417,6 +441,8 @@ class Dispatcher:
             return
         if self.failure is None:
             self.failure = explain(self.plan, failure, self.machine.story(failure.actor))
+        # A source fails here because its port was closed after the first failure, which says
+        # nothing.
         elif failure.actor not in self.ports.sources:
             also = explain(self.plan, failure, ())
             if not is_same_failure(also, self.failure):
@@ -428,14 +454,17 @@ class Dispatcher:
         firing, tokens = machine.firing_index(actor), machine.flush_tokens(actor)
         try:
             chain = self._bound.bind_flush(actor, firing, tokens)
+        # What a port's `bind` raises is raised again by the launch, as a failure of this firing.
         except Exception as error:
             chain = (partial(_raise, error),)
+        # Replaces the phases: it is the actor's last firing.
         self._jobs[actor] = repeat((actor, chain))
         is_detached = self.table.is_detached[actor]
         (machine.detached if is_detached else machine.fireable).append(actor)
 
     def _fail_firing(self, actor: int, launch: int | None, error: BaseException) -> None:
         """Report what an inline chain raised."""
+        # Only an admitted source may run out; from any other actor the same error is a failure.
         if self.table.admission[actor] is not None and isinstance(error, SourceExhausted):
             self._receive(message(Message.EXHAUSTED, actor))
             return

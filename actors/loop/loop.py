@@ -46,10 +46,12 @@ class Loop:
         self._dispatcher = Dispatcher(bound, options)
         self._options = options
         self._clock = options.clock
+        # Guards the flags below, and that no step is admitted after `end` or `close`.
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._is_started = self._is_ended = self._is_closed = self._is_joined = False
         self._start_ns = self._end_ns = 0
+        # Threads do not survive a fork: in a child nothing would answer.
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="actorflow-dispatch", daemon=True)
         self._watchdog: Watchdog | None = None
@@ -78,6 +80,7 @@ class Loop:
         try:
             for thread in threads:
                 thread.start()
+        # BaseException: an interrupt between two starts must not leave threads behind.
         except BaseException as error:
             self.close()
             if isinstance(error, RuntimeError):  # what `Thread.start` raises
@@ -123,12 +126,12 @@ class Loop:
             self._dispatcher.call_soon_threadsafe(partial(self._dispatcher.admission.ask, steps))
 
     def grant(self, steps: int, *, is_last: bool = False) -> None:
-        """Permit a run with a window to begin so many steps in all; with `is_last`, never any more.
+        """Permit a run with a window to begin `steps` steps in total; `is_last` forbids any more.
 
-        For a coordinator of several ranks. Steps are begun when they are both admitted and granted;
-        grants only grow, so that they may come twice and late. No effect without a window, but for
-        `is_last`: then the run finishes cleanly with that step, or where it is beyond it already.
-        Raises ValueError for less than none.
+        For a coordinator of several ranks. A step begins when it is both admitted and granted.
+        Grants only grow, so one may arrive twice or late. Without a window only `is_last` has an
+        effect: the run ends cleanly after that step, or at once where it is past it already.
+        Raises ValueError for a negative number.
         """
         self.check_process()
         if steps < 0:
@@ -173,13 +176,13 @@ class Loop:
         )
 
     def expect_cut(self) -> None:
-        """Take nothing that a launch raises from now on for a failure: others may cut first."""
+        """Treat errors of launches as no failure from now on: another rank may have cut the run."""
         self._dispatcher.is_cut = True
 
     def cut(self) -> None:
         """End the run where it is, as `abort` does, but as no failure: `wait` returns False.
 
-        What runs is waited for, and may raise what it likes; whoever cuts has it return.
+        Running launches are waited for, and their errors are ignored; the caller makes them return.
         """
         self._dispatcher.call_soon_threadsafe(self._dispatcher.cut)
 
@@ -191,9 +194,9 @@ class Loop:
         return {names[r.actor]: r.where for r in running if r is not None and r.actor in ports}
 
     def run_when_quiescent(self, visit: QuiescentCallback) -> None:
-        """Have a visit made on the dispatcher's thread, or dismissed when the run is over first.
+        """Make a visit on the dispatcher's thread, or dismiss it when the run ends before.
 
-        Raises RuntimeError on that thread itself, where it could only be waited for in vain.
+        Raises RuntimeError on that thread itself, where waiting for the visit would deadlock.
         """
         self.check_process()
         if threading.current_thread() is self._thread:
@@ -212,7 +215,7 @@ class Loop:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it was ended where it was, in the middle of a step."""
+        """Whether the run was cut, in the middle of a step."""
         return self._dispatcher.is_cut
 
     @property
@@ -254,16 +257,20 @@ class Loop:
         # closed would be a failure else.
         dispatcher.is_closing = True
         dispatcher.call_soon_threadsafe(dispatcher.halt)
+        # Before the joins: a launch that blocks in a port returns only once the port is closed.
         errors = dispatcher.ports.close()
         try:
             if _is_started(self._thread):
                 self._join()
             else:
+                # Never started: no thread does it at the end of its run.
                 dispatcher.forget()
             self._is_joined = True
         finally:
+            # Also where a join failed: whoever is in `wait` must not wait for ever.
             self._over.set()
             self._join_watchdog()
+        # The first one; by now all ports are closed and all threads joined.
         for error in errors:
             raise error
 
@@ -285,6 +292,7 @@ class Loop:
         Callable at any time. Linear in actors and edges; costs the run nothing until it is called.
         """
         dispatcher = self._dispatcher
+        # 0 stands for a run that is not over: it is measured up to now.
         end_ns = self._end_ns or (self._clock() if self._is_started else 0)
         return collect(
             dispatcher.plan,
@@ -309,7 +317,7 @@ class Loop:
         return [(machine.firing_index(a), machine.state(a)) for a in every], ended
 
     def _examine(self) -> RunSnapshot:
-        """Return who is doing what now; exact when nothing moves."""
+        """Return what every actor does now; exact when nothing moves."""
         dispatcher = self._dispatcher
         machine = dispatcher.machine
         every = range(machine.table.num_actors)
@@ -334,6 +342,7 @@ class Loop:
         dispatcher = self._dispatcher
         dispatcher.run()
         try:
+            # Before `_over` is set: what it raises must be there when `wait` returns.
             if self._options.on_finished is not None:
                 self._options.on_finished()
         except BaseException as error:
@@ -343,7 +352,7 @@ class Loop:
         self._over.set()  # last: whoever wakes by it reads all that is above
 
     def _join_watchdog(self) -> None:
-        """Wait for the watchdog, unless its listener blocks, or is who closes the loop."""
+        """Join the watchdog within a limit, unless its own thread closes the loop."""
         watchdog = self._watchdog
         is_here = watchdog is None or watchdog.thread is threading.current_thread()
         if watchdog is not None and _is_started(watchdog.thread) and not is_here:
@@ -351,6 +360,7 @@ class Loop:
 
     def _join(self) -> None:
         here = threading.current_thread()
+        # A run may be closed by a callback on one of its own threads, which cannot join itself.
         if self._thread is not here:
             self._thread.join()
         workers = [
@@ -387,6 +397,7 @@ def _is_started(thread: threading.Thread) -> bool:
 
 def _still_alive(workers: list[Worker], timeout_s: float) -> list[Worker]:
     """Return the workers whose threads do not end within a time that they share."""
+    # One deadline for all, so that ten blocked sources cost no more than one.
     deadline = time.monotonic() + timeout_s
     for worker in workers:
         worker.thread.join(max(0.0, deadline - time.monotonic()))

@@ -38,6 +38,7 @@ class Timeline:
     def __init__(self, capacity: int = 1 << 16) -> None:
         if capacity < 1:
             raise ValueError(f"a timeline needs a capacity of 1 row or more, got {capacity}")
+        # 8 bytes of a signed 64-bit integer, typecode q.
         zeros = bytes(8 * capacity)
         self._capacity = capacity
         self._next = count()
@@ -48,6 +49,8 @@ class Timeline:
 
     def record(self, actor: int, firing: int, start_ns: int, end_ns: int) -> None:
         """Note one firing. Callable from any thread; builds nothing."""
+        # `next` of itertools.count is one call of C under the interpreter lock: no two rows share a
+        # place.
         index = next(self._next) % self._capacity
         self._actors[index] = actor
         self._firings[index] = firing
@@ -80,6 +83,7 @@ def write_chrome_trace(
     the time that is 0 in the picture. `title` stands above all tracks.
     """
     rows = tuple(rows)
+    # Nanoseconds here, microseconds in the file: the format's unit of ts and dur.
     origin = min([row[2] for row in rows], default=0)
     events: list[dict[str, Any]] = []
     if title:
@@ -134,6 +138,7 @@ def _arrows(rows: tuple[Row, ...], table: MachineTable, origin: int) -> Iterator
     number = count()
     for edge in table.edges:
         for _, firing, start, _ in by_actor.get(edge.consumer, []):
+            # Tokens by number; negative for initial ones, which no firing produced.
             first = firing * edge.consume - edge.initial
             last = first + edge.consume - 1
             for producing in range(first // edge.produce, last // edge.produce + 1):

@@ -126,8 +126,10 @@ def diagnose(situation: RunSnapshot, seconds: float) -> Stall | None:
     """
     waits = tuple([_waits_of(situation, a) for a in range(situation.table.num_actors)])
     is_open = [s not in (State.ENDED, State.FAILED) for s in situation.states]
+    # From the sinks first: whatever they wait for holds up the run, other actors that run may not.
     sinks = [a for a, edges in enumerate(situation.table.outputs) if not edges and is_open[a]]
     seen = _reached(waits, sinks)
+    # Nothing that runs was reached, or the run is ending: then any open actor may be the cause.
     if situation.is_halted or not any(a in situation.in_flight for a in seen):
         seen = _reached(waits, [a for a, still in enumerate(is_open) if still])
     roots = tuple(sorted([a for a in seen if a in situation.in_flight]))
@@ -168,7 +170,8 @@ def _waits_of(situation: RunSnapshot, actor: int) -> tuple[WaitReason, ...]:
 
 
 def _occupant(situation: RunSnapshot, actor: int) -> int | None:
-    """Return who keeps a firing that was started from beginning, or its message from arriving."""
+    """Return the actor that keeps a started firing from beginning, or its message waiting."""
+    # Not delivered: the thread is done, and the dispatcher is too busy to take its message.
     if situation.table.is_detached[actor] and situation.is_delivered[actor]:
         stream = situation.table.streams[actor]
         on_stream = [a for a in situation.in_flight if situation.table.streams[a] == stream]
@@ -177,7 +180,8 @@ def _occupant(situation: RunSnapshot, actor: int) -> int | None:
 
 
 def _reached(waits: tuple[tuple[WaitReason, ...], ...], starts: Iterable[int]) -> tuple[int, ...]:
-    """Return the actors that `starts` wait for, at any remove, and themselves."""
+    """Return `starts` and all actors that they wait for, directly or through others."""
+    # A dict keeps the order of discovery, so that reports of one situation are alike.
     seen = dict.fromkeys(starts)
     left = list(seen)
     while left:
@@ -190,6 +194,7 @@ def _reached(waits: tuple[tuple[WaitReason, ...], ...], starts: Iterable[int]) -
 
 def _cycle(waits: tuple[tuple[WaitReason, ...], ...], seen: Iterable[int]) -> tuple[int, ...]:
     """Return actors that wait for one another, in order, the lowest first; () if there are none."""
+    # Depth-first search with an explicit stack: long chains would exceed Python's recursion limit.
     colour: dict[int, bool] = {}  # True while an actor is on the path
     for root in sorted(seen):
         path = [root] if root not in colour else []
@@ -202,6 +207,7 @@ def _cycle(waits: tuple[tuple[WaitReason, ...], ...], seen: Iterable[int]) -> tu
                 for_each.pop()
             elif colour.get(on):
                 found = path[path.index(on) :]
+                # Rotated to begin with the lowest actor, so that one cycle always reads the same.
                 first = found.index(min(found))
                 return tuple(found[first:] + found[:first])
             elif on not in colour:
@@ -229,6 +235,7 @@ def _reason(
                 for a, w in zip(cycle, steps, strict=True)
             ]
         )
+        # Only missing slots can be mended by a plan; a cycle of inputs alone never had its tokens.
         full = list(dict.fromkeys([w.register for w in steps if w.cause is WaitKind.REGISTER]))
         mend = f"; more slots of {' or '.join(map(repr, full))} would let it go on" if full else ""
         return f"the actors wait for one another: {chain}{mend}"
@@ -289,9 +296,9 @@ class WatchdogOptions:
     """How a run is watched.
 
     Args:
-        seconds: without a firing before a stall is reported; 0 does not watch.
-        on_stall: called on the watchdog's thread with every report.
-        folder: gets every report with its messages at the end of `stall.txt`, or None.
+        seconds: Time without a firing before a stall is reported; 0 disables the watchdog.
+        on_stall: Called on the watchdog's thread with every report.
+        folder: Where every report is appended to `stall.txt`, or None.
     """
 
     seconds: float = 60.0
@@ -303,12 +310,12 @@ class Watchdog:
     """Looks at a run now and then, and reports when it stands still.
 
     Args:
-        watch: limit, listener and folder.
-        progress: returns a value that changes whenever a firing begins or ends.
-        examine: returns the situation now.
-        wait: waits so many seconds, or until the run is over, and returns whether it is.
-        clock: seconds, monotonic.
-        report: takes the text of a report.
+        watch: Limit, listener and folder.
+        progress: Returns a value that changes whenever a firing begins or ends.
+        examine: Returns the situation now.
+        wait: Waits that many seconds or until the run is over; returns whether it is over.
+        report: Takes the text of a report.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -332,6 +339,7 @@ class Watchdog:
     def run(self) -> None:
         """Watch until the run is over. A stall is seen at most a quarter of the limit late."""
         limit_s = self._watch.seconds
+        # However long the limit is, the wait stays far below the largest timeout of a lock.
         interval_s = max(_LEAST_INTERVAL_S, min(limit_s / _LOOKS_PER_LIMIT, _MOST_INTERVAL_S))
         seen, since, due_s = self._progress(), self._clock(), limit_s
         while not self._wait(interval_s):
@@ -339,11 +347,13 @@ class Watchdog:
             if came != seen:
                 if due_s > limit_s:
                     self._report(f"the run goes on, after about {stood_s:.0f} s")
+                # The clock is read once per look; `since` moves to that reading.
                 seen, since, due_s = came, since + stood_s, limit_s
             elif stood_s >= due_s:
                 stall = diagnose(self._examine(), stood_s)
                 if stall is not None:
                     self._tell(stall, is_first=due_s == limit_s)
+                    # Doubling: n hours of standing still make some log2(n) reports.
                     due_s = 2 * stood_s
 
     def _tell(self, stall: Stall, *, is_first: bool) -> None:
@@ -360,11 +370,13 @@ class Watchdog:
                 with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write("\n".join([*lines, *messages, "", ""]))
                 messages = [f"the last messages are in {path}"] if is_first else []
+            # A full disk must not end the watchdog: the report goes on in the log.
             except OSError as error:
                 lines.append(f"{path} cannot be written: {error.strerror}")
         self._report("\n".join([*lines, *messages]))
         if self._watch.on_stall is not None:
             try:
                 self._watch.on_stall(stall)
+            # The user's listener; the watchdog outlives what it raises.
             except Exception as error:
                 self._report(f"on_stall raised {error!r}; the run is not touched by it")

@@ -35,7 +35,7 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Which launch of which firing raised what; `launch` is None where that is unknown."""
+    """An error with the launch and firing that raised it; `launch` is None where unknown."""
 
     actor: int
     firing: int
@@ -45,6 +45,7 @@ class Failure:
 
 def failed_launch(failure: DeviceFailure) -> Failure:
     """Return the failure of the launch that failed on a device."""
+    # The cause is the kernel's own error; the wrapper only says which launch it was.
     cause = failure.__cause__ or failure
     return Failure(failure.actor, failure.firing, failure.launch, cause)
 
@@ -57,7 +58,7 @@ def root_failure(failure: Failure) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlace:
-    """Where in the user's program a launch belongs; `what` names it within its actor."""
+    """The place of a launch in the user's program; `what` names it within its actor."""
 
     what: str
     op: str
@@ -75,9 +76,9 @@ class LaunchPlace:
 
 
 def place_of(plan: Plan, actor: int, launch: int | None) -> LaunchPlace:
-    """Return the place of a launch; a source or sink has its port in place of launches.
+    """Return the place of a launch; a source or sink has a port instead of launches.
 
-    Of an unknown launch (None), the ops and lines of all that it can be.
+    An unknown launch (None) gets the ops and lines of all launches that it may be.
     """
     entry = plan.actors[actor]
     if entry.kind in PORTED:
@@ -136,9 +137,9 @@ def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed
 
 
 def is_same_failure(failed: ActorFailed, by: BaseException) -> bool:
-    """Whether an error is of the same launch: every wait for a device tells of the one that failed.
+    """Whether an error is about the same launch: every wait for a failed device reports it.
 
-    A launch that is not known may be any other.
+    An unknown launch matches none.
     """
     if not isinstance(by, ActorFailed) or failed.launch is None:
         return False
@@ -204,7 +205,7 @@ class ThreadActivity:
         self.since_ns = 0
 
     def clear(self) -> None:
-        """Note that nothing runs, and let go of the chain."""
+        """Note that nothing runs, and drop the chain."""
         self.job = self.launches = None
 
     def launch(self) -> int | None:
@@ -213,6 +214,8 @@ class ThreadActivity:
         if job is None or launches is None:
             return None
         actor, chain = job
+        # The iterator has taken the launch that runs; `length_hint` counts those after it, without
+        # a counter that each launch would have to advance.
         item = max(0, len(chain) - length_hint(launches) - 1)
         return launch_number(chain, item, self._num_launches[actor])
 
@@ -229,6 +232,7 @@ class ThreadActivity:
 
 def _calls_below(thread: threading.Thread, code: CodeType) -> tuple[str, ...]:
     """Return the innermost calls of a thread down to a function; () where it is not in it."""
+    # A snapshot: the thread runs on, so names and lines are exact only where it is stuck.
     frame = sys._current_frames().get(thread.ident or 0)
     calls: list[str] = []
     while frame is not None and frame.f_code is not code:
@@ -245,6 +249,7 @@ def launch_number(chain: Chain, item: int, num_launches: int) -> int | None:
     one that runs does not know. O(items); only failures and stalls ask.
     """
     counts = [getattr(launch, "num_launches", 1) for launch in chain]
+    # A device may join launches and not say how many: then an item's place tells no launch.
     if sum(counts) != num_launches or item >= len(chain):
         return None
     running: int | None = getattr(chain[item], "running", 0)
@@ -265,7 +270,7 @@ class FiringTimes:
 
 
 class WorkerCallbacks(Protocol):
-    """Who hears from a worker, on the worker's thread."""
+    """The callbacks of a worker, called on the worker's thread."""
 
     @property
     def post(self) -> Callable[[int], object]:
@@ -275,12 +280,13 @@ class WorkerCallbacks(Protocol):
         """Take a failure, before its message."""
 
     def fail_worker_start(self, error: BaseException) -> None:
-        """Take what kept the thread from beginning; it runs no job."""
+        """Take the error that kept the thread from starting; it runs no job."""
 
 
 # A function of the user's that a worker calls may fork. Of the child's threads there is this one
 # alone, so that it would wait for the dispatcher for ever, once it has left that function.
 
+# A list, so that threads hold the cell in a local and compare an int per firing.
 _forks = [0]
 """How many forks lie between the first process and this one."""
 
@@ -300,6 +306,7 @@ def _end_child(error: BaseException | None) -> NoReturn:
     if isinstance(error, SystemExit):
         status = 0 if error.code is None else error.code
         if not isinstance(status, int):
+            # As the interpreter does for sys.exit(text): the text is printed, the status is 1.
             print(status, file=sys.stderr)
             status = 1
     elif error is not None and not isinstance(error, StopIteration):
@@ -314,6 +321,7 @@ def _end_child(error: BaseException | None) -> NoReturn:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError, ValueError):
             stream.flush()
+    # Not sys.exit, which ends this thread alone; no exit handler of the parent's may run here.
     os._exit(int(status) & 255)  # type: ignore[call-overload]  # an int by now
 
 
@@ -324,12 +332,12 @@ class Worker:
     the firings that it has ended.
 
     Args:
-        name: of the stream.
-        actors: those of the stream.
-        table: says which actors are sources.
-        times: where firings are timed.
-        note: where the thread says what it runs.
-        employer: hears how firings end.
+        name: Name of the stream.
+        actors: Actors of the stream.
+        table: Tells which actors are sources.
+        times: Receives the duration of each firing.
+        note: Holds what the thread runs at this moment.
+        employer: Is told how each firing ends.
         prepare: called once on the thread before its first job.
     """
 
@@ -389,8 +397,10 @@ class Worker:
         firings, note = self.firings, self._note
         done = [message(Message.DONE, actor) for actor in range(len(firings))]
         launch: Launch | None = None
+        # A fork after this line is seen by the count; the thread then is the only one of a child.
         forks, born = _forks, _forks[0]
         while True:
+            # For statistics only: another thread may put a job between this look and `get`.
             if is_idle():
                 self.num_waits += 1
             job = get()
@@ -405,6 +415,7 @@ class Worker:
                 for launch in launches:
                     launch()
             except BaseException as error:
+                # A forked child, which left the user's function by an error.
                 if forks[0] != born:
                     _end_child(error)
                 code = self._fail(error, actor, note.launch())
@@ -418,6 +429,7 @@ class Worker:
             # Arrays must not live on while the thread waits, nor in the traceback of an error.
             note.job = note.launches = None
             del job, chain, launches
+            # The loop's variable outlives the loop, and a launch holds views on the arena.
             launch = None
             post(code)  # last: the firing counts as over as soon as the dispatcher reads it
 

@@ -36,6 +36,7 @@ from compiler.contract.errors import InternalError
 # The main invariant is conservation: the slots of an edge are at every moment either ready at the
 # consumer, free at the producer, held by a firing at one of its ends, or under way in a message.
 
+# A failed firing keeps what it took, so its slots are accounted for as held.
 _HOLDING = (int(State.FIRING), int(State.FLUSHING), int(State.FAILED))
 
 
@@ -91,6 +92,7 @@ def check_actors(
         conditions = [message(Message.READY, e) for e in table.all_inputs(actor)]
         conditions += [message(Message.FREE, e) for e in table.outputs[actor]]
         missing = sum([level[c] < 0 for c in conditions])
+        # Not to wait, and to be halted, are conditions like any other: see actors.machine.machine.
         missing += (state[actor] != State.WAITING) + is_halted
         if missing != unmet[actor]:
             raise InternalError(
@@ -156,6 +158,7 @@ def actor_history(
 ) -> tuple[str, ...]:
     """Return the last `limit` messages to `actor` or about the ends of its neighbours' firings."""
     edges = [table.edges[e] for e in table.inputs[actor] + table.outputs[actor]]
+    # May hold OUTSIDE, which is the subject of no message.
     near = {actor} | {edge.producer for edge in edges} | {edge.consumer for edge in edges}
     rows = [
         code
@@ -188,7 +191,9 @@ def message_history(
         if kind is Message.DONE:
             is_flush = subject in last
             last.discard(subject)
+            # Read backwards, the first DONE of a flushed actor is that of its last firing.
             sent = [c for c in posts[subject] if not (is_flush and kind_of(c) is Message.FREE)]
+            # `rows` is newest first, as the codes are walked; it is turned round at the end.
             rows.extend([describe(table, c) for c in reversed(sent)])
         elif kind in _ORDINARY and table.edges[subject].producer != OUTSIDE:
             continue
@@ -263,6 +268,7 @@ def wire(table: MachineTable) -> Wiring:
     """Return the columns of a table. Linear in actors and edges."""
     every = range(table.num_actors)
     size = max(table.num_actors, len(table.edges)) << KIND_BITS
+    # Negative codes index from the end: the padding makes them meet nobody, not the last edge.
     owners = [addressee(table, code) for code in range(size)] + [None] * size
     level, refill, limit = [0] * len(owners), [0] * len(owners), [0] * len(owners)
     for index, edge in enumerate(table.edges):
@@ -270,10 +276,12 @@ def wire(table: MachineTable) -> Wiring:
         is_admission = edge.producer == OUTSIDE
         level[ready] = edge.initial - edge.consume
         refill[ready] = edge.produce
+        # Permits are not slots: as many may be admitted as a user asks for.
         limit[ready] = _UNLIMITED if is_admission else edge.num_slots - edge.consume
         if is_admission:
             continue  # Free goes to nobody
         limit[free] = edge.num_slots - edge.produce
+        # An initial token lies in a slot, which is not free then.
         level[free] = limit[free] - edge.initial
         refill[free] = edge.consume
     frees = [tuple([message(Message.FREE, e) for e in table.inputs[a]]) for a in every]
@@ -323,8 +331,10 @@ class MachineState:
         self.fireable: deque[int] = deque()
         self.detached: deque[int] = deque()
         self.flushing: deque[int] = deque()
+        # At least the 1,000 rows that `Machine.last_messages` promises, more where actors are many.
         self.ring: deque[int] = deque(maxlen=_STORY_ROWS_PER_ACTOR * num_actors + _STORY_ROWS)
         self.owner, self.limit = wiring.owner, wiring.limit
+        # Copies: `refill` of an actor goes to 0 when it ends, and the wiring keeps the rates.
         self.refill, self.level = list(wiring.refill), list(wiring.level)
         # One entry more than actors: the addressee of messages to nobody.
         self.state = [int(State.WAITING)] * num_actors + [NOBODY]
@@ -341,12 +351,14 @@ class MachineState:
         level = self.level[code] + count
         if level > self.limit[code]:
             self.refuse(code)
+        # A bool counts as 0 or 1: the condition has become met just now, or it has not.
         self.unmet[self.owner[code]] -= level - count < 0 <= level
         self.level[code] = level
 
     def take(self, code: int, count: int) -> None:
         """Take so many from the condition of a message."""
         level = self.level[code] - count
+        # The reverse: the condition was met and is not any more.
         self.unmet[self.owner[code]] += level < 0 <= level + count
         self.level[code] = level
 
@@ -375,6 +387,7 @@ class MachineState:
         """Make being halted an unmet condition of every actor; once."""
         if not self.is_halted:
             self.is_halted = True
+            # In place: `Machine.deliver` holds this very list in a local.
             self.unmet[:] = [unmet + 1 for unmet in self.unmet]
 
     def story(self, actor: int) -> tuple[str, ...]:

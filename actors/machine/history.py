@@ -52,6 +52,7 @@ class History:
 
     def __init__(self, table: MachineTable, rows: Iterable[Row]) -> None:
         self.table = table
+        # By start, then end: a firing of no length comes before what begins at the same moment.
         self.rows = sorted(rows, key=lambda row: (row[2], row[3]))
         self._origin = self.rows[0][2] if self.rows else 0
         self._by_firing = {row[:2]: row for row in self.rows}
@@ -78,6 +79,7 @@ class History:
         best: Row | None = None
         cause: tuple[Blocker, int | None] = (Blocker.START, None)
         for kind, edge, other in self._waited_for(actor, firing):
+            # Strictly later: of equal ends the first stands, inputs before slots before the stream.
             if other is not None and (best is None or other[3] > best[3]):
                 best, cause = other, (kind, edge)
         waited = start - (self._origin if best is None else best[3])

@@ -94,6 +94,8 @@ class Ending:
             for e in columns.table.all_inputs(actor)
         ):
             return
+        # No longer WAITING counts as one unmet condition, as in `check_actors`: no ordinary firing
+        # starts now.
         columns.unmet[actor] += 1
         columns.look_up_every_message(actor)
         if columns.table.is_flushed[actor]:
@@ -104,6 +106,7 @@ class Ending:
 
     def _note_end(self, actor: int, code: int) -> None:
         columns, edge = self._columns, subject_of(code)
+        # An edge carries one End; a second one is a fault of its sender.
         if columns.is_ended[edge]:
             columns.refuse(code)
         columns.is_ended[edge] = columns.has_end[actor] = True
@@ -136,11 +139,13 @@ class Ending:
             or any(levels[message(Message.FREE, e)] < 0 for e in table.outputs[actor])
         ):
             return
+        # A level is what is there less the rate: below 0 it says how far this firing falls short.
         rates = [edges[subject_of(c)].consume for c in codes]
         tokens = [r + min(levels[c], 0) for c, r in zip(codes, rates, strict=True)]
         for code, count in zip(codes, tokens, strict=True):
             columns.take(code, count)
         for edge in table.outputs[actor]:
+            # Outputs are filled in full: consumers count whole firings of their producer.
             columns.take(message(Message.FREE, edge), edges[edge].produce)
         columns.flush_tokens[actor] = tuple(tokens)
         columns.state[actor] = _FLUSHING
@@ -151,6 +156,7 @@ class Ending:
         columns = self._columns
         columns.ring.append(code)
         self.send(columns.wiring.readies[actor])
+        # Not Free, which stands for a full rate: each token that was taken goes home as one Return.
         flushed = columns.flush_tokens[actor]
         for edge, count in zip(columns.table.inputs[actor], flushed, strict=True):
             self.send([message(Message.RETURN, edge)] * count)
@@ -159,6 +165,8 @@ class Ending:
     def _exhaust(self, actor: int, code: int) -> None:
         columns, table = self._columns, self._columns.table
         columns.ring.append(code)
+        # The firing was counted and its slots were taken when it started; it has filled none of
+        # them.
         columns.firings[actor] -= 1
         for edge in table.outputs[actor]:
             columns.add(message(Message.FREE, edge), table.edges[edge].produce)
@@ -174,6 +182,8 @@ class Ending:
         columns, table = self._columns, self._columns.table
         for edge in table.inputs[actor]:
             code = message(Message.READY, edge)
+            # The level leaves out one firing's rate; with it this is all that lies ready on the
+            # edge.
             left = columns.level[code] + table.edges[edge].consume
             columns.take(code, left)
             self.send([message(Message.RETURN, edge)] * left)
@@ -184,6 +194,8 @@ class Ending:
     def _hand_back(self, actor: int, code: int) -> None:
         columns = self._columns
         columns.ring.append(code)
+        # The same edge with another kind. `columns.refill` is 0 by now: only the wiring has the
+        # rate.
         self.send([code ^ Message.READY ^ Message.RETURN] * columns.wiring.refill[code])
 
     def _settle_slot(self, actor: int, code: int) -> None:
@@ -196,6 +208,7 @@ class Ending:
 
     def _end_if_home(self, actor: int) -> None:
         columns, table = self._columns, self._columns.table
+        # A level at its limit: consumers have handed back every slot of the edge.
         homes = [message(Message.FREE, e) for e in table.outputs[actor]]
         if all(columns.is_ended[e] for e in table.all_inputs(actor)) and all(
             columns.level[code] == columns.limit[code] for code in homes
@@ -206,6 +219,7 @@ class Ending:
 
 _WAITING, _FIRING = int(State.WAITING), int(State.FIRING)
 _FAILED = int(State.FAILED)
+# States from DRAINING on start no firing any more; `admit` compares with >=.
 _OVER = (_DRAINING, _ENDED)
 _COUNT, _COMPLETE = REACTION_CODES[Reaction.COUNT], REACTION_CODES[Reaction.COMPLETE]
 
@@ -248,6 +262,7 @@ class Machine:
         self._slow = {REACTION_CODES[r]: react for r, react in ending.reactions().items()}
         self._slow[REACTION_CODES[Reaction.ILLEGAL]] = self._reject
         self._slow[REACTION_CODES[Reaction.FAIL]] = self._fail
+        # A list first: `_start` changes `unmet` while this goes on.
         for actor in [a for a, unmet in enumerate(columns.unmet) if not unmet]:
             self._start(actor)
 
@@ -267,6 +282,8 @@ class Machine:
                 " or more, before admission ends"
             )
         self.receive(message(Message.READY, edge))
+        # The first permit has started a firing, or something else is missing: the others start
+        # none.
         columns.add(message(Message.READY, edge), count - 1)
 
     def end_admission(self, actor: int, limit: int | None = None) -> None:
@@ -277,11 +294,14 @@ class Machine:
         edge, columns = self._admission(actor), self.columns
         if limit is not None:
             code = message(Message.READY, edge)
+            # An admission edge has rate 1, so its level is one less than the permits that are left.
             surplus = columns.level[code] + 1 - max(0, limit - columns.firings[actor])
             columns.take(code, max(0, surplus))
         if not columns.is_ended[edge]:
             self.receive(message(Message.END, edge))
         elif columns.state[actor] == _WAITING:
+            # Admission had ended before and permits are fewer now: no message will come that closes
+            # it.
             self._ending.close(actor)
 
     def halt(self) -> None:
@@ -328,6 +348,7 @@ class Machine:
         At least 1,000 are known. The Ready and Free of ordinary life are told with the DONE that
         sends them. Any thread may ask.
         """
+        # Copied in one call of C: the dispatcher may append to the ring meanwhile.
         state, codes = self.columns.state, tuple(self.columns.ring)
         flushed = [a for a, t in enumerate(self.columns.flush_tokens) if t and state[a] in _OVER]
         return message_history(self.table, self._posts, flushed, codes, limit)
@@ -354,6 +375,7 @@ class Machine:
         free = [message(Message.FREE, e) for e in self.table.outputs[actor]]
         if columns.state[actor] == _DRAINING:
             return (*ends, *[code for code in free if columns.level[code] < columns.limit[code]])
+        # An input that has ended brings no token any more: only open ones can be waited for.
         ready = [code ^ Message.END ^ Message.READY for code in ends]
         return tuple([code for code in (*ready, *free) if columns.level[code] < 0])
 
@@ -387,6 +409,7 @@ class Machine:
         for code in codes:
             try:
                 refill = refills[code]
+            # Past the padding of `Wiring`: no edge or actor has this number.
             except IndexError:
                 columns.refuse(code)
             if refill:
@@ -413,11 +436,15 @@ class Machine:
                 reaction = REACTIONS[states[actor] | code & KIND_MASK]
                 if reaction == _COMPLETE:
                     self._note(code)
+                    # Before it may start again: consumers and producers hear of firing k before
+                    # firing k+1 begins.
                     self._send(self._posts[actor])
                     states[actor] = _WAITING
                     unmet = unmets[actor] - 1
                     if unmet:
                         unmets[actor] = unmet
+                        # An End that came while the actor fired was only noted: it is looked at
+                        # here.
                         if columns.has_end[actor]:
                             self._ending.close(actor)
                         continue
@@ -430,6 +457,7 @@ class Machine:
                     continue
             # Nothing is missing: start a firing as in `_start`, without a call.
             causes[code] += 1
+            # The running firing is itself an unmet condition of the next one.
             unmet = 1
             for condition, count in takes[actor]:
                 level = levels[condition] - count
@@ -464,6 +492,7 @@ class Machine:
 
     def _fail(self, actor: int, code: int) -> None:
         self._note(code)
+        # What the firing had taken stays taken, which `check_edges` counts as held.
         self.columns.state[actor] = _FAILED
         self.halt()
 

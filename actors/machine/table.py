@@ -55,10 +55,13 @@ class Edge:
 
     def made_by(self, firing: int) -> int:
         """Return the producer's firing that makes the last token of a consumer's; < 0: none."""
+        # Tokens are numbered from 0, the initial ones first: the last of firing k has the number (k
+        # + 1) * consume - 1. Division rounds down, so that initial tokens give a negative firing.
         return ((firing + 1) * self.consume - self.initial - 1) // self.produce
 
     def freed_by(self, firing: int) -> int:
         """Return the consumer's firing that frees the last slot of a producer's; < 0: none."""
+        # As many slots as must have come back by then; rounded up to whole firings of the consumer.
         freed = (firing + 1) * self.produce + self.initial - self.num_slots
         return -(-freed // self.consume) - 1
 
@@ -171,6 +174,7 @@ class MachineTable:
         all_edges = list(edges)
         for source in admitted:
             admission[source] = len(all_edges)
+            # After the register's edges, so that `inputs` and `outputs` index those alone.
             all_edges.append(Edge("admission", OUTSIDE, source, 1, 1, 0))
         for a in every:
             if not inputs[a] and admission[a] is None:
@@ -257,10 +261,13 @@ def _balance(
             f" {names[edge.producer]!r} and {names[edge.consumer]!r}"
         ) from None
     per_step = [0] * len(names)
+    # Parts that share no edge keep their own pace: one's steps say nothing of the other's.
     for part in _parts(len(names), edges):
         fed = [a for a in sources if a in part]
         if not fed:
             raise InternalError(f"no source feeds actor {names[min(part)]!r}: it can never fire")
+        # A period may hold several steps: a step is the least in which all sources of a part keep
+        # pace.
         step = gcd(*[repetitions[a] for a in fed])
         for a in fed:
             per_step[a] = repetitions[a] // step
@@ -273,8 +280,10 @@ def _parts(num_actors: int, edges: Sequence[Edge]) -> Iterable[set[int]]:
     for edge in edges:
         one, other = part_of[edge.producer], part_of[edge.consumer]
         if one is not other:
+            # The smaller into the larger: each actor moves at most log2(n) times.
             small, large = sorted((one, other), key=len)
             large |= small
             for actor in small:
                 part_of[actor] = large
+    # Actors of a part share one set object, so identity tells parts apart.
     return {id(part): part for part in part_of}.values()

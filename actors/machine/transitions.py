@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
+# Seven kinds fit in three bits; the eighth value is illegal in every state.
 KIND_BITS = 3
 KIND_MASK = (1 << KIND_BITS) - 1
 
@@ -110,6 +111,7 @@ TRANSITIONS: Mapping[State, Mapping[Message, Transition]] = MappingProxyType(
             READY=(_R.COUNT, (_S.FIRING,)),
             FREE=(_R.COUNT, (_S.FIRING,)),
             RETURN=(_R.COUNT, (_S.FIRING,)),
+            # Only noted: the running firing may be followed by others, if enough tokens are there.
             END=(_R.NOTE_END, (_S.FIRING,)),
             DONE=(
                 _R.COMPLETE,
@@ -127,6 +129,7 @@ TRANSITIONS: Mapping[State, Mapping[Message, Transition]] = MappingProxyType(
         ),
         _S.FLUSHING: _row(
             _S.FLUSHING,
+            # Too late for the last firing; counted, so that `_finish` hands the tokens back.
             READY=(_R.COUNT, (_S.FLUSHING,)),
             FREE=(_R.COUNT, (_S.FLUSHING,)),
             RETURN=(_R.COUNT, (_S.FLUSHING,)),
@@ -136,14 +139,18 @@ TRANSITIONS: Mapping[State, Mapping[Message, Transition]] = MappingProxyType(
         ),
         _S.DRAINING: _row(
             _S.DRAINING,
+            # An input that has not ended goes on sending; its producer needs the slots to end.
             READY=(_R.HAND_BACK, (_S.DRAINING,)),
             FREE=_AT_HOME,
             RETURN=_AT_HOME,
             END=(_R.SETTLE_END, (_S.DRAINING, _S.ENDED)),
         ),
+        # All slots are home and every input has ended, so nobody is left who could send anything.
         _S.ENDED: _row(_S.ENDED),
         _S.FAILED: _row(
             _S.FAILED,
+            # Neighbours that were firing may still finish; their messages are counted, and start
+            # nothing.
             READY=(_R.COUNT, (_S.FAILED,)),
             FREE=(_R.COUNT, (_S.FAILED,)),
             RETURN=(_R.COUNT, (_S.FAILED,)),
@@ -181,6 +188,7 @@ REACTIONS: tuple[int, ...] = tuple(
         for state in State
         for kind in range(1 << KIND_BITS)
     ]
+    # The row of NOBODY.
     + [REACTION_CODES[Reaction.ILLEGAL]] * (1 << KIND_BITS)
 )
 """The table flattened: the reaction's code at index `state | kind`."""

@@ -97,6 +97,7 @@ class SkippedRounds:
     def moved(self, moment: FiringStamp) -> FiringStamp:
         """Return a moment of the last round visited, as it is in the last one left out."""
         by = [self.times * growth for growth in self.grown]
+        # 0 says that nothing of this line comes before: that does not move.
         clock = tuple([n + by[i] if n else 0 for i, n in enumerate(moment.clock)])
         return FiringStamp(moment.line, moment.position + by[moment.line], clock)
 
@@ -121,6 +122,7 @@ class SteadyStateDetector:
         lengths: Sequence[int],
     ) -> None:
         every = table.repetitions
+        # Reversed, so that of actors with the same repetitions the lowest one stays.
         first = {count: a for a, count in reversed(list(enumerate(every)))}
         self._table = table
         self._last = [periods * count for count in every]
@@ -128,6 +130,7 @@ class SteadyStateDetector:
         self._rows = rows
         self._lengths = lengths
         self._kept: dict[int, _RoundStart | None] = {}
+        # Short periods are unrolled whole: comparing would cost more than it leaves out.
         if max(every, default=0) > LONG_PERIOD:
             self._kept = dict.fromkeys(first.values())
         self._wait = dict.fromkeys(self._kept, 1)
@@ -142,6 +145,7 @@ class SteadyStateDetector:
         found = None if kept is None else self._compared(kept)
         self._count[actor] += 1
         self._failed[actor] = 0 if found or kept is None else self._failed[actor] + 1
+        # A graph without rounds must not pay for comparisons at every firing.
         if self._failed[actor] > _TRIES:
             del self._kept[actor]
         elif found:
@@ -172,6 +176,7 @@ class SteadyStateDetector:
     def _compared(self, kept: _RoundStart) -> SkippedRounds | None:
         """Return what may be left out if all since then is a round."""
         rows = self._rows
+        # A new line means a new independence: the stretch is no repetition of anything.
         if len(kept.lengths) != len(self._lengths):
             return None
         fired = [row.count - before for row, before in zip(rows, kept.counts, strict=True)]
@@ -185,6 +190,7 @@ class SteadyStateDetector:
             for k in range(1, window + 1):
                 if not _is_moved(before[-k], now[-k], grown):
                     return None
+        # One less: the last round is visited, so that what follows finds moments of its own.
         times = self._most(fired) - 1
         if times < 1:
             return None
@@ -196,6 +202,8 @@ class SteadyStateDetector:
         What has no predecessor at the start yet may have one in the next round, so it is none.
         """
         table = self._table
+        # All that fired did the same share of a period, else an edge between them gains or loses
+        # tokens.
         shares = {Fraction(f, n) for f, n in zip(fired, table.repetitions, strict=True) if f}
         if len(shares) != 1 or any([f % t for f, t in zip(fired, self._phases, strict=True)]):
             return False
@@ -222,6 +230,8 @@ class SteadyStateDetector:
                 continue
             made, read = rows[edge.producer].count, rows[edge.consumer].count
             if fired[edge.producer] and not fired[edge.consumer]:
+                # Firings of the reader that the last firing depends on: more would change clocks in
+                # the round.
                 known = max(edge.freed_by(made - 1) + 1, 0)
                 alone = (
                     known * edge.consume + edge.num_slots - edge.initial
@@ -249,6 +259,7 @@ def _is_moved(before: FiringStamp, after: FiringStamp, grown: Sequence[int]) -> 
     """Return whether a moment is another one, moved on by what lines grew."""
     if before.line != after.line or after.position - before.position != grown[before.line]:
         return False
+    # A clock is as long as there were lines then; lines that it lacks count as 0.
     pairs = zip_longest(before.clock, after.clock, fillvalue=0)
     return all([m == (n + grown[i] if n else 0) for i, (n, m) in enumerate(pairs)])
 
@@ -291,6 +302,8 @@ def watch(
             windows = [rounds.window(a) for a in range(table.num_actors)]
             for row, window, fired in zip(rows, windows, left_out.fired, strict=True):
                 if fired:
+                    # Only the firings that can still be looked at are kept, renumbered as those of
+                    # the last round.
                     row.first = row.count + left_out.times * fired - min(window, len(row.items))
                     row.items[:] = [left_out.moved(moment) for moment in row.items[-window:]]
             for line, grown in enumerate(left_out.grown):
@@ -309,6 +322,7 @@ def _unroll(
             row = rows[actor]
             firing = row.count
             past = _past(table, rows, actor, firing)
+            # One firing per actor and sweep: sources cannot run far ahead of what they feed.
             if past is not None and firing < periods * table.repetitions[actor]:
                 moment = lines.append(actor, past)
                 row.items.append(moment)
@@ -358,9 +372,12 @@ class _Lines:
         """Return the moment of an actor's next firing, which comes directly after `past`."""
         clock = [0] * len(self.lengths)
         for line, position, known in past:
+            # Componentwise maximum over all predecessors, and each predecessor itself.
             clock[: len(known)] = map(max, known, clock)
             clock[line] = max(clock[line], position + 1)
         line = self._line[actor]
+        # The last firing of the line happens before this one exactly if the clock counts all of
+        # them.
         if line < 0 or clock[line] != self.lengths[line]:
             line = self._line[actor] = self._find(actor, clock)
         position = self.lengths[line]
@@ -402,6 +419,7 @@ def lags_behind(table: MachineTable, origin: int, *, is_reversed: bool = False) 
             start, end = (behind, ahead) if is_reversed else (ahead, behind)
             steps[start].append((lag, end))
     lags: dict[int, int] = {}
+    # Dijkstra's shortest paths: lags are never negative.
     heap = [(0, origin)]
     while heap:
         lag, actor = heappop(heap)
@@ -418,6 +436,7 @@ def downstream(table: MachineTable, origin: int) -> set[int]:
     """Return the actors that tokens of `origin` lead to; itself is one of them on a cycle only."""
     found: set[int] = set()
     front = [origin]
+    # The list grows while it is walked: a breadth-first search.
     for actor in front:
         for index in table.outputs[actor]:
             consumer = table.edges[index].consumer
@@ -500,15 +519,19 @@ class Check:
                 continue
             write, reads = writes[index], self._reads[index]
             self.num_pairs += 1
+            # Firings of one line are ordered, so only other lines have to be compared.
             if write.line != line and not write.is_before(clock):
                 self.is_racy = True
             if not is_write:
+                # The last read of a line stands for all its earlier ones, which happen before it.
                 reads[line] = moment
                 continue
             self.num_pairs += len(reads)
             for other, read in reads.items():
                 if other != line and not read.is_before(clock):
                     self.is_racy = True
+            # Ordered before this write, or a race was found: either way later accesses need only
+            # the write.
             reads.clear()
             writes[index] = moment
 

@@ -93,11 +93,14 @@ def gather_accesses(plan: Plan) -> list[LaunchAccess]:
         rates = {port.register: port.rate for port in actor.inputs + actor.outputs}
         seen: set[tuple[int, int, bool]] = set()
         for view, edge, is_write, op, scope, source in _operands(plan, actor):
+            # Launches of a firing are ordered, so the first access of a view stands for all; an
+            # empty view touches nothing.
             if (view, edge, is_write) in seen or extents[view][0] == extents[view][1]:
                 continue
             seen.add((view, edge, is_write))
             register = plan.registers[plan.views[view].register]
             phases: tuple[tuple[int, int, int], ...] = ((0, 1, 0),)
+            # Other registers have one slot, which every firing works on.
             if plan.registers[edge].kind in _EDGES:
                 phases = _phases(plan.registers[edge].num_slots, rates.get(plan.registers[edge].id))
             for slot, modulus, residue in phases:
@@ -135,6 +138,7 @@ def _phases(num_slots: int, rate: int | None) -> tuple[tuple[int, int, int], ...
     """
     if rate is None:
         return tuple([(slot, 1, 0) for slot in range(num_slots)])
+    # After so many firings the actor is at its first slot again.
     modulus = num_slots // gcd(num_slots, rate)
     return tuple(
         [
@@ -147,6 +151,7 @@ def _phases(num_slots: int, rate: int | None) -> tuple[tuple[int, int, int], ...
 
 def share_bytes(accesses: Sequence[LaunchAccess]) -> SharedBytes:
     """Return the segments that two actors access and one writes, by the phases of all accesses."""
+    # A sweep line; ends (0) sort before starts (1) of one address, because intervals are half-open.
     events = [(t.arena, t.start, 1, i) for i, t in enumerate(accesses)]
     events += [(t.arena, t.end, 0, i) for i, t in enumerate(accesses)]
     events.sort()
@@ -155,7 +160,9 @@ def share_bytes(accesses: Sequence[LaunchAccess]) -> SharedBytes:
     actors: Counter[int] = Counter()
     previous = 0
     for arena, address, is_start, index in events:
+        # Accesses of one actor are ordered by its firings; at least two are needed for a race.
         if len(actors) > 1 and address > previous:
+            # Equal phases share one key: a million bytes of one pattern are compared once.
             key = tuple(sorted({accesses[i].phase for i in active}))
             if any([phase.is_write for phase in key]):
                 segment = ByteSegment(arena, previous, address, tuple(sorted(active)))
@@ -362,6 +369,8 @@ def _depths(table: MachineTable, classes: tuple[tuple[PhasedFiring, ...], ...]) 
     count = Counter([phase.actor for phases in classes for phase in set(phases)])
     if not count:
         return
+    # Two searches from one hub bound all pairs; one search per pair would be quadratic in actors.
+    # The lowest of equals, so that the depth does not depend on the order of a dict.
     hub = max(count, key=lambda actor: (count[actor], -actor))
     behind, ahead = lags_behind(table, hub), lags_behind(table, hub, is_reversed=True)
     apart = {
@@ -389,9 +398,9 @@ def _name(
     conflicts: _Conflicts,
     unordered: Container[tuple[int, int, int]],
 ) -> tuple[Race, ...]:
-    """Return the conflicts in words, each pair of actors and registers once, by address.
+    """Return the conflicts as `Race`s, each pair of actors and registers once, by address.
 
-    `unordered` are those that messages leave unordered too.
+    `unordered` holds the conflicts that messages do not order either.
     """
     races: dict[tuple[tuple[int, int], ...], Race] = {}
     for place, conflict in conflicts.items():
@@ -429,6 +438,7 @@ def _missing(table: MachineTable, first: PhasedFiring, second: PhasedFiring) -> 
     producer, consumer = first.actor, second.actor
     if consumer in downstream(table, producer):
         return producer, consumer
+    # An edge against the flow of tokens would close a cycle without initial tokens.
     if producer in downstream(table, consumer) or (second.is_write and not first.is_write):
         return consumer, producer
     return producer, consumer

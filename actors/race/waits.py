@@ -120,6 +120,7 @@ def wait_table(table: MachineTable, device_streams: Collection[int], max_ahead: 
     ]
     implied = _implied(table, waits)
     throttles = _throttles(table, max_ahead)
+    # The throttle waits for events up to a window back: the ring holds at least these.
     num_events = [throttles[a].window if is_on_device[a] else 0 for a in every]
     for row in waits:
         for wait in row:
@@ -137,6 +138,7 @@ def predecessors(table: MachineTable, actor: int) -> tuple[EventWait, ...]:
     waits = []
     for index in table.inputs[actor]:
         e = table.edges[index]
+        # The last token of firing k is number (k + 1) * consume - 1; initial tokens come first.
         plus = e.consume - 1 - e.initial
         waits.append(EventWait(e.producer, e.consume, plus, e.produce, index, is_input=True))
     for index in table.outputs[actor]:
@@ -179,6 +181,7 @@ def _implied(
     moments = _moments_of_inputs(table)
     implied: set[tuple[int, EventWait]] = set()
     for actor, row in enumerate(waits):
+        # The last period: by then every edge has come into play, so later ones are alike.
         last = range(len(moments[actor]) - table.repetitions[actor], len(moments[actor]))
         if last.start < 0:
             continue
@@ -195,11 +198,13 @@ def _is_implied(
 ) -> bool:
     """Return whether another predecessor of firing k comes after what `wait` is for."""
     firing = wait.firing(k)
+    # The actor's own firing before has waited for it, or for something later.
     if k > 0 and _is_before(moments, wait.actor, firing, moments[actor][k - 1]):
         return True
     for other in seen:
         at = other.firing(k)
         if other.actor == wait.actor:
+            # Of two equal waits the first stays: each may not be dropped for the other.
             if at > firing or (at == firing and seen.index(other) < seen.index(wait)):
                 return True
         elif at >= 0 and _is_before(moments, wait.actor, firing, moments[other.actor][at]):
@@ -226,7 +231,9 @@ def _moments_of_inputs(table: MachineTable) -> _Moments:
         if e.producer >= 0
     ]
     periods = 3 + max(laps, default=0)
+    # A wait too many costs a call per firing; a long unrolling would delay every load.
     if periods * sum(table.repetitions) <= _MAX_FIRINGS:
+        # Without slots no freed one orders anything: what is left are the inputs.
         edges = tuple([replace(e, num_slots=ENDLESS) for e in table.edges])
         columns = zip(table.inputs, table.is_flushed, strict=True)
         inputs = tuple([() if is_flushed else row for row, is_flushed in columns])
