@@ -60,8 +60,10 @@ class EventRing:
         self.first_launches = [0] * len(events)
 
     def event_of(self, firing: int) -> DeviceEvent:
-        """Return the event that a firing recorded. Raises InternalError when it is another's."""
+        """Return a firing's event. Raises InternalError when it was recorded again since."""
         index = firing % len(self.events)
+        # A wait on it would be satisfied by another firing: wrong data, and no error from the
+        # device.
         if self.firings[index] != firing:
             raise InternalError(
                 f"firing {firing} of {self.name!r} is waited for on the device, and its event is"
@@ -79,6 +81,7 @@ class EventRing:
     @property
     def num_unfinished(self) -> int:
         """How many of the latest firings have not ended."""
+        # Firings of one stream end in order: the newest that is done says that all older ones are.
         for ago in range(min(self.count, len(self.events))):
             if self.events[(self.count - 1 - ago) % len(self.events)].is_done:
                 return ago
@@ -107,13 +110,14 @@ class StreamState:
         all that it would put on the stream.
         """
         one, two = self.device, other.device
+        # Devices of one kind hold a stream for each other's events without the host.
         if one.is_asynchronous and one.device.kind is two.device.kind:
             return self.stream.wait
         return _wait_on_host
 
 
 class EventWaiter:
-    """Lets a firing of one actor pass once it has waited for all that it needs.
+    """Makes the firings of one actor wait for the events of all that they need.
 
     `wait_for` is by actor what waits for its events; `known` is by actor the last firing that
     whatever passes comes after anyway.
@@ -142,10 +146,12 @@ class EventWaiter:
             last = (firing * times + plus) // over
             if last > known[actor]:
                 ring = self.rings[actor]
+                # Never enqueued: a consumer that has ended handed the slot back without a firing.
                 if last >= ring.count:
                     self.wait_at_end(firing, self.every)
                     return
                 self.wait_for[actor](ring.event_of(last))
+                # What comes later on this stream comes after it anyway.
                 known[actor] = last
 
     def wait_at_end(self, firing: int, waits: tuple[EventWait, ...]) -> None:
@@ -163,6 +169,7 @@ class EventWaiter:
                         f"firing {last} of {ring.name!r} is waited for on the device, but only"
                         f" {ring.count} were enqueued: a message came before its firing"
                     )
+                # No such firing will come; the last one that was enqueued is what read the slot.
                 last = ring.count - 1
             if last > self.known[wait.actor]:
                 self.wait_for[wait.actor](ring.event_of(last))
@@ -205,6 +212,7 @@ class Executor:
         self.table = table
         self.fault: DeviceFault | None = None
         self._devices = {h.device.device: h.device for h in streams.values()}
+        # Only of these does DONE mean enqueued, so only their firings need events.
         late = [number for number, home in streams.items() if home.device.is_asynchronous]
         self.waits = waits = wait_table(table, late, max_ahead)
         self._lanes = {
@@ -334,12 +342,15 @@ class _DeviceBody:
         try:
             ahead = self._throttle.firing(firing)
             if ahead >= 0:
+                # Before anything is enqueued: the host holds here, with no half of a firing on the
+                # stream.
                 ring.event_of(ahead).synchronize()
             if waits is None:
                 self._gate.wait_for_inputs(firing)
             else:
                 self._gate.wait_at_end(firing, waits)
             index = firing % len(ring.events)
+            # Before the launches: one that fails is found by these columns (`_blame`).
             ring.firings[index] = firing
             ring.first_launches[index] = lane.num_launches
             lane.num_launches += ring.num_launches
@@ -350,6 +361,7 @@ class _DeviceBody:
             # The traceback keeps this frame, and the launches the arena.
             del chain
             raise self._blame(fault) from fault.__cause__
+        # Last: a firing that failed half-way has recorded no event and is not waited for.
         ring.count = firing + 1
 
     def _enqueue(self, enqueue: Launch, firing: int) -> None:
@@ -359,6 +371,7 @@ class _DeviceBody:
             raise
         except Exception as error:
             index = getattr(enqueue, "running", 0)
+            # Frames of the launch hold views, and with them the arena, as long as the error lives.
             clear_frames(error.__traceback__)
             del enqueue
             raise DeviceFailure(
@@ -409,6 +422,7 @@ class _Gated:
         self._has_passed = False
 
     def __call__(self) -> None:
+        # A fault while it waits is no launch's of this chain: `running` then says 0.
         self._has_passed = False
         self._body.let_pass(self._waits)
         self._has_passed = True

@@ -69,6 +69,7 @@ def forkable_lock() -> threading.RLock:
     return lock
 
 
+# Weak: a lock goes with the object that it guards.
 _all: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
 
 

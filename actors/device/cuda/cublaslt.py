@@ -64,6 +64,7 @@ class ProductChoices:
 
     def keep(self, key: str, algorithm: bytes) -> bytes:
         """Keep an algorithm, and return the one to use: another process may have been first."""
+        # What is in the file wins: all processes then take the same algorithm, with the same bits.
         self.known = {**self.known, key: algorithm, **self._read()}
         if self.file is not None:
             found = {name: value.hex() for name, value in self.known.items()}
@@ -177,6 +178,7 @@ class CublasLt:
     def __init__(self, path: str | Path) -> None:
         """Load it. Raises OSError where there is none."""
         self.library = ctypes.CDLL(str(path))
+        # ctypes assumes int, which would cut it to 32 bits.
         self.library.cublasLtGetVersion.restype = ctypes.c_size_t
         self._handle = ctypes.c_void_p()
 
@@ -219,11 +221,13 @@ class CublasLt:
         lie = [layout.alignment for layout in (product.a, product.b, product.d, product.d)]
         wanted: list[tuple[int, _Number, int]] = [
             (_WORKSPACE, _U64, workspace_bytes),
+            # Split sums may be added up with atomics, whose order is not fixed.
             (_REDUCTIONS, _U32, 0 if product.is_deterministic else _ALL_REDUCTIONS),
             *[(name, _U32, found) for name, found in zip(_ALIGNMENTS, lie, strict=True)],
         ]
         self._set("MatmulPreference", preference, wanted)
         made = LtDescriptors(product.beta, call, layouts, preference)
+        # Handles as plain ints: a reference to `made` would keep it alive for ever.
         weakref.finalize(made, _destroy, self.library, destroys)
         return made
 
@@ -303,8 +307,10 @@ class CublasLt:
     ) -> None:
         """Put a product on a stream. Raises CudaError."""
         made = choice.descriptors
+        # alpha and beta have the type that the product is computed in.
         number = ctypes.c_double if choice.compute is DType.FLOAT64 else ctypes.c_float
         alpha, beta = number(1.0), number(made.beta)
+        # cublasLtMatmulAlgo_t is 64 opaque bytes, which may be stored and used again.
         algorithm = (_U64 * 8).from_buffer_copy(choice.algorithm)
         la, lb, ld = [ctypes.c_void_p(handle) for handle in made.layouts]
         self._call(
@@ -376,6 +382,7 @@ class CublasLt:
             choice = LtChoice(made, product.compute, algorithm, workspace_bytes)
             run = partial(self.run, choice, a, b, d, d, workspace)
             try:
+                # The median: the first run may load a kernel, and another process may hold the GPU.
                 took = median([trial.duration_ns(run) for _ in range(TRIALS)])
             except CudaError as error:
                 failed = error
@@ -490,6 +497,7 @@ class LibraryTrial:
             run(stream)
             ask("eventRecord", end, stream)
             ask("eventSynchronize", end)
+            # Milliseconds.
             return float(ask("eventElapsedTime", begin, end)) * 1e6
         finally:
             for name, handle in (("eventDestroy", begin), ("eventDestroy", end)):

@@ -199,6 +199,7 @@ def _conv(tensors: tuple[CudnnTensor, ...], params: Mapping[str, Any]) -> ConvCa
         if len(found[name]) != len(tensors[0].shape) - 2:
             raise UnknownGraph(f"a graph has {name} = {params.get(name)}")
     before, behind = [found[name] for name in _PADDINGS]
+    # A record of ours has one padding per axis.
     if before != behind:
         raise UnknownGraph(f"a graph has padding {before} before and {behind} behind")
     return ConvCall(tensors, before, *[found[name] for name in _WAYS])
@@ -390,6 +391,7 @@ def _told(call: str, code: int, what: str) -> Iterator[None]:
         yield
     except (CudaError, UnknownGraph):
         raise
+    # The package raises its own errors, RuntimeError, and those of its bindings.
     except Exception as error:
         raise CudaError(f"{what}: {type(error).__name__}: {error}", code=code, call=call) from error
 
@@ -398,6 +400,7 @@ def _told(call: str, code: int, what: str) -> Iterator[None]:
 def _no_scores_kept() -> Iterator[None]:
     """Let the frontend keep no scores in scratch while it builds a plan."""
     kept = os.environ.get(_SCORES_LIMIT)
+    # The frontend reads the variable while it builds a plan.
     os.environ[_SCORES_LIMIT] = "0"
     try:
         yield

@@ -38,6 +38,7 @@ from compiler.contract.errors import DeviceError
 
 INSTALL = "python -m pip install 'actorflow[cuda]'"
 
+# cudaErrorInitializationError: what a forked child of a process that used CUDA gets.
 _NOT_INITIALIZED = 3
 
 _current = threading.local()
@@ -60,6 +61,7 @@ class CupyCalls:
 
     def _check(self, device: str) -> None:
         runtime = self._runtime
+        # 1000 * major + 10 * minor.
         version = runtime.driverGetVersion()
         if version == 0:
             raise DeviceError(f"{device} needs an NVIDIA driver, and none is here")
@@ -131,9 +133,14 @@ def modules() -> tuple[Any, Any]:
 _ANY_KIND = 4
 """cudaMemcpyDefault: addresses say where they are."""
 
+# cudaStreamNonBlocking: no order with the default stream. cudaStreamCaptureModeThreadLocal: calls
+# of other threads do not break a capture.
 _NON_BLOCKING, _THREAD_LOCAL = 1, 1
+# cudaEventBlockingSync | cudaEventDisableTiming: the thread sleeps and frees its core.
 _BLOCKING_WITHOUT_TIMES = 1 | 2
+# cudaHostAllocPortable | cudaHostAllocMapped: all devices see it, at one address.
 _PORTABLE_AND_MAPPED = 1 | 2
+# cudaErrorNotReady.
 _NOT_READY = 600
 _SHARED_LIMIT, _MAX_SHARED_ATTRIBUTE, _NUM_REGISTERS = 48 << 10, 8, 4
 
@@ -257,6 +264,7 @@ class CupyDriver:
         missing = [text for text in texts if text.text not in self._modules]
         if not missing:
             return
+        # NVRTC compiles texts on threads of their own; loading is done by this one.
         images = cubins(missing, self._arch, self._folder, os.cpu_count() or 1)
         for text, image in zip(missing, images, strict=True):
             self._modules[text.text] = self._calls.ask_driver("moduleLoadData", image)
@@ -264,6 +272,7 @@ class CupyDriver:
     @property
     def _arch(self) -> str:
         major, minor = self._seen.capability
+        # The suffix gives instructions of this very architecture, which later ones do not run.
         return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
     def function(self, text: KernelText, name: str) -> int:
@@ -290,6 +299,7 @@ class CupyDriver:
         if words not in self._parameters:
             # The one parameter is the whole block, by value: CUDA knows its size from the kernel.
             self._parameters[words] = (ctypes.c_void_p * 1)(words)
+        # More than 48 KiB of shared memory must be asked for, once per kernel.
         if shared_bytes > _SHARED_LIMIT and function not in self._with_shared:
             given = (function, _MAX_SHARED_ATTRIBUTE, shared_bytes)
             self._calls.ask_driver("funcSetAttribute", *given)
@@ -415,6 +425,7 @@ class CupyDriver:
         try:
             self._graphs.append(self._ask("graphInstantiate", graph))
         finally:
+            # The executable graph is a copy of its own.
             self._ask("graphDestroy", graph)
         # What the first launch would do else.
         self._ask("graphUpload", self._graphs[-1], stream)
@@ -426,6 +437,7 @@ class CupyDriver:
 
     def close(self) -> None:
         """Give everything back. Raises CudaError where the GPU has failed."""
+        # Nothing may be given back while the device still works on it.
         self.synchronize()
         for name, handles in (
             ("graphExecDestroy", self._graphs),

@@ -103,6 +103,7 @@ class UntunedLaunch:
                 tuple([scratch.beside(view) for view in outputs]),
                 None if workspace is None else scratch.moved(workspace),
             )
+            # The same place among the calls: layouts decide the calls, and those did not change.
             call = context.supported(self.bind(moved))[number]
             if not isinstance(call, AlternativeCalls):
                 raise InternalError(f"a launch has other calls on scratch: {call!r}")
@@ -128,8 +129,10 @@ class _TrialScratch:
     def moved(self, view: DeviceView) -> DeviceView:
         """Return a window on memory of its own, at an address as odd as the other one's."""
         first, size = extent_of(view)
+        # The library's choice depends on alignment: a trial elsewhere must be as odd.
         offset = first % _ALIGNMENT
         block = self._driver.allocate(offset + max(1, size))
+        # Freed at the end of the trial, also where it fails.
         self._held.callback(self._driver.free, block)
         self.fills.append(FillBytes(block, SCRATCH_BYTE, offset + max(1, size)))
         return replace(view, address=view.address - first + block + offset)
@@ -221,6 +224,7 @@ class CudaDevice:
                 raise FullDevice(free_bytes)
             return DeviceBlock(self._kept, size_bytes)
         except CudaError as error:
+            # Between the look and the call others may have taken what was free.
             if is_out_of_memory(error):
                 raise MemoryError from error
             raise explained(error, self.device) from error
@@ -279,6 +283,7 @@ class CudaDevice:
             raise DeviceError(f"{kernel} cannot be bound: {reason}") from error
         for call in every_call(calls):
             if isinstance(call, RunKernel):
+                # Equal texts of many launches are compiled once.
                 self._unloaded.setdefault(call.text.text, call.text)
         return launch
 
@@ -327,6 +332,7 @@ class CudaDevice:
         own = tuple([launch for launch in launches if isinstance(launch, CudaLaunch)])
         try:
             self._load()
+            # A launch that a trace wraps is no CudaLaunch any more and cannot be captured.
             if self._is_stepwise or len(own) < len(launches):
                 return (StepwiseChain(self._context, self._current, stream, launches),)
             return (bind_whole(self._context, stream, own),)
@@ -349,5 +355,6 @@ def _bound(kernel: CudaKernel, attrs: Mapping[str, AttrValue], operands: Placed)
 
 def _aligned(block: Array, alignment: int) -> Array:
     """Return the bytes of a block that is `alignment` too long, from an aligned one on."""
+    # In Python a remainder is never negative: the bytes up to the next multiple.
     start = -block.ctypes.data % alignment
     return block[start : len(block) - alignment + start]

@@ -38,6 +38,7 @@ class KeptDriver:
 
     def __init__(self, driver: CudaDriver) -> None:
         self.driver = driver
+        # A child inherits handles whose context stayed with its parent.
         self._pid = os.getpid()
         _when_dropped(self, driver.close)
 
@@ -78,6 +79,7 @@ def capturing() -> Iterator[None]:
     try:
         yield
     finally:
+        # First: what is given back below must not be put on the list again.
         _captures.late = None
         if is_collecting:
             gc.enable()
@@ -95,6 +97,7 @@ def _when_dropped(thing: object, call: Callable[..., object], *args: int) -> Non
 
 def _give_back(pid: int, call: Callable[..., object], *args: int) -> None:
     late = getattr(_captures, "late", None)
+    # This thread captures: cudaFree would invalidate the capture.
     if late is not None:
         late.append(partial(_give_back, pid, call, *args))
     elif os.getpid() == pid:
@@ -110,6 +113,7 @@ class DeviceBlock:
     def __init__(self, kept: KeptDriver, size_bytes: int) -> None:
         self._kept = kept
         self.size_bytes = size_bytes
+        # CUDA returns no address for 0 bytes, and an empty arena still needs one.
         self.address = kept.driver.allocate(max(1, size_bytes))
         _when_dropped(self, kept.free, self.address)
 
@@ -162,6 +166,7 @@ def write(driver: CudaDriver, view: DeviceView, array: Array) -> None:
     first, size = extent_of(view)
     if not size:
         return
+    # The bytes between its elements are read first, so that they go back as they were.
     if not view.is_dense:
         driver.copy(held.ctypes.data, first, size)
     np.copyto(window, array)
@@ -183,6 +188,7 @@ def extent_of(view: DeviceView) -> tuple[int, int]:
     reach = [
         (extent - 1) * stride for extent, stride in zip(view.shape, view.strides_bytes, strict=True)
     ]
+    # Strides may be negative: the lowest byte is then before the first element.
     first = view.address + sum([r for r in reach if r < 0])
     last = view.address + sum([r for r in reach if r > 0])
     return first, last - first + view.dtype.itemsize
@@ -272,6 +278,7 @@ class StatusCell:
         """Say in which chain's place of a stream the launch runs, whose firings are counted."""
         self.stream = stream
         self.index = index
+        # Until then it points to `_nowhere`, which no firing counts.
         self._words[4] = stream.count_address
 
     @property
@@ -372,6 +379,8 @@ class StatusMemory:
         """Return a new cell, which has nothing; its firings are not counted yet."""
         guards = [word for guard in status.guards for word in guard]
         words = self._take(_CELL_WORDS + len(guards))
+        # Layout of af_report in device.cuh: [4] count of firings, [5] the word for all cells, [6]
+        # guards.
         words[4:7] = self._nowhere.ctypes.data, self._any.ctypes.data, len(status.guards)
         words[7:] = guards
         cell = StatusCell(words, status.explain)
@@ -389,6 +398,7 @@ class StatusMemory:
             self._counts.append(DeviceBlock(self._kept, 8 * _COUNTS_OF_A_BLOCK))
         self._num_counts += 1
         address = self._counts[-1].address + 8 * place
+        # -1, because the kernel counts before the chain's launches run.
         before = ctypes.c_int64(-1)
         self._kept.driver.copy(address, ctypes.addressof(before), 8)
         return address
@@ -400,6 +410,7 @@ class StatusMemory:
         return taken
 
     def _page(self) -> Array:
+        # Pages stay alive by the views that cells keep on them.
         page = pinned_bytes(self._kept, 8 * _PAGE_WORDS).view("int64")
         page.fill(0)
         return page
@@ -407,4 +418,5 @@ class StatusMemory:
 
 def _order(cell: StatusCell) -> float:
     launch = cell.launch
+    # An unknown place sorts last: a report that names its launch is told first.
     return float("inf") if launch is None else launch

@@ -110,6 +110,7 @@ def _visible(gpus: list[NvmlDevice], environ: Mapping[str, str]) -> list[NvmlDev
     seen: list[NvmlDevice] = []
     for entry in shown.split(","):
         found = _named(entry.strip(), gpus)
+        # As CUDA itself does: an entry that names no GPU hides it and all that follow.
         if found is None:
             break
         seen.append(found)
@@ -119,6 +120,7 @@ def _visible(gpus: list[NvmlDevice], environ: Mapping[str, str]) -> list[NvmlDev
 def _named(entry: str, gpus: list[NvmlDevice]) -> NvmlDevice | None:
     if re.fullmatch("[0-9]+", entry):
         return gpus[int(entry)] if int(entry) < len(gpus) else None
+    # CUDA takes the beginning of a UUID where it is unique.
     matching = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
     return matching[0] if len(matching) == 1 else None
 

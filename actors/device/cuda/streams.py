@@ -74,12 +74,14 @@ class CudaContext:
         self.kept = kept
         self.device = device
         self.status = StatusMemory(kept, reports)
+        # By record and bytes of workspace: equal products of a plan are timed once.
         self._choices: dict[tuple[LtProduct | CudnnCall, int], int] = {}
         self._ways: dict[str, int] = {}
 
     def choose(self, call: LtProduct | CudnnCall, workspace_bytes: int) -> int:
         """Return how a call of a library is computed; equal ones are chosen once."""
         if isinstance(call, LtProduct) and self._is_deterministic:
+            # Part of the key, so that timed and fixed choices of one product never mix.
             call = replace(call, is_deterministic=True)
         key = call, workspace_bytes
         if key not in self._choices:
@@ -113,6 +115,7 @@ class CudaContext:
                 found.append(call)
                 continue
             ways = self._supported_ways(call)
+            # What was fastest may differ from run to run, and with it the order of sums.
             if len(ways) == 1 or self._is_deterministic:
                 found += ways[0]
             else:
@@ -128,6 +131,7 @@ class CudaContext:
                         wanted = step.product if isinstance(step, RunProduct) else step.record
                         self.choose(wanted, step.workspace_bytes)
             except CudaError as error:
+                # A GPU that has failed is no reason to take another way.
                 if not is_of_library(error):
                     raise
                 failed = error
@@ -186,6 +190,8 @@ class CudaStream:
         except CudaError as error:
             raise self.fault(error) from error
         if self._reports.has_cells:
+            # Vector clocks: an event carries how many launches of each stream come before it. Only
+            # where a kernel can report, so that other plans pay nothing per record.
             self._known[self.number] = self.num_launches
             own.known.update(self._known)
 
@@ -204,6 +210,7 @@ class CudaStream:
 
     def count_firing(self) -> None:
         """Remember how many launches there were before the firing that comes now."""
+        # A ring: a report is looked at while its firing is still among the last few thousand.
         self._firsts[self._num_counted % _NUM_FIRSTS] = self.num_launches
         self._num_counted += 1
 
@@ -239,6 +246,7 @@ class CudaEvent:
         try:
             return self._context.kept.driver.is_done(self.handle)
         except CudaError:
+            # is_done never raises; the fault is told by whoever waits.
             return False
 
     def synchronize(self) -> None:
@@ -298,6 +306,7 @@ class CudaLaunch:
     def _prepared(self, call: DeviceCall) -> ArgumentBlock | int:
         if not isinstance(call, RunKernel) or call.status is None:
             return prepared(self._context, call)
+        # A copy with the cell's address: records of kernels are shared by launches.
         words = [*call.words]
         cell = self._context.status.add_cell(call.status)
         self.cells = (*self.cells, cell)
@@ -375,6 +384,7 @@ class WholeChain:
         stream = self._stream
         if self._is_counted:
             stream.count_firing()
+        # Before the calls: a report of one of these is numbered from what was there before.
         stream.num_launches += self._num_launches
         try:
             for put in self._puts:

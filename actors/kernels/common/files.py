@@ -43,6 +43,7 @@ def distrust_of_folder(folder: Path) -> str | None:
     waiting = [last, Path(os.path.abspath(folder))]
     while waiting:
         path = waiting.pop()
+        # Links may lead in a circle.
         if path in seen:
             continue
         if len(seen) == _MAX_PATHS:
@@ -59,8 +60,10 @@ def distrust_of_folder(folder: Path) -> str | None:
         if stat.S_ISLNK(facts.st_mode):
             if not _is_own(facts.st_uid):
                 return _said(path, facts)
+            # The target with its own folders: whoever may write one of these may replace the file.
             waiting.append(Path(os.path.abspath(path.parent / os.readlink(path))))
             continue
+        # Above the folder, as in /tmp, others may add names but not rename ours.
         is_sticky = path != last and bool(facts.st_mode & stat.S_ISVTX)
         if not _is_own(facts.st_uid) or (_is_open(facts) and not is_sticky):
             return _said(path, facts)
@@ -130,6 +133,7 @@ def prune(newest: Path, most_bytes: int) -> list[Path]:
                     found.append((facts.st_mtime, facts.st_size, Path(entry.path)))
     removed = [p for t, _, p in found if p.suffix == PARTIAL and now_s - t > _DAY_S]
     left_bytes = most_bytes - (newest.stat().st_size if newest.exists() else 0)
+    # Newest first: the budget is spent on what was used last.
     for used_s, size_bytes, path in sorted(found, reverse=True):
         if path.suffix == newest.suffix:
             left_bytes -= size_bytes
@@ -142,6 +146,7 @@ def prune(newest: Path, most_bytes: int) -> list[Path]:
 
 
 def _is_own(uid: int) -> bool:
+    # Root can replace anything anyway.
     return uid in (os.geteuid(), 0)
 
 
@@ -207,6 +212,7 @@ def read_checksummed(path: Path) -> bytes:
     try:
         whole = read_regular(path, MOST_BYTES)
     except OSError as error:
+        # A link, a pipe or a file that is too large, in place of ours.
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.EFBIG):
             raise DamagedFile(f"{error.strerror}") from None
         raise
@@ -217,6 +223,8 @@ def read_checksummed(path: Path) -> bytes:
 
 
 def _seal(name: str, content: bytes) -> bytes:
+    # The name as the key, which blake2b takes up to 64 bytes of: a file under another's name does
+    # not match.
     return hashlib.blake2b(content, digest_size=_SEAL_BYTES, key=name.encode()[:64]).digest()
 
 

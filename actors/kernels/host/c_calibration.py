@@ -102,6 +102,7 @@ def after(first: CProbe, second: CProbe) -> CProbe:
     """Return the one launch on one thread, and then the other."""
 
     def make() -> NativeLaunch:
+        # Bound in here, the launch keeps one worker wherever it runs.
         with runtime.as_one_thread():
             alone = first.make()
         joined = NativeChain((alone, second.make()))
@@ -307,6 +308,7 @@ def calibrate_c(measure: MeasureC) -> CRates:
         times: list[float] = []
         _rates(partial(_noted, measure, times))
         visits.append(times)
+    # `_rates` asks for probes in one order always, so the least times are handed out by place.
     least = iter([min(column) for column in zip(*visits, strict=True)])
     return _rates(lambda probe: next(least))
 
@@ -319,6 +321,7 @@ def _noted(measure: MeasureC, times: list[float], probe: CProbe) -> float:
 def _rates(measure: MeasureC) -> CRates:
     """Return the rates that follow from the times of probes: the same ones in the same order."""
     call_ns = measure(program("add", 1, 1))
+    # 8 bytes per element: 4 are read, 4 written.
     one = measure(program("add", 1, _ELEMENTS))
     passes = dict.fromkeys(BytePass, 0.0)
     passes[BytePass.SIMPLE] = max((one - call_ns) / (8.0 * _ELEMENTS), _LEAST)
@@ -403,6 +406,7 @@ def _shared(measure: MeasureC, call_ns: float) -> tuple[float, float, float, flo
         for part in (1, 4)
     ]
     passes = (long[0] - short[0]) / max(long[1] - short[1], 1.0)
+    # Noise may say that threads slow a pass down, or gain more than there are.
     passes = min(max(passes, 1.0), float(threads))
     open_ns = max(short[1] - call_ns - (short[0] - call_ns) / passes, 0.0)
     wide = partial(program, "add", 1, far, pieces=32, leaves_caches=True)
@@ -428,6 +432,7 @@ def stopwatch_c(clock: Clock) -> MeasureC:
         first()
         once = max(clock() - before, 1)
         copies = max(1, min(_MOST_COPIES, _SAMPLE_NS // once))
+        # Without the interpreter in between, which takes longer than a short launch.
         chain = NativeChain((first,) * copies)
         samples = _FEW_SAMPLES if once > 10 * _SAMPLE_NS else _SAMPLES
         if probe.on_all_threads:

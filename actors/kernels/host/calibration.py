@@ -188,6 +188,7 @@ def calibrate(measure: Measure, measure_c: MeasureC | None = None) -> Rates:
     slow for a moment rarely meets the same probe twice.
     """
     every = tuple(probes())
+    # Whole rounds, not each probe twice in a row: a slow moment then meets a probe once.
     rounds = [[measure(probe) for probe in every] for _ in range(_ROUNDS)]
     rates = Rates(
         0.0,
@@ -205,11 +206,13 @@ def _solve(probe: Probe, duration_ns: float, rates: Rates) -> Rates:
     """Return the rates with the one that the probe reveals."""
     work, name, place = probe.work, probe.field, probe.place
     if name == "call_ns":
+        # Revealed a second time: the first value must not be taken off as known.
         rates = replace(rates, call_ns=0.0)
     products = work.products if name == "flops_per_ns" else ()
     if products:
         work = replace(work, products=())
     known = cost.duration_ns(probe.operands, work, rates)
+    # Noise may make the known part larger than the whole; a rate is never 0 or negative.
     rest = max(duration_ns - known, _LEAST_SHARE * duration_ns)
     if name == "flops_per_ns":
         rate = sum([item.flops for item in products]) / rest
@@ -235,8 +238,10 @@ def stopwatch(clock: Clock) -> Measure:
     """Return how to measure a probe here: a low quartile, because others only ever slow it down."""
 
     def measure(probe: Probe) -> float:
+        # Powers and exponentials of the test numbers may overflow, which is no fault here.
         with np.errstate(all="ignore"):
             launches = [_bind(probe) for _ in range(probe.num_copies)]
+            # The first run meets cold caches and is not counted.
             _run(launches, 1, clock)
             once = max(_run(launches, 1, clock), 1)
             repeats = max(1, int(_PROBE_NS / _SAMPLES / once))
@@ -268,6 +273,7 @@ def _bind(probe: Probe) -> Launch:
 
 def _filled(operand: Operand) -> Array:
     """Return an array of small varied numbers; integers are indices below 256."""
+    # 37 and 256 have no common divisor: a permutation, whose neighbours lie far apart.
     pattern = (np.arange(256) * 37 % 256).astype(operand.dtype)
     if operand.type.dtype.is_float:
         pattern = pattern / 256 + 0.25
@@ -366,6 +372,7 @@ def _chain(
     works = [_work(plan, launch, kernels.get(launch.kernel)) for launch in actor.launches]
     caches = _Caches(plan)
     total: list[Price] = []
+    # The second walk counts: a step finds the caches as the step before left them.
     for _ in range(2):
         total, idle_ns = [], math.inf
         for launch, work in zip(actor.launches, works, strict=True):
@@ -437,6 +444,7 @@ class _Caches:
         if not size_bytes:
             return 0.0
         register = self._plan.registers[view.register]
+        # The first slot stands for all: which one a firing has depends on its number.
         start = register.offsets_bytes[0] + view.offset_bytes
         granules = range(start // GRANULE_BYTES, (start + size_bytes - 1) // GRANULE_BYTES + 1)
         share = size_bytes / len(granules)

@@ -106,6 +106,7 @@ class ScanKernel:
             raise InternalError("a loop is bound without the plan of its body")
         step = BoundStep(body, self.binders, inputs, outputs, workspace, held_products(body))
         firsts = list(zip(outputs[: body.carries], inputs[: body.carries], strict=True))
+        # The memory plan may have put a carry over its first value: nothing to copy.
         firsts = [(new, old) for new, old in firsts if address(new) != address(old)]
         moves = [
             _EntryCopy(str(i), inputs[i], step.field(str(i)), False)
@@ -116,6 +117,8 @@ class ScanKernel:
             _EntryCopy(f"out{i}", outputs[i], step.field(f"out{i}"), True)
             for i in range(body.carries, len(body.results))
         ]
+        # Entries are read and written at their own places: a reversed scan only visits them
+        # backwards.
         order = range(steps_of(attrs))[:: -1 if attrs["reverse"] else 1]
         whole = _native_loop(step, firsts, moves, order)
         return whole or _loop(step, firsts, moves, order)
@@ -158,6 +161,8 @@ class BoundStep:
         self._binders = binders
         self._plan, self._frame = body.plan, frame_of(body.plan)
         self._block = _block(self._frame, workspace)
+        # A carry lives in its output from the first step on; xs and constants are read where they
+        # are.
         outside = (*outputs[: body.carries], *inputs[body.carries :])
         self._operand = {
             body.plan.views[variable.view].register: outside[int(variable.name)]
@@ -189,6 +194,7 @@ class BoundStep:
         views, entry = self._plan.views, self._plan.views[self.fields[move.name]]
         begin, end = _extent(entry)
         others = [v for name, v in self.fields.items() if name != move.name]
+        # Two entries in one place of the frame: moving one would move the other.
         if any([_overlap(views[v], entry) for v in others]):
             return None
         found: list[_MovedWord] = []
@@ -200,6 +206,8 @@ class BoundStep:
                     continue
                 first, last = _extent(view)
                 is_inside = begin <= first and last <= end
+                # A launch without known words, one that reads beyond the entry, or one that writes
+                # over it.
                 if not (places and is_inside and (move.is_out or number < len(planned.inputs))):
                     return None
                 where = address(move.outside) + view.offset_bytes - entry.offset_bytes
@@ -227,6 +235,7 @@ class BoundStep:
         view: View = self._plan.views[index]
         offset = self._frame.offsets_bytes[view.register]
         if offset < 0:
+            # A negative offset: the register is not in the frame but an operand from outside.
             operand = self._operand[view.register]
             block = operand.reshape(-1).view(np.uint8)
             return view_on(block, view.offset_bytes, view.type, view.strides_bytes)
@@ -293,6 +302,7 @@ def _native_loop(
     order: range,
 ) -> NativeLaunch | None:
     """Return the loop in C; None where a launch of a step is not native."""
+    # No launch, or one in Python between native ones: C cannot run the step as one call.
     if not runtime.is_enabled() or len(step.chain) != 1:
         return None
     (whole,) = step.chain
@@ -310,6 +320,7 @@ def _native_loop(
     words = [w for new, old in firsts for w in (address(new), address(old), 0, 0, new.nbytes)]
     moving = [step.windows(move) for move in moves]
     copied = [move for move, windows in zip(moves, moving, strict=True) if windows is None]
+    # False sorts first: C has the copies before a step, then those after it.
     for move in sorted(copied, key=lambda move: move.is_out):
         (target, source), size = move.ends, move.inside.nbytes
         steps = (size, 0) if move.is_out else (0, size)

@@ -133,6 +133,7 @@ def gemm_launch(
             f"{library.name} needs {needed} bytes of workspace and was given {given}"
         )
     workers = min(runtime.num_threads() if max_workers is None else max_workers, len(chunks))
+    # Fewer workers rather than an error: the plan may have been made for fewer threads.
     while scratch.size_bytes(workers) > given:
         workers -= 1
     return library.launch(gemm, chunks, arrays, PackedPlace(workspace, scratch, workers, epilogue))
@@ -142,6 +143,7 @@ def head_words(
     chunks: Sequence[Chunk], place: PackedPlace
 ) -> tuple[list[Word], tuple[object, ...]]:
     """Return the first words of a block, and what they point to."""
+    # Calls of chunk i are those from first[i] to first[i + 1].
     first = np.cumsum([0, *[len(chunk.calls) for chunk in chunks]], dtype=np.int64)
     rows = np.array([(c.row, c.row + c.rows) for c in chunks], np.int64)
     epilogue = place.epilogue or Epilogue(0, 0)
@@ -190,6 +192,7 @@ class OpenBlas:
         """Take float32 and float64 where numpy's library is OpenBLAS; no scratch."""
         is_known = gemm.dtype in (DType.FLOAT32, DType.FLOAT64) and gemm.out_dtype is gemm.dtype
         blas = openblas.numpy_openblas() if is_known else None
+        # Extents and strides are passed as 32-bit integers there and would wrap around.
         if blas is None or (blas.integer_bits == 32 and _largest(gemm) >= 1 << 31):
             return None
         return ProductScratch()
@@ -201,6 +204,7 @@ class OpenBlas:
         blas = openblas.numpy_openblas()
         if blas is None:
             raise InternalError("a plan has kernels of OpenBLAS, which numpy does not carry here")
+        # Our pool calls it from several threads at once; its own threads would fight for the cores.
         openblas.use_one_thread()
         is_double = gemm.dtype is DType.FLOAT64
         function = f"af_gemm_{'dgemm' if is_double else 'sgemm'}{blas.integer_bits}"

@@ -108,6 +108,8 @@ class OneDnn:
         for first, primitive in packs:
             source = b + first * gemm.b.column * gemm.dtype.itemsize
             table.add(primitive, (onednn.SOURCE, source), (onednn.DESTINATION, place.shared))
+        # Chunks without a product: each stands for one call of the table, so that threads share the
+        # packing.
         one_each = [Chunk((ProductCall(0, 0, 0, 0, 0, 0),), 0, 0)] * len(packs)
         alone = PackedPlace(place.workspace, place.scratch, place.num_workers, None)
         words, keep = table.words(one_each, alone, 0)
@@ -129,6 +131,7 @@ def _shapes(chunks: Sequence[Chunk]) -> list[ProductCall]:
     """Return one call of every extent that occurs, in order."""
     shapes: dict[tuple[int, int], ProductCall] = {}
     for call in calls_of(chunks):
+        # Chunks of one shape share a primitive; at the edges there are up to three other shapes.
         shapes.setdefault((call.rows, call.columns), call)
     return list(shapes.values())
 
@@ -172,6 +175,7 @@ class CallTable:
         given = np.zeros((len(arguments), 2), np.int64)
         for entry, (argument, where) in zip(given, arguments, strict=True):
             memory = onednn.memory(primitive, argument, where)
+            # The table has handles only; the object would destroy the memory.
             self.kept.append(memory)
             entry[:] = argument, onednn.handle_of(memory)
         self.kept.append(given)
@@ -249,6 +253,7 @@ class PrepackedGemm:
             if product is None or pack is None:
                 return None
             products.append(product)
+            # Row blocks of one column block read the same b, which is packed once.
             if call.b not in columns:
                 columns[call.b] = _PackedColumns(call.b, pack, size)
                 firsts[call.b] = product

@@ -49,6 +49,7 @@ class NativeLaunch:
         self.arguments = arguments
         self.keep, self.places = keep, places
         self._explain = explain
+        # ctypes releases the interpreter lock in a call, so other threads run meanwhile.
         self._call = _CALLER(function)
 
     def __call__(self) -> None:
@@ -70,6 +71,7 @@ def native_launch(
     explain: Explain | None = None,
 ) -> NativeLaunch:
     """Return the launch of a function on a block of words (see runtime.h)."""
+    # The launch keeps the block: C has its address only.
     block = argument_block(words)
     return NativeLaunch(function, ctypes.addressof(block), (block, *keep), explain)
 
@@ -153,6 +155,7 @@ class NativeChain:
         try:
             self()
         finally:
+            # A null pointer, so that ordinary calls take no times.
             self._chain.durations_ns = None
         return tuple(durations)
 

@@ -198,6 +198,7 @@ def pack_alike(first: Primitive, second: Primitive) -> bool:
 def shared(key: object, make: Callable[[], T | None]) -> T | None:
     """Return what is made for a key at its first call, of primitives; None where it is refused."""
     with _lock:
+        # Refusals are kept as None, so that a shape is asked for once.
         if key not in _state.made:
             try:
                 _state.made[key] = make()
@@ -232,12 +233,14 @@ def explain(status: int) -> str:
 def _memory(primitive: Primitive, query: int, address: int) -> Any:
     library = require_library()
     described = library.calls.dnnl_primitive_desc_query_md(primitive.descriptor, query, 0)
+    # The library writes the handle of what it made here.
     made = library.ffi.new("H *")
     target = library.ffi.cast("void *", address)
     _check(
         library.calls.dnnl_memory_create(made, described, library.engine, target),
         f"memory of a primitive ({primitive.name})",
     )
+    # Destroyed with the Python object: whoever keeps only the handle loses the memory object.
     return library.ffi.gc(made[0], library.calls.dnnl_memory_destroy)
 
 
@@ -281,6 +284,7 @@ def _pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive 
 def create_primitive(library: Onednn, pd: Any) -> Primitive | None:
     """Return the primitive of a descriptor, which it keeps; None for a reference implementation."""
     ffi, calls = library.ffi, library.calls
+    # First: whatever fails below, the descriptor is given back.
     descriptor = ffi.gc(pd, calls.dnnl_primitive_desc_destroy)
     said = ffi.new("const char **")
     _check(calls.dnnl_primitive_desc_query(pd, _QUERY_NAME, 0, said), "the name of a primitive")
@@ -304,6 +308,7 @@ def create_primitive(library: Onednn, pd: Any) -> Primitive | None:
 @contextmanager
 def one_thread(library: Onednn) -> Iterator[None]:
     """Let the library believe that it has one thread, for what is made in here."""
+    # The library looks at this number when it makes a primitive: blocks and scratch depend on it.
     before = library.calls.omp_get_max_threads()
     library.calls.omp_set_num_threads(1)
     try:
@@ -320,6 +325,7 @@ def _described(library: Onednn, *matrices: Matrix) -> Iterator[tuple[Any, ...]]:
     try:
         for matrix in matrices:
             one = ffi.new("H *")
+            # 12 is DNNL_MAX_NDIMS: the library copies a whole array of dimensions.
             extents = ffi.new("int64_t[12]", [matrix.rows, matrix.columns])
             strides = ffi.new("int64_t[12]", [matrix.row, matrix.column])
             dtype = TYPES[matrix.dtype]
@@ -331,6 +337,7 @@ def _described(library: Onednn, *matrices: Matrix) -> Iterator[tuple[Any, ...]]:
             made.append(one[0])
         yield tuple(made)
     finally:
+        # Only those that were made before an error; primitives keep copies of descriptions.
         for one in made:
             calls.dnnl_memory_desc_destroy(one)
 
@@ -376,6 +383,7 @@ def require_library() -> Onednn:
 def _library() -> Onednn | None:
     with _lock:
         if not _state.is_sought:
+            # Before the search: a library that is missing is looked for once.
             _state.is_sought = True
             _state.library = _loaded()
         return _state.library

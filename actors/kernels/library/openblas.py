@@ -143,9 +143,11 @@ def use_threads(count: int | None) -> bool:
         return False
     if count is None:
         count, _state.num_threads_before = _state.num_threads_before, None
+    # Only the first time: later calls would remember our own number.
     elif _state.num_threads_before is None:
         _state.num_threads_before = _num_threads(blas)
     if count is not None:
+        # By address: the decorated names differ between builds.
         ctypes.CFUNCTYPE(None, ctypes.c_int)(blas.set_num_threads)(count)
     return True
 
@@ -190,6 +192,7 @@ def _mapped() -> list[Path]:
 def _asked(name: str, library: ctypes.CDLL) -> Blas | None:
     for prefix, suffix in _AFFIXES:
         found = [_address(library, f"{prefix}{function}{suffix}") for function in _FUNCTIONS]
+        # All of one decoration: a mix would call functions of two libraries.
         if all(found):
             return Blas(name, 64 if suffix else 32, *found)
     return None

@@ -121,9 +121,11 @@ class Toolchain:
             with tempfile.TemporaryDirectory(prefix="actorflow-") as place:
                 built = self._build(text, Path(place))
                 kept_at = _keep(built, self.folder, name)
+                # Loaded from where it stays, so that the next process maps the same pages.
                 if kept_at is not None:
                     with contextlib.suppress(OSError):
                         return ctypes.CDLL(str(kept_at))
+                # The mapping outlives the temporary folder, which is removed when this returns.
                 return ctypes.CDLL(str(built))
         except OSError as error:
             raise CompilerError(
@@ -140,6 +142,7 @@ class Toolchain:
             return
         folder = self.folder
         missing = [text for text in texts if not self._is_usable(folder / self._name_of(text))]
+        # A single one is built by whoever loads it next: a pool would only add its start.
         if len(missing) > 1:
             with ThreadPoolExecutor(num_threads) as pool:
                 list(pool.map(self._try_to_keep, missing))
@@ -184,6 +187,7 @@ class Toolchain:
         except (OSError, subprocess.SubprocessError) as error:
             raise CompilerError(f"the C compiler {called} does not run: {error}") from None
         if ended.returncode or not library.exists():
+            # The name of the temporary folder differs each time and says nothing to the user.
             said = ended.stderr.decode("utf-8", "replace").replace(f"{place}{os.sep}", "")
             raise CompilerError(
                 f"the C compiler {called} ended with status {ended.returncode}: {_errors_in(said)}"
@@ -226,6 +230,7 @@ def processor() -> str:
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key.strip() in wanted:
+            # The first processor's: the file repeats these lines for each of them.
             found.setdefault(key.strip(), value.strip())
     return "\n".join([platform.machine(), *[found.get(key, "") for key in wanted]])
 
@@ -243,6 +248,7 @@ def _version(command: tuple[str, ...]) -> str | None:
             [*command, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=True
         )
     except OSError as error:
+        # Not to be taken for a missing compiler, which would silently turn native kernels off.
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise DeviceError(
                 f"no file descriptor is left to ask the C compiler {command[0]}: {error.strerror};"
@@ -314,11 +320,13 @@ def enable(toolchain: Toolchain, num_threads: int) -> None:
     with _lock:
         if _state.core is None:
             core = toolchain.library(_text_of("runtime.c"))
+            # ctypes assumes int, which would cut the address to 32 bits.
             core.af_parallel_address.restype = ctypes.c_void_p
             core.af_start.argtypes = (ctypes.c_int32,)
             _state.core = core
         if not _state.is_on:
             _state.toolchain = toolchain
+        # The pool never shrinks: it answers with what it has, perhaps more than is asked for now.
         _state.num_threads = int(_state.core.af_start(num_threads))
         _state.num_threads = min(_state.num_threads, num_threads)
         _state.is_on = True
@@ -370,10 +378,12 @@ def prepare(functions: Iterable[CFunction]) -> None:
         missing = {f.name: f for f in functions if f.name not in _state.homes}
         if not missing:
             return
+        # Sorted: the library's name is a hash of this text, whatever order plans ask in.
         wanted = [missing[name] for name in sorted(missing)]
         try:
             _load(wanted)
         except CompilerError:
+            # One bad text refuses the file: each is tried alone, so that the others still serve.
             refused = [function for function in wanted if not _is_loaded_alone(function)]
             if not refused:
                 return
@@ -416,6 +426,7 @@ def load_file(file: str) -> None:
         try:
             _state.files[file] = _linked(text)
         except CompilerError as error:
+            # Not broken for good where nothing was tried: native kernels may be turned on later.
             if is_enabled():
                 _state.broken[file] = f"{file}: {error}"
             raise CompilerError(f"{file}: {error}") from None
@@ -464,6 +475,7 @@ def unique_name(prefix: str, text: str) -> str:
 
 def _after_fork_in_child() -> None:
     """Forget the threads that stayed with the parent; the next `enable` starts helpers again."""
+    # The pool's threads stayed with the parent: a call that waited for them would hang.
     _state.num_threads = 1
 
 
@@ -498,8 +510,10 @@ def _linked(text: str) -> ctypes.CDLL:
     if _state.toolchain is None or _state.core is None or not is_enabled():
         raise CompilerError("native kernels are not turned on: there is no C compiler")
     library = _state.toolchain.library(text)
+    # Each library has its own copy of the header; all are handed the one pool of the process.
     library.af_bind_runtime.argtypes = (ctypes.c_void_p,)
     library.af_bind_runtime(_state.core.af_parallel_address())
+    # Kept for the life of the process: launches hold addresses in it.
     _state.libraries.append(library)
     return library
 
@@ -523,6 +537,7 @@ def _with_includes(text: str) -> str:
 
     def included(match: re.Match[str]) -> str:
         name = match[1]
+        # A header's text once only: C would refuse its definitions a second time.
         if name in seen:
             return ""
         seen.add(name)

@@ -117,6 +117,7 @@ def library_for(
     `whole_rows` asks for the best of those that cut whole rows.
     """
     with _lock:
+        # Asked once per process and shape: plans compiled later get the answer of the first.
         if (gemm, whole_rows) not in _state.chosen:
             asked = [
                 library for library in libraries if library.cut.has_whole_rows or not whole_rows
@@ -133,6 +134,7 @@ def _best(gemm: Gemm, taken: Sequence[Library], key: str) -> str:
     if _state.options.deterministic or _largest(gemm) > _MAX_ELEMENTS:
         return _rule(gemm, taken)
     table = _load()
+    # The table may name a library that is not here any more, or does not take this product.
     if table.get(key) not in [library.name for library in taken]:
         found = _measured(gemm, taken)
         _save(key, found, [library.name for library in taken])
@@ -146,6 +148,7 @@ def _distinct(gemm: Gemm, libraries: Sequence[Library]) -> list[Library]:
     for library in libraries:
         if workspace_bytes(library, gemm) is not None:
             chunks = chunks_of(gemm, library.cut)
+            # One library with two cuts that lead to the same chunks is one candidate.
             plain = library.name.removesuffix(f".{library.cut.value}")
             taken.setdefault((plain, chunks), library)
     return list(taken.values())
@@ -174,6 +177,7 @@ def _measured(gemm: Gemm, libraries: Sequence[Library]) -> str:
     The fastest, not the median: what other processes do on the machine only adds. A library that is
     far behind after two takes no part in the others; of those that come out even the first wins.
     """
+    # A fixed seed: each candidate and process measures the same numbers.
     rng = np.random.default_rng(0)
     arrays = (
         _array(rng, gemm.dtype, gemm.a, (gemm.m, gemm.k), gemm.batch),
@@ -188,6 +192,7 @@ def _measured(gemm: Gemm, libraries: Sequence[Library]) -> str:
         min(runtime.num_threads(), len(chunks_of(gemm, library.cut))) for library in libraries
     ]
     first = [
+        # The first run of a launch meets cold caches and pages that were never touched.
         min(_duration_ns(launch, count), _duration_ns(launch, count))
         for launch, count in zip(launches, workers, strict=True)
     ]
@@ -197,6 +202,7 @@ def _measured(gemm: Gemm, libraries: Sequence[Library]) -> str:
         for index in near:
             times[index] = min(times[index], _duration_ns(launches[index], workers[index]))
     best = min(times.values())
+    # Within 3 % the first wins, so that noise does not decide which bits a product has.
     return next(libraries[index].name for index in near if times[index] <= _EVEN * best)
 
 
@@ -223,6 +229,7 @@ def _waited_ns() -> int:
     total = 0
     for thread in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has just ended
+            # schedstat: time on a core, time in the queue, number of slices; in nanoseconds.
             total += int(thread.read_text(encoding="ascii").split()[1])
     return total
 
@@ -240,6 +247,7 @@ def _array(
         return np.resize(rng.standard_normal(_RANDOM), size)
     values = np.resize(rng.standard_normal(_RANDOM, np.float32), size)
     if dtype is DType.BFLOAT16:
+        # The upper half of a float32 is a bfloat16, cut off rather than rounded.
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     return values
 
@@ -260,6 +268,7 @@ def _workspace(size: int | None) -> Array | None:
     if not size:
         return None
     raw = np.empty(size + 64, np.uint8)
+    # To a cache line, as scratch of a plan is aligned.
     start = -int(raw.__array_interface__["data"][0]) % 64
     return raw[start : start + size]
 
@@ -301,6 +310,7 @@ def _save(key: str, name: str, names: Sequence[str]) -> None:
     _state.table = {**_load(), key: name}
     if _state.file is not None:
         epoch, others = _read(_state.file)
+        # A table of before a `retune` elsewhere, or of after it, is not mixed with ours.
         if epoch == _state.epoch:
             _state.table |= others
     if _state.table[key] not in names:
