@@ -80,6 +80,7 @@ class MultiRankSimulator:
         every = range(ranks.mesh.num_ranks)
         self.marks = [(options.slowdowns[rank], *self._durations_ns(rank)) for rank in every]
         self._kinds = tuple(every) if options.jitter else ranks.equivalence_classes(self.marks)
+        # Reversed, so that the lowest rank of each kind stays.
         first = {kind: rank for rank, kind in reversed(list(enumerate(self._kinds)))}
         self.first_rank = [first[kind] for kind in range(len(first))]
         self.counts = [0] * len(first)
@@ -159,6 +160,7 @@ class MultiRankSimulator:
                 own = self._met[kind].setdefault(meeting.actor, [])
                 found[key].members.append((kind, meeting.actor, len(own)))
                 own.append(found[key])
+        # The numbers break ties of time in the calendar: equal runs for equal seeds.
         in_order = sorted(found.values(), key=lambda own: (own.meeting.place, own.group))
         for number, gathering in enumerate(in_order):
             gathering.number = number
@@ -192,6 +194,7 @@ class MultiRankSimulator:
         for kind, actor, turn in gathering.members:
             run, own = self.runs[kind], self._met[kind][actor]
             if turn + 1 < len(own):
+                # No event of the rank's own brought it here, so its clock is set.
                 run.now = now
                 self._come(own[turn + 1], kind)
             else:
@@ -246,6 +249,7 @@ class _Prices:
         key = meeting.group, meeting.peer, place, op
         if key not in self._transfers:
             groups = ranks.parallel_groups(rank, meeting)
+            # A receive is the send of its peer, seen from the other end.
             ways = tuple([group[::-1] for group in groups]) if op == RECEIVE else groups
             found = transfers(self._network, op, ways)
             self._transfers[key] = {

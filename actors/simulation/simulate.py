@@ -79,6 +79,7 @@ def bubbles(table: MachineTable, rows: Iterable[Row]) -> tuple[Bubble, ...]:
     idle: dict[tuple[int, Blocker, int | None], int] = {}
     for row in history.rows:
         before = history.before_on_stream(row)
+        # Nothing ran before, or without a gap.
         if before is None or before[3] >= row[2]:
             continue
         link, _ = history.link(row)
@@ -91,6 +92,7 @@ def bubbles(table: MachineTable, rows: Iterable[Row]) -> tuple[Bubble, ...]:
 _DONE = Message.DONE.value
 """A plain int: an enum's comparisons are three times as slow, and there are many."""
 
+# Above every number of an event: joint events sort after all others of their time.
 _LATE = 1 << 62
 
 Meet = Callable[[int], None]
@@ -127,6 +129,7 @@ class SimulatedRun:
             busy[actor] += end - start
         actor = max(range(len(busy)), key=busy.__getitem__, default=0)
         ends = [row[3] for row in self.rows if row[0] == actor]
+        # The first half fills the pipeline, which is no steady state.
         half = len(ends) // 2
         if half < 1:
             return self.makespan_ns / max(self.steps, 1)
@@ -289,6 +292,7 @@ class VirtualRank:
     def _take_own(self, code: int) -> None:
         """Begin or end a firing on its stream: what the machine hears of a moment later."""
         running, host = self._running, self._host
+        # The reverse of `_begin_of` and `_end_of`.
         actor, is_end = divmod(-1 - code, 2)
         if running is None or host is None:
             return
@@ -315,6 +319,7 @@ class VirtualRank:
         firings = [machine.firing_index(a) + 1 for a in range(machine.table.num_actors)]
         numbers = iter(self._rows)
         rows = tuple(zip(numbers, numbers, numbers, numbers, strict=True))
+        # Rows are in order of their ends.
         makespan = rows[-1][3] if rows else 0
         busy = tuple(self._busy_ns)
         return SimulatedRun(steps, makespan, tuple(firings), busy, rows, machine.table)
@@ -323,11 +328,13 @@ class VirtualRank:
         machine = self.machine
         machine.deliver(machine.outbox)
         machine.outbox.clear()
+        # In the order of the real dispatcher: other threads get their work first.
         for started in (machine.detached, machine.fireable, machine.flushing):
             while started:
                 actor = started.popleft()
                 queue = self._queues[self._streams[actor]]
                 queue.append(actor)
+                # The stream was idle; else the firing waits for those before it in the queue.
                 if len(queue) == 1:
                     self._begin_firing(actor)
 

@@ -145,6 +145,7 @@ class CRates:
         """
         moves, products = self.moves_ns(work) + missed_ns, self.products_ns(work)
         instructions = self.instructions_ns(work)
+        # A row reduction must end before its row is read again, so the two do not overlap.
         passes = moves + instructions if work.reduces_rows else max(moves, instructions)
         busy = self.call_ns + passes + products
         if not self.is_shared(work):
@@ -162,7 +163,9 @@ class CRates:
     def _gain(self, speedup: float, pieces: float) -> float:
         """Return how many times as fast threads are that share some pieces."""
         threads = min(self.num_threads, pieces)
+        # Threads take whole pieces: the one with most of them decides.
         ideal = pieces / math.ceil(pieces / threads)
+        # What each further thread adds, as measured with all of them.
         share = (speedup - 1) / (self.num_threads - 1)
         return 1 + max(0.0, share) * (ideal - 1)
 
@@ -327,6 +330,7 @@ REFERENCE = Rates(
 
 def footprint_bytes(operand: Operand) -> int:
     """Return the bytes an operand touches; repeated axes count once."""
+    # A stride of 0 repeats the same bytes.
     extents = [n for n, s in zip(operand.shape, operand.strides_bytes, strict=True) if s]
     return math.prod(extents) * operand.dtype.itemsize
 

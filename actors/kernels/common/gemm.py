@@ -192,6 +192,7 @@ def gemm_of(a: MatrixView, b: MatrixView, out: MatrixView) -> Gemm | None:
     batch, m, n, k = out.shape[:-2], out.shape[-2], out.shape[-1], a.shape[-1]
     sides = [_side(view, len(batch)) for view in (a, b, out)]
     out_side = _plain(sides[2], m, n)
+    # Libraries want out by rows: out^T = b^T a^T has it so where out lies by columns.
     is_swapped = out_side.column != 1
     if is_swapped:
         sides = [sides[1].transposed, sides[0].transposed, sides[2].transposed]
@@ -247,6 +248,7 @@ def _joined(gemm: Gemm) -> Gemm:
             if a.batch[-1] < gemm.k:  # rows that overlap, as of a repeated one, are no matrix
                 return gemm
             a, out = replace(a, row=a.batch[-1]), replace(out, row=out.batch[-1])
+        # The next matrix must begin where a further row would: then both are one taller matrix.
         if (a.batch[-1], out.batch[-1]) != (a.row * gemm.m, out.row * gemm.m):
             return gemm
         joined = replace(gemm, m=gemm.m * extent, a=a, out=out)
@@ -264,6 +266,7 @@ def _is_readable(gemm: Gemm) -> bool:
 
 
 def _is_matrix(side: Side, rows: int, columns: int) -> bool:
+    # Rows that overlap, as of a sliding window, are no matrix to a library.
     return side.column == 1 and (rows == 1 or side.row >= columns)
 
 
@@ -286,6 +289,7 @@ def chunks_of(gemm: Gemm, cut: ThreadCut) -> tuple[Chunk, ...]:
 
 
 def _num_wanted(gemm: Gemm) -> int:
+    # Types half as wide are multiplied about twice as fast, so a chunk of them has more.
     flops = gemm.flops * gemm.dtype.itemsize // _FULL_ITEMSIZE
     few = min(flops // CHUNK_FLOPS, ENOUGH_CHUNKS)
     return max(1, few, min(flops // LARGE_FLOPS, MAX_CHUNKS))
@@ -309,6 +313,7 @@ def _up_to(extent: int, step: int) -> int:
 
 def _places(gemm: Gemm) -> list[tuple[int, int, int]]:
     """Return where a, b and out begin at every place of the batch."""
+    # [axis][place]: the indices of every place, which the steps turn into offsets by one product.
     index = np.indices(gemm.batch).reshape(len(gemm.batch), math.prod(gemm.batch))
     sides = (gemm.a, gemm.b, gemm.out)
     steps = np.array([side.batch for side in sides], np.int64).reshape(3, len(gemm.batch))

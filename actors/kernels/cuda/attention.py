@@ -120,6 +120,8 @@ class AttentionChunks:
         """Return the rows of the chunks, which take so many tensors of scores."""
         e = self._e
         most = max(1, CHUNK_BYTES // max(1, e.columns * self._score_bytes(num_scores)))
+        # Where all scores fit into scratch, fewer strips: calls then cost more than hidden blocks
+        # save.
         all_bytes = e.heads * e.rows * e.columns * self._score_bytes(num_scores)
         strips = _STRIPS if all_bytes > CHUNK_BYTES else _STRIPS // 2
         rows = max(_LEAST_ROWS, -(-e.rows // strips)) if e.causal else e.rows
@@ -139,9 +141,11 @@ class AttentionChunks:
         if self._placed is not None:
             for group in groups:
                 yield group
+                # Dropout numbers elements through all heads, whatever group they are in.
                 self._first_head += math.prod(group[0].shape[:-2])
             return
         forms = [tuple([(x.shape, x.strides) for x in group]) for group in groups]
+        # Groups of one form take the same time and scratch: one is walked, and counted so often.
         times = Counter(forms)
         for form, group in zip(forms, groups, strict=True):
             self._times = times.pop(form, 0)
@@ -211,6 +215,7 @@ class AttentionChunks:
             keys, _ = self._finite(heads, "finite k", k)
             sums = self._sums("dk", dk), self._sums("dv", dv)
             for rows in reversed(strips):
+                # The first strip of this order overwrites, so that sums need no fill before it.
                 beta = 0.0 if rows is strips[-1] else 1.0
                 self._strip_backward(heads, rows, (*given, y, lse), (keys, made), sums, beta)
             self._copy(dq, made)
@@ -290,6 +295,7 @@ class AttentionChunks:
             self._copy(out, seen_as_array(dense))
 
     def _copy(self, target: Array, source: Array) -> None:
+        # `_even` gives the operand itself where it lies well: nothing to copy then.
         if target.ctypes.data != source.ctypes.data or target.strides != source.strides:
             self._duration_ns += self._times * copy_ns(self._gpu, target, source)
             self._calls += copy_calls(self._gpu, target, source)
@@ -389,6 +395,7 @@ class CudaAttentionGrad:
             return None
         run = AttentionChunks(self.gpu, attrs, _layouts(inputs), _layouts(outputs), None)
         run.backward()
+        # (output, input): dq over y, q or dy.
         free = [(0, 4), (0, 1), (0, 0)]
         if inputs[0].type.dtype is not real_of(inputs[0].type.dtype):
             free += [(1, 2), (1, 3), (2, 3), (2, 2)]

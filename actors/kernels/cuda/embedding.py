@@ -77,12 +77,15 @@ def sort_calls(pieces: tuple[int, ...], num: int, largest: int) -> tuple[DeviceC
     """
     keys, spare, places, other, counts, bases = pieces
     text, num_tiles = _sort_text(), _num_tiles(num)
+    # One pass per digit of 8 bits that can differ: small tables need one or two of four.
     num_shifts = max(1, -(-largest.bit_length() // 8))
+    # One block sorts all digits in shared memory, in a single call.
     if num_tiles == 1:
         arguments = (keys, 0, spare, places, counts, bases, num, num_tiles, 0, num_shifts)
         return (RunKernel(text, text.kernels[3], 1, DIGITS, arguments),), spare, places
     segments = min(_MAX_SEGMENTS, -(-num_tiles // _TILES_PER_SEGMENT))
     calls: list[RunKernel] = []
+    # 0: keys are where they came, so their places are their own numbers.
     given = 0
     for step in range(num_shifts):
         arrays = (keys, given, spare, places, counts, bases)
@@ -92,6 +95,7 @@ def sort_calls(pieces: tuple[int, ...], num: int, largest: int) -> tuple[DeviceC
             RunKernel(text, text.kernels[1], 1, segments * DIGITS, arguments),
             RunKernel(text, text.kernels[2], num_tiles, DIGITS, arguments),
         ]
+        # Each pass reads one buffer and writes the other.
         keys, spare = spare, keys
         given, places, other = places, other, places
     return tuple(calls), keys, given
@@ -191,6 +195,7 @@ class RowSums:
 def sums_of(dy: Operand, ids: Operand, rows: int, axes: tuple[int, ...] = ()) -> RowSums | None:
     """Return the sums of a call; None for what kernels do not take."""
     walked = collapse_axes(dy.shape[:-1], (dy.strides_bytes[:-1],), in_order=True)
+    # Keys are 32 bits, and one more than the last row stands for a bad id.
     is_taken = dy.type.dtype in _ROWS and len(walked) <= MAX_OUTER and rows < (1 << 32) - 1
     if not (is_taken and are_ids(ids)):
         return None
@@ -258,6 +263,7 @@ class CudaEmbedding:
         rows, columns = weight.shape
         unit, steps = _units(weight, out)
         units = columns * weight.dtype.itemsize // unit
+        # A team of 2 ** team_bits threads, a warp at most, copies a row.
         team_bits = min(_MAX_TEAM_BITS, max(units - 1, 0).bit_length())
         arguments = (
             *ids_words(ids),
@@ -282,6 +288,7 @@ def _units(weight: DeviceView, out: DeviceView) -> tuple[int, tuple[int, int]]:
         return item, steps
     lie = (weight.address, out.address, columns * item, *weight.strides_bytes[:1])
     lie += out.strides_bytes[:-1]
+    # The widest access that every row of table and output begins and ends at a multiple of.
     unit = next((unit for unit in _UNITS if not any([at % unit for at in lie])), 1)
     return unit, (unit, unit)
 
@@ -347,6 +354,7 @@ class CudaLastPlace:
         """Return a fill with -1, and one call with a thread for each id."""
         (ids,), (out,) = on_device(inputs), on_device(outputs)
         rows, num = out.type.num_elements, ids.type.num_elements
+        # All bits 1 are -1 of an int32.
         calls: DeviceCalls = (FillBytes(out.address, 0xFF, out.type.size_bytes),) if rows else ()
         if not num:
             return calls
@@ -414,6 +422,7 @@ class CudaEmbeddingUpdate:
         own = len(program.inputs)
         operands = [view.address for view in (table, *rest)]
         skip = operands[own - 1] if len(operands) >= own else 0
+        # The program reads the gradient there; in this op dy and ids stand in its place.
         operands.insert(GRADIENT, gradient)
         operands[own:] = [view.address for view in on_device(outputs)]
         threads, parts = block_of(sums.columns)

@@ -145,6 +145,7 @@ class StageWriter:
         if not single:
             return text
         totals, stretches = [[make(v) for v in single] for make in (self._total, self._stretch)]
+        # A stretch in single precision is added to the total in double, and begins anew at 0.
         both = zip(totals, stretches, strict=True)
         add = [d.put(f"{d.element()} + {c.element()}") for (d, _), (c, _) in both]
         add += [c.put("0.0f") for c, _ in stretches]
@@ -282,6 +283,7 @@ class _FinishWriter:
                 f"{own} t{v} = 0;",
                 f"for (int32_t i = group; i < num_slots; i += groups, c{v} += groups * {step})",
                 f"    t{v} += *c{v};",
+                # Before `parts` is written again: others may still add up the sum before this one.
                 "AF_BARRIER();",
                 f"parts[AF_THREAD].{member} = t{v};",
                 "AF_BARRIER();",
@@ -376,6 +378,7 @@ class _CudaEmitter:
         """Return what a kernel over rows begins with."""
         shared = [f"AF_SHARED(float, shared, {SHARED_SUMS});"] if has_shared else []
         scalars = ["NAME_scalars scalars, *s = &scalars;", "NAME_get_scalars(a, s);"]
+        # One thread computes the scalars for its block; the barrier shows them to all.
         if self.is_dear:
             shared.append("AF_SHARED(NAME_scalars, s, 1);")
             scalars = ["if (AF_THREAD == 0) NAME_get_scalars(a, s);", "AF_BARRIER();"]
@@ -412,6 +415,8 @@ class _CudaEmitter:
             f"const int64_t r1 = {_ROWS};",
             f"for (int64_t r0 = a[{words.FIRST_ROW}].i + slot - shift; r0 < r1; r0 += teams) {{",
             "    const _Bool is_own = r0 + shift < r1;",
+            # Teams of a warp exchange values, so one without a row goes along on the last row with
+            # no columns, and stores nothing.
             "    const int64_t r = is_own ? r0 + shift : r1 - 1;",
             "    const int64_t j1 = is_own ? end : 0;",
             "    const _Bool is_first = is_own && lane == 0 && piece == 0;",

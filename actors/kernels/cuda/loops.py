@@ -77,6 +77,7 @@ class ColumnRun:
         """Return element k, as it is in memory."""
         size, words = self.dtype.itemsize, self.words
         if size < _WORD:
+            # Short elements share a word: element k is shifted down from its place.
             each = _WORD // size
             return f"({self.storage})({words}[k / {each}] >> k % {each} * {8 * size})"
         bits = f"{words}[k]" if size == _WORD else f"af_long_of({words} + 2 * k)"
@@ -90,6 +91,7 @@ class ColumnRun:
         if size < _WORD:
             each = _WORD // size
             own = f"(uint32_t)({_UNSIGNED[size]})({value})"
+            # Or, not assignment: the word begins at 0 and its other elements must stay.
             return f"{words}[k / {each}] |= {own} << k % {each} * {8 * size};"
         is_float = self.dtype in (DType.FLOAT32, DType.FLOAT64)
         bits = f"af_bits_of_{self.storage}({value})" if is_float else f"({value})"
@@ -187,6 +189,7 @@ def batch_of(program: FusedProgram) -> int:
         batch * sum(full, 0) > _BATCH_BYTES * max(1, len(full))
         or batch * weight(program) > _MOST_WEIGHT
     ):
+        # Halved until loads are 16 bytes per operand and registers hold what is computed.
         batch //= 2
     return batch
 
@@ -351,6 +354,7 @@ class PhaseWriter:
         """Return what is put into memory for a value; what was rounded has but 16 bits to take."""
         values, dtype = self.values, self.values.dtype(value)
         if dtype is DType.BFLOAT16 and values.constant(value) is None:
+            # Exact: the value was rounded to bfloat16 when it was computed, so the low half is 0.
             return f"(uint16_t)(af_bits_of_float({values.name(value)}) >> 16)"
         return store(dtype, values.name(value))
 
@@ -402,6 +406,7 @@ class PhaseWriter:
         if not sums:
             return []
         ends = [f"    t{v} += p{v}, p{v} = 0;" for v in sums]
+        # A batch has `batch` terms per thread, so many batches are a stretch.
         many = STRETCH // self.batch
         return [
             f"if (++stretch == {many} || {is_end}) {{",

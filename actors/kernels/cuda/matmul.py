@@ -122,6 +122,7 @@ class PlannedProduct:
             dense = _dense(_unrepeated(self.views[place]))
             there = seen_as_array(_placed(dense, copies[place]))
             placed[place] = copies[place]
+            # The old values of out matter only where the product is added to them.
             if place < 2 or beta:
                 before += copy_calls(self.gpu, there, here)
             if place == 2:
@@ -187,6 +188,7 @@ def plan_product(gpu: Gpu, a: Operand, b: Operand, out: Operand) -> PlannedProdu
         form = gemm_of(*given)
         if form is not None:
             ways.append(PlannedProduct(gpu, views, copied, form))
+            # One call without a copy: no other way can be faster.
             if not any(copied) and len(_batches(form)) == 1:
                 break
     return min(ways, key=PlannedProduct.duration_ns)
@@ -225,6 +227,7 @@ def _batches(form: Gemm) -> list[_BatchCall]:
     )
     if not axes:
         return [_BatchCall(1, (0, 0, 0), (0, 0, 0))]
+    # The library steps along one axis of a batch; the others are calls of their own.
     longest = max(axes, key=lambda axis: axis.extent)
     axes.remove(longest)
     found = []
@@ -267,6 +270,7 @@ def _by_columns(
     is_by_rows = side.column == 1 and (rows == 1 or side.row >= columns)
     if not is_by_rows:
         rows, columns, side = columns, rows, side.transposed
+    # A single row steps nowhere, yet the library checks that its step is long enough.
     apart = columns if rows == 1 else side.row
     return LtLayout(dtype, columns, rows, apart, step, alignment), not is_by_rows
 
@@ -281,6 +285,7 @@ def _library_bytes(gpu: Gpu, form: Gemm) -> int:
     most = 32 << 20 if gpu.capability >= _HOPPER else 4 << 20
     tiles = math.prod(form.batch) * math.prod([-(-x // _MOST_TILE) for x in (form.m, form.n)])
     parts = max(1, min(gpu.num_sms, form.k // _LEAST_SLICE))
+    # 4 bytes: parts of sums are float32.
     return min(most, 4 * parts * tiles * _MOST_TILE**2 + _MARGIN_BYTES)
 
 
@@ -301,6 +306,7 @@ def _products_ns(gpu: Gpu, form: Gemm, count: int) -> float:
     tiles = count * -(-form.m // _TILE) * -(-form.n // _TILE)
     room = _library_bytes(gpu, form) // (4 * count * form.m * form.n)
     most = max(1, min(room, form.k // _LEAST_SPLIT))
+    # A part is 1/parts of a tile's work; the last wave may leave SMs idle.
     waves = min([-(-tiles * parts // gpu.num_sms) / parts for parts in range(1, most + 1)])
     flops = 2.0 * waves * gpu.num_sms * _TILE * _TILE * form.k
     return gpu.product_ns(form.dtype, flops)

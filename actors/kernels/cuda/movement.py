@@ -96,6 +96,7 @@ def copy_calls(
     """
     if not target.size:
         return ()
+    # Views of device memory are writable by construction: see `_Elsewhere`.
     if not source.flags.writeable:
         return tuple(_fill_calls(gpu, target, source))
     whole = _StridedCopy(
@@ -119,6 +120,7 @@ def copy_ns(gpu: Gpu, target: Array, source: Array) -> float:
     moved = 0.0
     for operand in range(2):
         steps = [abs(axis.steps[operand]) for axis in axes]
+        # Else each element costs a sector of 32 bytes, or as much of it as its step leaves.
         is_even = not axes or steps[-1] <= item or (_is_tiled(axes, item) and item in steps)
         moved += target.size * (item if is_even else max(item, min(_SECTOR, steps[-1])))
     return gpu.call_ns + gpu.bytes_ns(moved)
@@ -163,6 +165,7 @@ def _fill_calls(gpu: Gpu, target: Array, source: Array) -> Iterator[DeviceCall]:
     axes = walk_arrays(target, in_order=False)
     count = _count(axes)
     is_dense = not axes or axes[-1] == Axis(count, (target.itemsize,))
+    # memset sets bytes: it serves where all bytes of an element are equal, as of 0 and -1.
     if is_dense and len({*value}) == 1:
         yield FillBytes(target.ctypes.data, value[0], count * target.itemsize)
         return
@@ -193,6 +196,7 @@ def _kernel_call(gpu: Gpu, part: _StridedCopy) -> RunKernel:
     axes = part.axes or (Axis(1, (0, 0)),)
     count = _count(axes)
     most = _WAVES * gpu.num_sms * gpu.threads_per_sm // _THREADS
+    # floor(2^64 / n) + 1: the high word of its product with a 32-bit index is the quotient.
     reciprocals = [_signed((1 << 64) // axis.extent + 1) for axis in axes]
     _, *columns = columns_of(axes, 2, _MAX_AXES)
     words: tuple[Word, ...] = (

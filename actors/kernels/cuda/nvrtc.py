@@ -141,6 +141,7 @@ def cubins(
     texts: Sequence[KernelText], arch: str, folder: Path | None, num_threads: int
 ) -> tuple[bytes, ...]:
     """Return the machine code of several texts, compiled by as many threads. Raises as `cubin`."""
+    # ctypes releases the interpreter lock in NVRTC's calls, so texts compile side by side.
     with ThreadPoolExecutor(max(1, num_threads)) as pool:
         return tuple(pool.map(lambda text: cubin(text, arch, folder), texts))
 
@@ -149,6 +150,7 @@ def usage(text: KernelText, arch: str, folder: Path | None = None) -> dict[str, 
     """Return what each kernel of a text uses; it is compiled anew, and kept. Raises as `cubin`."""
     log = _kept(text, arch, folder).log
     found = {}
+    # What ptxas -v says, one part per kernel; before the first there are notes on the module.
     for part in re.split(r"Compiling entry function ", log)[1:]:
         name = part.split("'")[1]
         spilled = sum([_number(rf"(\d+) bytes spill {what}", part) for what in ("stores", "loads")])
@@ -176,6 +178,7 @@ def _header() -> str:
 
 def _build(text: KernelText, arch: str) -> _Built:
     nvrtc, program = _library(), ctypes.c_void_p()
+    # One text instead of an include, so that NVRTC looks for no file; #line keeps messages right.
     source = f'#line 1 "device.cuh"\n{_header()}#line 1 "kernels.cu"\n{text.text}'
     made = nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None

@@ -186,9 +186,11 @@ def _walk(
         marks = (cut, span == (0, all_rows), has_runs)
         return GridMapping(*span, columns, strides, *sizes, *marks)
 
+    # A stretch of rows, so that sums over rows stay in single precision throughout.
     if is_joined and 0 < rows <= STRETCH and columns >= _MIN_CUT_COLUMNS:
         pieces = min(2 * gpu.num_sms, -(-columns // (PIECE_THREADS * batch)))
         return walk(PIECE_THREADS, PIECE_THREADS, pieces, pieces=pieces, cut=True)
+    # Nothing is exchanged: all threads of the grid are one team.
     if rows == 1 and not is_joined:
         blocks = -(-columns // (_THREADS * batch))
         blocks = max(1, min(blocks, fitting // _THREADS))
@@ -197,11 +199,14 @@ def _walk(
     pieces = max(1, min(pieces, fitting // MAX_THREADS))
     own = -(-columns // pieces)
     team = _team(plan, rows * pieces, own, batch, fitting, has_runs=has_runs)
+    # A team that meets at barriers of the block must be the whole block.
     threads = team if (reduces and team > _WARP) or team > _THREADS else _THREADS
     if not is_joined:
         threads = min(threads, _THREADS)
     teams = rows
     if plan.column_sums:
+        # Each team has a partial row of doubles: more teams would move more of these than of
+        # operands.
         size = len(plan.column_sums) * columns * 8
         teams = min(rows, max(_MIN_TEAMS, min(_SUM_BYTES // max(1, size), 8 * gpu.num_sms)))
     # A block has no more teams than there are rows: each has a place for its sums, used or not.
@@ -366,6 +371,7 @@ def program_calls(
     for name in text.kernels:
         blocks, threads = _grid(program, walk, name)
         if blocks:
+            # Only the kernel that reads labels first reports, once per bad one.
             own = status if name.endswith(("_rows", "_columns0")) else None
             calls.append(RunKernel(text, name, blocks, threads, tuple(block), status=own))
     return tuple(calls)
@@ -426,6 +432,7 @@ def _explain(program: FusedProgram, place: int, value: int) -> Exception:
         extent = int(instruction.constants[0]) if instruction.op == "check_index" else 0
         if instruction.op == "check_index" and not 0 <= value < extent:
             if program.dtype_of(instruction.operands[0]) is DType.UINT64:
+                # The cell holds a signed word.
                 value %= 2**64
             return bad_index("label", value, (place,), extent)
     return InternalError(f"{value} at position {place} was reported, and is no bad label")

@@ -159,6 +159,7 @@ class _Reduction:
     def into_segments(self) -> _Reduction:
         """Return the reduction whose output is one result after the other, for each segment."""
         kept, step = [], _WIDE_BYTES
+        # Dense, the last kept axis fastest: neighbours write neighbours.
         for axis in reversed(self.kept):
             kept.append(Axis(axis.extent, (axis.steps[0], step)))
             step *= axis.extent
@@ -192,14 +193,17 @@ def _reduction(gpu: Gpu, attrs: Attrs, x: Operand, out: Operand) -> _Reduction:
         in_order=False,
     )
     found = _Reduction(kept, reduced, 1, are_lanes_neighbours=True)
+    # Steps of 0, of repeated axes, say nothing about where neighbours lie.
     fastest = [
         min([abs(a.steps[0]) for a in own if a.steps[0]], default=0) for own in (kept, reduced)
     ]
     is_by_columns = bool(kept) and fastest[0] and (not fastest[1] or fastest[0] < fastest[1])
     lanes = min(_THREADS, _power(found.num_elements))
+    # Threads follow the kept axis: up to 32 of them have neighbouring results.
     if is_by_columns:
         lanes = min(lanes, _THREADS // min(_NEIGHBOURS, _power(found.num_results)))
     found = replace(found, lanes=lanes, are_lanes_neighbours=not is_by_columns)
+    # Segments enough to fill the GPU, as long as each thread has elements enough.
     wanted = gpu.num_sms * gpu.threads_per_sm // (max(1, found.num_groups) * _THREADS)
     enough = found.num_elements // (lanes * _LEAST_TERMS)
     return replace(found, num_segments=max(1, min(wanted, enough, _MOST_SEGMENTS)))
@@ -248,6 +252,7 @@ def _reduce_text(is_maximum: bool, of: DType, to: DType) -> KernelText:
         join = f"(({sort})((uint64_t)(a) + (uint64_t)(b)))"
     finished = to_made
     if sort == "double" and not is_maximum:
+        # Divided in double, before the result is rounded to its type.
         finished = to_made.replace("(x)", "(x / a->divisor)")
     defined = {
         "IN": given,
@@ -295,6 +300,7 @@ def _rows(x: DeviceView) -> list[int]:
 @functools.cache
 def _along_text(dtype: DType) -> KernelText:
     own, wide, made, back = _TYPES[dtype]
+    # Keys are unsigned numbers in the order of the values, so that one comparison serves all.
     key = "NAME_of_float" if dtype.is_float else "NAME_of_int"
     head = f"#define NAME_T {own}\n#define NAME_WIDE {wide}\n#define NAME_KEY(x) {key}(x)\n"
     head += f"#define NAME_FROM(x) {made}\n#define NAME_TO(x) {back}\n"
@@ -339,9 +345,11 @@ class CudaArgsort:
         words = (*rows, keys, other, places, others, 0, *rest, 0, is_descending)
         calls = [RunKernel(text, text.kernels[0], blocks, _BLOCK, words)]
         for width in widths:
+            # The last merge writes places straight to the output.
             target = out.address if width == widths[-1] else 0
             words = (*rows, keys, other, places, others, target, *rest, width, 0)
             calls.append(RunKernel(text, text.kernels[1], blocks, _BLOCK, words))
+            # Each merge reads one pair of buffers and writes the other.
             keys, other, places, others = other, keys, others, places
         return tuple(calls)
 

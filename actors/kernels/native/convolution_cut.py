@@ -158,6 +158,7 @@ def cut_of(op: str, attrs: Attrs, roles: Arrays) -> ConvolutionCut | None:
     if min(*integers(attrs, "low"), *integers(attrs, "high")) < 0:
         return None
     is_odd = any([step % a.itemsize for a in roles for step in a.strides])
+    # The library counts steps in elements; a weight of groups is reshaped, which must copy nothing.
     if is_odd or not weight.flags.c_contiguous:
         return None
     is_held = op == "conv" and attrs.get("held") is True
@@ -167,6 +168,7 @@ def cut_of(op: str, attrs: Attrs, roles: Arrays) -> ConvolutionCut | None:
     tries = [] if product is None else [(*product, (_PRODUCT_SLICES, 1))]
     for own_attrs, own_roles, cut in (*tries, *[(attrs, roles, cut) for cut in cuts]):
         found = _cut_so(op, own_attrs, own_roles, cut, is_held=is_held)
+        # The first that the library takes: they are tried best first.
         if found is not None:
             return found
     return None
@@ -195,6 +197,7 @@ def _cut_so(
     """Return a cut into slices and runs; None where the library refuses calls of it."""
     num_slices, num_runs = cut
     x = roles[0]
+    # Rounded up, so the last run may have fewer images, and there may be fewer runs.
     per_run = -(-len(x) // num_runs)
     chunks: list[SliceRun] = []
     for part in _slices(op, roles, num_slices):
@@ -232,6 +235,7 @@ def _row_runs(attrs: Attrs, part: Arrays, count: int) -> list[tuple[Attrs, Array
     for begin in range(0, y.shape[2], rows):
         end = min(begin + rows, y.shape[2])
         first, last = begin * step - low[0], (end - 1) * step - low[0] + span
+        # Rows of padding that this run still sees at its top and at its bottom.
         above, below = max(0, -first), max(0, last - x.shape[2])
         if first + above >= last - below:  # nothing but padding
             return [(attrs, part, 0)]
@@ -273,6 +277,7 @@ def _best_cut(op: str, roles: Arrays, groups: int) -> tuple[int, int]:
     """
     x, weight, y = [a.size for a in roles]
     channels = roles[1].shape[op == "conv_input_grad"]
+    # With channels last the library reads an operand where it lies.
     moved_x, moved_y = [0 if plain_of(a).is_channels_last else a.size for a in roles[::2]]
     whole = moved_y if op == "conv_input_grad" else moved_x
     best, least = (1, 1), math.inf
@@ -326,6 +331,7 @@ def _form(op: str, attrs: Attrs, roles: Arrays, count: int) -> ConvolutionForm:
     x, weight, y = roles
     groups = integer(attrs, "groups")
     if groups > 1:
+        # The library wants groups as an axis of their own, the first one.
         weight = weight.reshape(groups, len(weight) // groups, *weight.shape[1:])
     strides, dilation, low, high = [
         integers(attrs, name) for name in ("strides", "dilation", "low", "high")

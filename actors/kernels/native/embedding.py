@@ -178,6 +178,7 @@ class _Cut:
 def _cut(rows: int, columns: int, num_ids: int, item: int) -> _Cut:
     """Cut a table that the caches hold by columns, and a larger one by rows."""
     table, added = rows * columns * item, num_ids * columns * item
+    # Parts of 2 ** shift rows, so that the part of an id is a shift of it.
     shift = max(rows - 1, 0).bit_length()
     if table < launch.CACHED_BYTES:
         worth = max(1, (table + 3 * added) // launch.CHUNK_BYTES)
@@ -335,6 +336,7 @@ def _space(made: ScheduledProgram, rows: int, columns: int) -> LoopSpace:
     program = made.program
     kinds = [program.kind_of(v) for v in (*range(len(program.inputs)), *program.outputs)]
     strides = [columns if kind is Kind.FULL else 0 for kind in kinds]
+    # Row 0 of the sums for every row: C writes the row's sum there before it calls the update.
     strides[GRADIENT] = 0
     return LoopSpace(rows, columns, tuple(strides), Chunks(max(rows, 1), 1, columns, 0))
 

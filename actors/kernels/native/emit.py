@@ -124,6 +124,7 @@ class _CEmitter:
 
     def _check(self, value: int) -> list[str]:
         extent = int(self.values.instruction(value).constants[0])
+        # Chunks run on several threads: any row with a bad index may stay, but no torn number.
         status = f"&((af_word *)a)[{words.STATUS}].i"
         return [
             f"if ((uint64_t)(int64_t)v{value} >= {extent}ULL)",
@@ -144,12 +145,14 @@ class _CEmitter:
         text = []
         for v in self.plan.column_sums:
             size = f"(size_t)({end} - {begin}) * sizeof *c{v}"
+            # All bits 0 are 0 of integers and doubles alike.
             text += [self.values.partial(v, slot), f"memset(c{v} + {begin}, 0, {size});"]
         return text
 
     def _walk_rows(self) -> list[str]:
         columns = f"a[{words.COLUMNS}].i"
         several = []
+        # The rows that are left over at the end of a chunk take the function for a single one.
         if self.num_rows > 1:
             several = [
                 f"for (; r + {self.num_rows} <= row1; r += {self.num_rows}) {{",
@@ -220,6 +223,7 @@ class _CEmitter:
         reductions = self.plan.phases[index].reductions
         text = []
         for place, v in enumerate(reductions):
+            # Partial sums are doubles or 64-bit integers, whatever the value's type.
             member = "d" if self.values.is_float(v) else "i"
             where = f"((af_word *)a[{words.PARTIALS}].p)[chunk * {len(reductions)} + {place}]"
             text.append(f"    {where}.{member} = row->v{v};")
@@ -240,12 +244,14 @@ class _CEmitter:
     def _combine(self, phase: LoopPhase, value: int) -> list[str]:
         """Return the reduction of a row from those of its pieces, in their order."""
         own, member = ("double", "d") if self.values.is_float(value) else ("int64_t", "i")
+        # Compared as signed, the upper half of its range would be negative.
         if self.values.dtype(value) is DType.UINT64:
             own = "uint64_t"
         place = f"i * {len(phase.reductions)} + {phase.reductions.index(value)}"
         part = f"((const af_word *)a[{words.PARTIALS}].p)[{place}].{member}"
         op = self.values.op(value)
         sign = ">" if op == "row_max" else "<"
+        # p != p is true of NaN alone: it wins, as it does in numpy.
         join = "t += p" if op == "row_sum" else f"t = p != p || p {sign} t ? p : t"
         return [
             "    {",

@@ -114,7 +114,9 @@ class FusedKernel:
         if space is None:
             raise ValueError(f"operands of shapes {[x.shape for x in arrays]} are not in rows")
         block, keep = argument_words(made, space, integer(attrs, "rows"), arrays, workspace)
+        # 0 where there is no such input: C looks at the address first.
         block[words.SKIP], where = address(skip), ctypes.addressof(block)
+        # With `skip` a loop cannot move the launch: its address is in a word of another sort.
         first = [words.operand(i) for i in range(len(arrays) if skip is None else 0)]
         return NativeLaunch(
             runtime.address_of(function),
@@ -150,6 +152,7 @@ def pieces_of(made: ScheduledProgram, space: LoopSpace, num_workers: int) -> tup
 
 def _padded(columns: int) -> int:
     """Return elements per row such that every row begins at a cache line."""
+    # In elements: a multiple of 64 of any size is whole cache lines.
     return -(-columns // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
@@ -247,6 +250,7 @@ def explain_index(program: FusedProgram, inputs: Arrays, status: int) -> str:
     """Say which label is out of its range, with the IndexError of the numpy kernels."""
     for instruction in program.instructions:
         if instruction.op == "check_index" and instruction.operands[0] < len(inputs):
+            # The status says only that some index is bad: the numpy check finds it and raises.
             labels = inputs[instruction.operands[0]].reshape(-1)
             extent = int(instruction.constants[0])
             checked("label", labels, extent, np.empty(labels.size, INDEX), np.empty(2, INDEX))()
@@ -283,6 +287,7 @@ class _Call:
     def pieces(self, num_workers: int) -> tuple[Piece, ...]:
         """Return the workspace: of library and program, and the product without a target."""
         size = self.scratch.size_bytes(min(num_workers, len(self.chunks)))
+        # Where an output can hold the product until it is overwritten, no scratch is needed.
         product = 0 if self.target >= 0 else self.gemm.m * self.gemm.n
         itemsize = self.gemm.out_dtype.itemsize
         return (
@@ -413,6 +418,7 @@ def _call_of(library: Library, attrs: Attrs, known: tuple[MatrixView, ...] | Non
     gemm = gemm_of(views[first.reads[0]], views[first.reads[1]], product)
     if function is None or gemm is None:
         return None
+    # Chunks must be whole rows of the program's space: a swapped product is cut by its columns.
     if gemm.batch or gemm.is_swapped or (gemm.m, gemm.n) != (rows, columns):
         return None
     own = [views[v] for v in (*second.reads, *second.makes)]
@@ -421,6 +427,7 @@ def _call_of(library: Library, attrs: Attrs, known: tuple[MatrixView, ...] | Non
     needed = library.scratch(gemm, chunks)
     if strides is None or needed is None:
         return None
+    # The program's chunks are the product's: each works on rows that its thread has just made.
     cut = Chunks(chunks[0].rows, len(chunks), columns, 0)
     space = LoopSpace(rows, columns, tuple(strides), cut)
     found = in_place_pairs(made.program, made.schedule, rows, own)

@@ -57,6 +57,7 @@ class _LoopWriter:
         self.rows = [(f"_{k}" if num_rows > 1 else "", k) for k in range(num_rows)]
 
     def lines(self, name: str) -> list[str]:
+        # Random bits are made block by block into a buffer on the stack, then read by the loop.
         random = [v for v in self.phase.body if self.values.op(v) == "philox"]
         begin, end = ("b0", "b1") if random else ("j0", "j1")
         loop = self._by_stretches(begin, end) if self.sums else self._columns(begin, end)

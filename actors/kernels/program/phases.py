@@ -131,11 +131,13 @@ class _Scheduler:
         self.reductions = [v for v in live if op_of(program, v) in ends]
         self.late = _late(program, self.live)
         self.levels = _levels(program)
+        # Reversed, so that a value that is stored twice is read back from its first output.
         self.stored = {v: out for out, v in reversed(tuple(enumerate(program.outputs)))}
         self.num_phases = 1 + max([self.levels[v] for v in self._roots()], default=0)
         self.keeps: list[set[int]] = [set() for _ in range(self.num_phases)]
 
     def run(self) -> Schedule:
+        # From the last: a later phase decides which values earlier ones must keep.
         phases = [self._phase(index) for index in reversed(range(self.num_phases))]
         phases.reverse()
         return Schedule(
@@ -210,6 +212,7 @@ class _PhaseWalk:
             self.loads.add(value)
             return
         if kind is Kind.FULL and self.scheduler.levels[value] < self.index:
+            # It lies in an output already: reading it is cheaper than any computation.
             if value in self.scheduler.stored:
                 self.read_back[value] = self.scheduler.stored[value]
                 return
@@ -266,6 +269,7 @@ def _late(program: FusedProgram, live: frozenset[int]) -> frozenset[int]:
     for v in columns:
         if any([operand in late or operand in sums for operand in operands_of(program, v)]):
             late.add(v)
+    # Backwards: what late values need of instructions comes before them.
     for v in reversed(columns):
         if any([v in operands_of(program, user) for user in sorted(late)]):
             late.add(v)
@@ -277,6 +281,7 @@ def _levels(program: FusedProgram) -> tuple[int, ...]:
     levels = [0] * len(program.inputs)
     for instruction in program.instructions:
         level = max([levels[operand] for operand in instruction.operands], default=0)
+        # A reduction of a row is known only when its phase has ended: one level more.
         levels.append(level + (instruction.op in ROW_REDUCTIONS))
     return tuple(levels)
 

@@ -76,6 +76,7 @@ def narrowing(x: Array, out: Array, flats: Arrays) -> list[Launch]:
         t, bits = window(flat, low.shape), block.view(_BITS)
         mask = window(flat_mask, low.shape)
         calls += [
+            # Round to nearest, ties to even: add 0x7FFF and the last bit that stays, then cut off.
             partial(np.right_shift, bits, _SIXTEEN, out=t),
             partial(np.bitwise_and, t, _ONE, out=t),
             partial(np.add, t, _ALMOST_HALF, out=t),
@@ -92,6 +93,8 @@ def _keep_nan(bits: Array, t: Array, mask: Array, low: Array) -> None:
     """Mend the elements that are NaN, if there are any: the carry may have made them numbers."""
     if mask.any():
         np.right_shift(bits, _SIXTEEN, out=t)
+        # A bit of the fraction, else a NaN whose fraction was in the lower half would become
+        # infinite.
         np.bitwise_or(t, _QUIET, out=t)
         np.copyto(low, t, casting="unsafe", where=mask)
 
