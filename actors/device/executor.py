@@ -106,8 +106,8 @@ class StreamState:
     def wait_for(self, other: StreamState) -> Callable[[DeviceEvent], object]:
         """Return what holds this stream until an event of another one is done.
 
-        Devices of two kinds know nothing of each other's events: there the host waits, and with it
-        all that it would put on the stream.
+        Devices of two kinds cannot wait for each other's events: there the host waits, and with it
+        everything that it would put on the stream next.
         """
         one, two = self.device, other.device
         # Devices of one kind hold a stream for each other's events without the host.
@@ -250,7 +250,7 @@ class Executor:
         return _DeviceBody(actor, gate, ring, lane, throttle, self._blame)
 
     def bind_chain(self, actor: int, launches: Chain) -> Chain:
-        """Return what the actor's device makes of a chain; to be bound to firings then."""
+        """Return the chain as the actor's device runs it, for `bind` to make firings of."""
         lane = self._lane(actor)
         self._rings[actor].num_launches = len(launches)
         return lane.device.bind_chain(lane.stream, launches)
@@ -284,7 +284,7 @@ class Executor:
             raise self._blame(fault) from fault.__cause__
 
     def _blame(self, fault: DeviceFault) -> DeviceFailure | DeviceFault:
-        """Return the failure of the launch that a fault is about, or the fault with its suspects.
+        """Return the failure of the launch that faulted, or the fault with a note of the suspects.
 
         A launch is known by its number on its stream; an actor's ring knows the numbers of all
         firings that can be unfinished.

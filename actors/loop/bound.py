@@ -98,6 +98,8 @@ class Views:
 def _store_of(arena: Arena, devices: Mapping[Device, OpenDevice]) -> DeviceStore:
     if arena.memory is Memory.PINNED:
         for device in devices.values():
+            # Only a device that copies beside the host needs its memory locked; it has to lock it
+            # itself.
             if device.is_asynchronous:
                 return device
     return devices[arena.device]
@@ -133,15 +135,16 @@ def _size(size_bytes: int) -> str:
 
 
 class VariableMemory:
-    """The variables of a bound plan, by name. Whoever has it keeps their memory.
+    """The variables of a bound plan, by name. A reference to it keeps their memory alive.
 
-    Nothing may write a variable meanwhile: ask between steps.
+    No step may run meanwhile: call it between steps.
     """
 
     __slots__ = ("_executor", "_numbers", "_packed", "_rounded", "_views")
 
     def __init__(self, plan: Plan, views: Views, executor: Executor) -> None:
         self._numbers = {v.name: v.view for v in plan.variables}
+        # A bfloat16 copy of a float32 variable, which kernels read: both must change together.
         rounded = [v for v in plan.variables if v.role == "rounded"]
         self._rounded = {dict(v.init)["of"]: v.view for v in rounded}
         packed = [v for v in plan.variables if v.role == "packed"]
@@ -153,7 +156,7 @@ class VariableMemory:
         return name in self._numbers
 
     def read(self, name: str) -> Array:
-        """Return a copy of a variable, when the devices have done all they were given.
+        """Wait until the devices are idle and return a copy of a variable.
 
         Raises DeviceFailure or DeviceFault where one of them has failed.
         """
@@ -163,7 +166,7 @@ class VariableMemory:
     def write(self, name: str, array: Array) -> None:
         """Give a variable new values: an array of its type, or one that broadcasts to it.
 
-        What is that variable in bfloat16 gets them, too, and what launches keep of it is made anew.
+        Its bfloat16 copy gets them too, and what launches have packed of it is packed again.
         Waits and raises as `read` does.
         """
         self._executor.synchronize()
@@ -172,6 +175,7 @@ class VariableMemory:
             self._views.write(self._rounded[name], to_bits(array))
         for of, view in self._packed:
             if of == name:
+                # Zeros mean that nothing is packed yet: the next launch packs the new values.
                 self._views.write(view, np.zeros((), np.uint8))
 
     @property
@@ -229,7 +233,7 @@ class BoundPlan:
         return self._executor.bind_flush(actor, num_tokens_per_input, chain)
 
     def begun(self, actor: int, firing: int) -> Chain:
-        """Return what a firing runs that has waited for its devices already."""
+        """Return the chain of a firing that has already waited for its devices."""
         phases = self._whole[actor]
         return phases[firing % len(phases)]
 
@@ -259,6 +263,7 @@ class BoundPlan:
         nothing more, so its memory can go, too.
         """
         if self.chains:
+            # A device that has failed executes nothing more: its memory may go.
             with suppress(ActorflowError):
                 self._executor.synchronize()
         self.chains = self._whole = ()
@@ -283,6 +288,7 @@ def tokens_of(
                     raise InternalError(
                         f"actor {actor.name!r} sees two fields of the name {field.name!r}"
                     )
+                # Slots are used in turn, `rate` of them per firing: no bookkeeping is needed.
                 slot = (firing * port.rate + i) % register.num_slots
                 arena = views.arena_of(field.view)
                 if arena.device.kind is not DeviceKind.HOST:

@@ -60,8 +60,8 @@ def load(
         devices: What the plan may run on.
         initial: Tokens that control registers hold before the first firing, by name.
         max_ahead: Steps that may be enqueued on asynchronous devices and not ended.
-        watch: Makes of an actor's bound chain one that does the same and is seen doing it, launch
-            by launch; None leaves chains to the devices, which may make one call of several.
+        watch: Wraps the launches of an actor's bound chain, one by one, to time them; None lets
+            the devices join several launches into one call.
         communicator: How this rank meets the others, for a plan with COMM actors on the host. It
             is the caller's to have it `ready` before the first firing.
 
@@ -102,6 +102,7 @@ def num_phases(plan: Plan, actor: Actor) -> int:
         for port in _ports_of(actor)
         if plan.registers[port.register].kind is RegisterKind.DATA
     ]
+    # Each port is at its first slot again after slots / gcd firings; all of them after the lcm.
     return lcm(*[slots // gcd(slots, rate) for slots, rate in ports])
 
 
@@ -116,6 +117,7 @@ def _devices_of(plan: Plan, devices: Sequence[OpenDevice]) -> dict[Device, OpenD
             f" {', '.join(map(str, there)) or 'no device'}, and no {', '.join(missing)}. Compile"
             " the job for a device that is here, or run the plan where its devices are"
         )
+    # The plan's order, so that `_store_of` finds the same device in every process.
     return {device: there[device] for device in wanted}
 
 
@@ -206,6 +208,7 @@ def _bind_actor(
             if launch.workspace is not None:
                 operands.append(launch.workspace)
             slots = tuple([_slot(plan, actor, rates_of, view, phase) for view in operands])
+            # By slots, not by phase: launches that see the same bytes are one.
             if slots not in bound[index]:
                 try:
                     bound[index][slots] = (

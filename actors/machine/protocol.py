@@ -114,7 +114,7 @@ class DeviceStream(Protocol):
 
 
 class DeviceDriver(Protocol):
-    """Where streams and events come from. Nothing is made after a run has begun."""
+    """Makes streams and events. Nothing is made after a run has begun."""
 
     @property
     def device(self) -> Device:
@@ -143,7 +143,7 @@ class DeviceDriver(Protocol):
 
 
 class DeviceStore(Protocol):
-    """Where memory comes from, and the kernels that work on it."""
+    """Allocates memory and binds the kernels that work on it."""
 
     def has_kernel(self, name: str) -> bool:
         """Whether a launch of this kernel can be bound."""
@@ -223,14 +223,14 @@ class DeviceFailure(ActorflowError):
 
 
 class AllGatherObject(Protocol):
-    """How ranks come to know what each of them has to say; no tensors go this way."""
+    """An all-gather of small Python values between ranks; no tensors go this way."""
 
     def __call__(self, name: str, value: PlainValue) -> list[PlainValue]:
-        """Return the values of all ranks, by rank, once all have come to this name.
+        """Return the values of all ranks, by rank, once every rank has called it with this name.
 
-        A name says what is done there, as what follows on "to": one that does not come is told so.
-        Names come in the same order on all ranks, and may come again. Blocks; raises PeerFailed
-        where another rank has failed, or does not come in time.
+        The name completes "to ..." in the error about a rank that does not come. All ranks use the
+        same names in the same order; a name may repeat. Blocks; raises PeerFailed where another
+        rank has failed, or does not come in time.
         """
         ...
 
@@ -294,7 +294,7 @@ class Communicator(Protocol):
         ...
 
     def ready(self) -> None:
-        """Meet all ranks once, when everything is bound, and agree on what will be met for.
+        """Meet all ranks once, when everything is bound, and agree on the collectives to come.
 
         Blocks. Raises PeerFailed, on every rank, where ranks of a group have other collectives; the
         message names both.
@@ -302,13 +302,13 @@ class Communicator(Protocol):
         ...
 
     def abort(self, reason: str, at_fault: int | None = None) -> None:
-        """Have whoever waits in a launch, on any rank, raise PeerFailed at once; from any thread.
+        """Make every launch that waits, on any rank, raise PeerFailed at once; from any thread.
 
-        `at_fault` is the rank whose fault it is, this one where nothing is said. The first reason
-        is the one that all tell. No launch goes through after that.
+        `at_fault` is the rank to blame, by default this one. All ranks report the first reason. No
+        launch succeeds after that.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the memory of other ranks, when no launch runs. May be called twice."""
+        """Release the memory of other ranks, when no launch runs. May be called twice."""
         ...

@@ -75,6 +75,7 @@ class Network:
     def way(self, pair: Pair) -> tuple[float, tuple[tuple[str, int, float], ...]]:
         """Return the latency of a message, and the links that it passes, with their gigabytes."""
         sender, receiver = pair
+        # Ranks are numbered host by host, and hosts rack by rack.
         hosts = sender // self.per_host, receiver // self.per_host
         if hosts[0] == hosts[1]:
             port = self.inside.gb_s
@@ -150,6 +151,7 @@ def _rounds(network: Network, op: str, ranks: Sequence[int]) -> Iterator[_Round]
             pairs = [(ranks[i - away], ranks[i]) for i in range(count)]
             yield count - 1 if alike else 1, 1 / count**2, pairs
     else:
+        # A reduce-scatter and then an all-gather, which are the same rounds.
         halves = 2 if op == "all_reduce" else 1
         for times, share, pairs in _half_rounds(network, ranks):
             yield halves * times, share, pairs
@@ -172,6 +174,7 @@ def _ring(ranks: Sequence[int]) -> list[Pair]:
 def _halving(ranks: Sequence[int]) -> Iterator[_Round]:
     count = len(ranks)
     doublings = (count - 1).bit_length()
+    # What the shares of all rounds add up to for a power of two; others are scaled to (1 - 1/N).
     of_power = 1 - 2.0**-doublings
     for i in range(doublings):
         share = 2.0 ** -(i + 1) * (1 - 1 / count) / of_power
@@ -211,8 +214,10 @@ def fair_rates(ways: Sequence[Iterable[tuple[str, int, float]]]) -> list[float]:
     is_open = [True] * len(ways)
     passed = [[link[:2] for link in links] for links in ways]
     while waiting:
+        # Progressive filling: the fullest link bounds the rate of all messages that are still open.
         rate = min([left[link] / count for link, count in waiting.items()])
         # All links that are full at this rate at once: in a network of like hosts most are.
+        # The tolerance is for rounding: links that fill up together must be taken together.
         full = [link for link, count in waiting.items() if left[link] <= rate * count * (1 + 1e-12)]
         for message in [m for link in full for m in on_link[link]]:
             if not is_open[message]:
@@ -257,6 +262,7 @@ def fair_shares(demands: Sequence[float], capacity: float) -> tuple[float, ...]:
     """
     shares = [0.0] * len(demands)
     left = capacity
+    # Smallest first: what it does not use is left for those that want more.
     order = sorted(range(len(demands)), key=demands.__getitem__)
     for place, index in enumerate(order):
         shares[index] = min(demands[index], left / (len(order) - place))
@@ -313,6 +319,7 @@ class RunningFirings:
         for actor, demand, share in zip(self._left_ns, wanted, shares, strict=True):
             self._speeds[actor] = share / demand if demand else 1.0
             left_ns = max(self._left_ns[actor], 0.0)
+            # Announced anew for all: who begins or ends changes everybody's speed.
             self._due[actor] = now + round(left_ns / self._speeds[actor])
 
 

@@ -125,6 +125,7 @@ def extents_of(attrs: Attrs, inputs: Sequence[Shaped], first: int = 0) -> BlockE
     """Return the extents of a call from its inputs, of which q, k and v begin at `first`."""
     q, k, v = [x.shape for x in inputs[first : first + 3]]
     is_numbered = bool(attrs.get("numbered", False))
+    # 0: none, 1: mask, 2: seed and step, 3: all. A gradient has dy, y and lse besides q, k and v.
     num_extras = len(inputs) - (6 if first else 3) - is_numbered
     return BlockExtents(
         *(math.prod(q[:-2]), q[-2], k[-2], q[-1], v[-1], flag(attrs, "causal")),
@@ -197,6 +198,7 @@ def fill_mask(
     n, item = len(mask), mask.itemsize
     if n == 0:
         return ()
+    # Element (i, j) is ramp[n - 1 - i + j]: one step back per row.
     window = np.lib.stride_tricks.as_strided(ramp[n - 1 :], (n, n), (-item, item))
     return (
         partial(ramp[:n].fill, seen),
@@ -231,7 +233,9 @@ def _corner(
     e: BlockExtents, rows: range, columns: range, scores: Array, mask: Array
 ) -> tuple[Array, Array] | None:
     """Return the part of a block that the diagonal crosses, and the part of the mask for it."""
+    # Rows from here on see every column of the block.
     bottom = min(rows.stop, columns.stop - 1 - e.offset)
+    # Columns up to here are seen by every row of the block.
     left = max(columns.start, rows.start + e.offset)
     if not e.causal or bottom <= rows.start:
         return None

@@ -39,6 +39,7 @@ def allocate(size_bytes: int, alignment: int, memory: Memory) -> Array:
         block = np.empty(size_bytes + alignment, np.uint8)
     except ValueError as error:  # more than numpy can address
         raise MemoryError(str(error)) from error
+    # In Python a remainder is never negative: the bytes up to the next multiple.
     start = -block.ctypes.data % alignment
     return block[start : start + size_bytes]
 
@@ -170,6 +171,7 @@ def _bytes_from(first: Array, size_bytes: int) -> Array:
 def _reshaped(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
     """One copy through whichever side can be seen in the other's shape."""
     (x,), (out,) = inputs, outputs
+    # One side is dense (`can_copy`): seen in the other's shape it stays a view and is not copied.
     dense = out.flags.c_contiguous
     return [[(out.reshape(x.shape), x) if dense else (out, x.reshape(out.shape))]]
 
@@ -182,6 +184,7 @@ def _padded(inputs: Arrays, outputs: Arrays, attrs: Attrs) -> list[list[Copy]]:
         slice(low, low + (n - 1) * step + 1, step) if n else slice(0, 0)
         for low, n, step in zip(integers(attrs, "low"), x.shape, steps, strict=True)
     ]
+    # With the dots: of a tensor without axes out[()] would be a number, and no view.
     inside = [(out[(*places, Ellipsis)], x)]
     if x.shape == out.shape:
         return [inside]

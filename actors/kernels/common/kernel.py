@@ -64,6 +64,7 @@ def carve(workspace: Array | None, pieces: tuple[Piece, ...]) -> tuple[Array, ..
     offset = 0
     for piece in pieces:
         dense = math.prod(piece.shape) * piece.dtype.itemsize
+        # An empty slice of a workspace cannot be viewed as a wider type.
         if workspace is None or dense == 0:
             arrays.append(np.empty(piece.shape, piece.dtype))
         else:
@@ -249,6 +250,7 @@ def over_operands(
     axes.sort(key=lambda axis: -abs(strides[-1][axis]))
     inner = 1
     for axis in reversed(axes):
+        # Joined from the innermost out, as far as every operand steps evenly.
         if axis != axes[-1] and any(own[axis] != own[axes[-1]] * inner for own in strides):
             break
         inner *= shape[axis]
@@ -375,6 +377,7 @@ def is_dense(shape: tuple[int, ...], strides_bytes: tuple[int, ...], itemsize: i
 def in_sequence(calls: Iterable[Launch]) -> Launch:
     """Return one launch that makes these calls in order."""
     chain = tuple(calls)
+    # A single call needs no loop around it.
     if len(chain) == 1:
         return chain[0]
 
@@ -525,6 +528,7 @@ def as_index(array: Array) -> NDArray[np.int64]:
 def fill_range(vector: Array, step: int) -> tuple[Launch, ...]:
     """Return the calls that fill an index vector with 0, step, 2 step, ..."""
     return (
+        # 0 first, then running sums of equal steps.
         partial(vector.fill, step),
         partial(vector[:1].fill, 0),
         partial(np.add.accumulate, vector, out=vector),

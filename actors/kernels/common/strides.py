@@ -44,10 +44,12 @@ def collapse_axes(
         if extent != 1
     ]
     if not in_order:
+        # A stable sort: axes of equal steps stay in their order.
         axes.sort(key=lambda axis: -abs(axis.steps[0]))
     joined: list[Axis] = []
     for axis in axes:
         even = tuple([step * axis.extent for step in axis.steps])
+        # The outer axis steps as far as the whole inner one reaches: the two are one axis.
         if joined and joined[-1].steps == even:
             axis = Axis(joined.pop().extent * axis.extent, axis.steps)
         joined.append(axis)
@@ -122,6 +124,7 @@ def _indices(extents: tuple[int, ...], limit: int) -> Iterator[tuple[Any, ...]]:
     if 0 in extents:
         return
     axis, inner = len(extents), 1
+    # As many inner axes as fit whole; the next one out is cut, those beyond are walked one by one.
     while axis > 0 and inner * extents[axis - 1] <= limit:
         axis -= 1
         inner *= extents[axis]

@@ -129,6 +129,7 @@ class AttentionRows:
         if d is None:
             return ()
         *_, rows, columns = made.shape
+        # A thread draws eight at a time: one counter of the generator.
         count = self.count * rows * -(-columns // 8)
         drawn = (made.address, d.seed, d.step, d.firsts, d.key, math.ceil(d.p * 2**24))
         places = (first_head, first_row, d.num_rows, d.num_columns, rows, columns, count)
@@ -205,6 +206,7 @@ class AttentionRows:
         """Give each row of scores a warp, or the threads of a block where it is long."""
         rows, columns = shape
         places = self.count * rows
+        # A power of two of threads, each of which holds up to _HELD scores in registers.
         team = min(_THREADS, max(_WARP, 1 << (max(columns - 1, 0) // _HELD).bit_length()))
         threads = _SHORT_ROWS * _WARP if team == _WARP else team
         num_blocks = -(-places // (threads // team))

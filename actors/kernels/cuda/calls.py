@@ -276,6 +276,7 @@ class KernelText:
         prefix: str, text: str, kernels: tuple[str, ...], about: str, *, has_exchanges: bool = True
     ) -> KernelText:
         """Return a text whose names begin with its own, which replaces NAME in all of them."""
+        # Named by content: equal texts are one module, and different ones never collide in a file.
         digest = hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
         own = f"{prefix}_{digest}"
         names = tuple([name.replace("NAME", own) for name in kernels])

@@ -159,6 +159,7 @@ class BodyCalls:
 
     def _copy(self, name: str, view: int, at: int) -> tuple[bool, CopyBytes]:
         inside, size = self._view(view, -1).address, self._plan.views[view].type.size_bytes
+        # Entries lie one after the other: operands are dense.
         entry = self._stacked(name).address + at * size
         is_out = name.startswith("out")
         ends = (entry, inside) if is_out else (inside, entry)
@@ -179,6 +180,7 @@ class BodyCalls:
         offset = self._frame.offsets_bytes[view.register]
         base = self._operand[view.register] if offset < 0 else self._base + offset
         found = DeviceView(base + view.offset_bytes, view.type, view.strides_bytes)
+        # Constants and carries are the same bytes in every step.
         if at < 0 or offset < 0:
             return found
         for name, (whole, stacked) in self._entries.items():
@@ -246,6 +248,7 @@ class CudaCond:
         """Return the calls of both bodies. Raises InternalError where one is no plan."""
         given, made = on_device(inputs), on_device(outputs)
         calls: list[DeviceCall | AlternativeCalls] = []
+        # One frame for both: each body's results are copied out before the next one runs.
         for name, wanted in _BODIES:
             guard = given[0].address, wanted
             body = BodyCalls(self.gpu, self.binders, plan_in(attrs, name), given, made, workspace)
@@ -264,6 +267,7 @@ class CudaCond:
             size = target.type.size_bytes
             if not size:
                 continue
+            # The widest element, up to 16 bytes, that addresses and size are multiples of.
             item = math.gcd(max(ELEMENT_TYPES), target.address, source.address, size)
             text, count = choose_text(item), size // item
             words = (target.address, source.address, count, *guard)

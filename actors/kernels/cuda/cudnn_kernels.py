@@ -146,6 +146,7 @@ def _sdpa(
     matrices = {name: named[name] for name in wanted if name != "lse"}
     dtype, rows = named["q"].type.dtype, lse.shape[-1]
     widths = [x.shape[-1] for x in matrices.values()]
+    # The first queries would see no key at all.
     if flag(attrs, "causal") and rows > named["k"].shape[-2]:
         return None
     if dtype not in HALVES or any([w % _WIDTH_STEP or not 0 < w <= MOST_WIDTH for w in widths]):
@@ -215,6 +216,7 @@ def _pieces(sdpa: SdpaCall) -> tuple[Piece, ...]:
 def _needs(gpu: Gpu, sdpa: SdpaCall) -> KernelNeeds:
     q, k, v = sdpa.tensors[:3]
     b, h, rows, width = q.shape
+    # With the diagonal at the bottom right: 0 scores of the last row, rows - 1 of the first.
     hidden = rows * (rows - 1) // 2 if sdpa.causal else 0
     visible = rows * k.shape[2] - hidden
     num_products = 3 * width + 2 * v.shape[3] if sdpa.is_backward else width + v.shape[3]
@@ -327,6 +329,7 @@ def _convolution_call(
     ways = low, strides, dilation
     if len(low) == 1:
         ways = (0, *low), (1, *strides), (1, *dilation)
+    # The library has no convolutions along one axis: they get a first axis of extent 1.
     call = ConvCall(tensors, *ways)
     if call.groups != integer(attrs, "groups"):
         raise InternalError(f"{call} has other groups than {attrs}")
@@ -351,6 +354,7 @@ def _image_tensor(name: str, x: Operand | DeviceView) -> CudnnTensor | None:
         extents, steps = [1, *extents], [*steps[:2], 0, *steps[2:]]
     shape = count, channels, *extents
     both = [_packed(shape, is_last=is_last) for is_last in (False, True)]
+    # Tensor cores read channels last, other engines channels first.
     for strides in reversed(both) if dtype in HALVES else both:
         pairs = zip(shape, strides, steps, strict=True)
         if all([extent == 1 or one == other for extent, one, other in pairs]):

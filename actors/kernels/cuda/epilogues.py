@@ -86,6 +86,7 @@ def _named(
 ) -> dict[str, int] | None:
     """Return the values that names of a form stand for where a value has it, beside `named`."""
     if isinstance(form, str):
+        # A name that is taken must stand for the same value everywhere in the form.
         return named | {form: value} if named.get(form, value) == value else None
     own = value - len(program.inputs)
     if own < 0:
@@ -98,6 +99,7 @@ def _named(
     if instruction.op != op or len(instruction.operands) != len(parts):
         return None
     operands = instruction.operands
+    # Operands of what commutes may stand either way round.
     for order in itertools.permutations(operands) if op in _COMMUTATIVE else (operands,):
         found: dict[str, int] | None = named
         for operand, part in zip(order, parts, strict=True):
@@ -167,6 +169,7 @@ def match_epilogues(program: FusedProgram, product: int, rows: int) -> tuple[Epi
 
     The one that leaves the least to do is the first.
     """
+    # The library reports no bad index.
     if any([i.op == "check_index" for i in program.instructions]):
         return ()
     found = tuple(_sums(program, product, rows))
@@ -293,6 +296,7 @@ def _rest(
         return None
     read = sorted([v for v in needed if v < first])
     steps = sorted([v for v in needed if v >= first and v != given])
+    # Inputs first, the known output as one more of them, then instructions in their old order.
     numbers = {v: n for n, v in enumerate([*read, *([given] if given in needed else []), *steps])}
     inputs = [program.inputs[v] for v in read]
     if given in needed:
@@ -347,6 +351,7 @@ class EpilogueProduct:
         product = replace(call.product, epilogue=finish.epilogue)
         if finish.bias is not None:
             bias = views[finish.bias]
+            # None is the library's default, the type of d.
             other = None if bias.dtype is product.d.dtype else bias.dtype
             product = replace(product, bias=bias.address, bias_dtype=other)
         if finish.aux is not None:
@@ -375,6 +380,7 @@ def finished_products(
     """
     found = []
     for finish in match_epilogues(program, place, extents[0]):
+        # The library takes one layout for c and d, and no strides within a row.
         if not all([views[n].is_dense for n in finish.dense]):
             continue
         if finish.aux is not None and extents[1] % AUX_ELEMENTS:

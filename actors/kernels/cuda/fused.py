@@ -162,6 +162,7 @@ class CudaJoinedUpdates:
         block[_COUNT] = count
         for k, view in enumerate(views[shared : shared + len(numbers)]):
             block[_NUMBERS + k] = view.address
+        # One view or none: the sum is its address, or 0.
         block[_SKIP] = sum([view.address for view in views[shared + len(numbers) :]])
         sizes = [views[member * len(over)].type.num_elements for member in range(count)]
         block[_PIECE] = piece = _piece(self.gpu, sum(sizes))
@@ -176,6 +177,7 @@ class CudaJoinedUpdates:
             num_blocks += -(-size // piece)
         if not num_blocks:
             return ()
+        # All members or none: the way is one word for the whole launch.
         is_odd = any([view.address % WIDEST for view in views[:shared]])
         block[_WAY] = NARROW if is_odd else WIDE
         text = joined_text(program, over)

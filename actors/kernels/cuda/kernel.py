@@ -239,6 +239,7 @@ def _explain(
     value: int,
 ) -> IndexError:
     position = tuple([int(axis) for axis in np.unravel_index(place, indices.shape)])
+    # The cell holds a signed word.
     wraps = numpy_dtype(indices.dtype) == np.uint64 and value < 0
     return bad_index(what, value + (1 << 64 if wraps else 0), position, extent, axes)
 
@@ -253,6 +254,7 @@ def are_ids(ids: Operand) -> bool:
 def ids_words(ids: DeviceView) -> list[int]:
     """Return indices as kernels have them: address, type, number, and their places."""
     is_unsigned = ids.dtype.value.startswith("u")
+    # 0 to 7: the logarithm of the size, and the sign; the order in which kernels switch.
     type_ = 2 * (ids.dtype.itemsize.bit_length() - 1) + is_unsigned
     return [ids.address, type_, ids.type.num_elements, *places_words(ids.shape, ids.strides_bytes)]
 

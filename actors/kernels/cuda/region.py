@@ -111,6 +111,7 @@ class _CudaSteps:
         given = dict(enumerate(inputs)) | dict(enumerate(outputs, region.first_output))
         self.copied = {v: given[v] for v in uneven_operands(region, given)}
         copies = tuple([Piece(x.shape, x.dtype) for x in self.copied.values()])
+        # In the order of `pieces`: copies, held values, sums; `placed` is cut up likewise below.
         held = tile_scratch(region, over, _schedule_of)
         sums = tuple(
             [
@@ -181,12 +182,14 @@ class _CudaSteps:
 
     def _kinds_of_chunks(self) -> list[tuple[int, int]]:
         """Return a chunk of every number of rows."""
+        # All chunks but the last have equal rows, so there are two kinds at most.
         return list({last - first: (first, last) for first, last in self.region.chunks()}.values())
 
     def duration_ns(self) -> float:
         """Return an estimate: all steps of all chunks, and the copies; or a finished product."""
         ways = [product.duration_ns() for product in self._finished()]
         if ways:
+            # The fastest is taken when the plan is loaded, so it is what counts here.
             return min(ways)
         counts = Counter([last - first for first, last in self.region.chunks()])
         steps = [
@@ -235,6 +238,7 @@ class _CudaSteps:
     def _calls(self, step: TileStep, first: int, last: int) -> Iterator[DeviceCall]:
         if step.kind in PRODUCTS:
             operands, planned = self._product(step, first, last)
+            # The first chunk overwrites, so the sum needs no fill with zeros before it.
             adds = step.kind is TileStepKind.SUM_OF_PRODUCTS and first > 0
             yield from planned.calls(operands, carve(self._space, planned.pieces), float(adds))
             return
@@ -293,6 +297,7 @@ class _CudaSteps:
         view = _view(self.arrays.arrays[value])
         if not self.region.is_wide(value) or value in self.over:
             return view
+        # Only the chunk's rows are there: row `first` of the value is row 0 of the buffer.
         address = view.address - first * view.strides_bytes[0]
         return replace(view, address=address, type=TensorType(view.dtype, self._extents))
 

@@ -160,6 +160,7 @@ def _product(form: ConvolutionForm) -> ConvolutionCalls | None:
         return None
     x = BlockedTensor(places * channels * real.itemsize, there, None, None)
     as_it_is = BlockedTensor(0, None, None, None)
+    # In the order x, weight, y: the product is y^T (source) times x (weights) into dW.
     return ConvolutionCalls(main, (WEIGHTS, DESTINATION, SOURCE), x, as_it_is, as_it_is)
 
 
@@ -189,6 +190,7 @@ def _primitive(form: ConvolutionForm) -> Primitive | None:
     library = onednn.require_library()
     ffi, calls, null = library.ffi, library.calls, library.ffi.NULL
     low, high, strides = [_extents(library, e) for e in (form.low, form.high, form.strides)]
+    # The library counts the elements between two taps: 0 for neighbours.
     apart = _extents(library, tuple([d - 1 for d in form.dilation]))
     ways = (strides, apart, low, high)
     with onednn.one_thread(library), onednn.attributes(library) as attr:
@@ -204,6 +206,7 @@ def _primitive(form: ConvolutionForm) -> Primitive | None:
                 return None
             if form.op == "conv":
                 return onednn.create_primitive(library, forward[0])
+            # The library chooses a gradient with the forward descriptor as its hint.
             kept = ffi.gc(forward[0], calls.dnnl_primitive_desc_destroy)
             if form.op == "conv_input_grad":
                 status = calls.dnnl_convolution_backward_data_primitive_desc_create(
@@ -230,6 +233,7 @@ def _blocked(main: Primitive, argument: int, plain: PlainTensor) -> BlockedTenso
     own = calls.dnnl_primitive_desc_query_md(main.descriptor, QUERY_OF[argument], 0)
     size = int(calls.dnnl_memory_desc_get_size(own))
     with _described(library, plain) as here:
+        # A gradient of weights is added up over runs, so it always needs a copy back that adds.
         if calls.dnnl_memory_desc_equal(own, here) and argument != WEIGHTS_GRAD:
             return BlockedTensor(size, None, None, None)
         there = _reorder(library, here, own)

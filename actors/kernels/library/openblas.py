@@ -133,10 +133,10 @@ def blas_without_variables(environ: Mapping[str, str]) -> BlasInfo | None:
 
 
 def use_threads(count: int | None) -> bool:
-    """Let the library use `count` threads per call, in the whole process; say if it was told.
+    """Set the library's threads per call, for the whole process; return whether it was set.
 
-    None gives it back the number that it had before it was told; where it never was, or has that
-    number back, whatever the user set since stands.
+    None restores the number from before the first call. Without such a call, or once it is
+    restored, the number that the user has set stays.
     """
     blas = numpy_openblas()
     if blas is None:

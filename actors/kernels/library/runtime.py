@@ -310,7 +310,7 @@ _lock = forkable_lock()
 
 
 def enable(toolchain: Toolchain, num_threads: int) -> None:
-    """Let native kernels take calls, of this many threads, the caller's own included.
+    """Enable native kernels with this many threads, the caller's own included.
 
     The pool has the most threads that were ever asked for; a later call with fewer lowers how many
     a call uses from then on. While native kernels are on, another toolchain changes nothing.
@@ -333,7 +333,7 @@ def enable(toolchain: Toolchain, num_threads: int) -> None:
 
 
 def disable() -> None:
-    """Let native kernels take no further call; launches that are bound go on, and the pool stays.
+    """Disable native kernels for new calls; launches that are bound go on, and the pool stays.
 
     `enable` takes up the same pool again.
     """
@@ -342,7 +342,7 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether native kernels take calls."""
+    """Whether native kernels are enabled."""
     return _state.is_on
 
 
@@ -353,7 +353,7 @@ def num_threads() -> int:
 
 @contextmanager
 def as_one_thread() -> Iterator[None]:
-    """Let this thread see one thread: what a kernel asks for then is the least it works with."""
+    """Make `num_threads` 1 for this thread, so that a kernel asks for its least workspace."""
     _asking.is_alone = True
     try:
         yield

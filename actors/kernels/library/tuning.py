@@ -82,7 +82,7 @@ _lock = forkable_lock()
 
 
 def configure(folder: Path | None, deterministic: bool) -> None:
-    """Say where the table is, and whether the fixed rule is used instead of it."""
+    """Set the table's folder, and whether the fixed rule is used instead of the table."""
     with _lock:
         if folder != _state.options.folder:
             _state.table = None

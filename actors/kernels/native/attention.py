@@ -188,6 +188,7 @@ def _dropout(e: BlockExtents, attrs: Attrs, drawn: Sequence[Array]) -> list[Word
     # ctypes takes keys of 64 bits with a sign.
     key = (key + (1 << 63)) % (1 << 64) - (1 << 63)
     state = [*map(address, drawn), *[0] * (not e.is_numbered)]
+    # Compared with the upper 24 bits of a random word, as many as a float32 holds exactly.
     return [math.ceil(p * 2**24), single(1 / (1 - p)), key, *state]
 
 
@@ -195,6 +196,7 @@ def _offsets(operand: Array, batch: int) -> Array:
     """Return where the rows of each head begin, in bytes from the first."""
     offsets = np.zeros((), np.int64)
     for extent, step in zip(operand.shape[:batch], operand.strides[:batch], strict=True):
+        # One axis more per batch axis: any strides, also of 0, give the heads in row-major order.
         offsets = offsets[..., None] + np.arange(extent, dtype=np.int64) * step
     return np.ascontiguousarray(offsets).reshape(-1)
 
@@ -211,6 +213,7 @@ def _chunks(e: BlockExtents, *, is_forward: bool) -> tuple[int, int]:
     flops = rows * e.columns * (e.width + e.out) * (2.0 if is_forward else 5.0)
     most = max(1, int(_CHUNK_FLOPS / max(flops, 1.0)))
     parts = max(1, e.heads * (-(-e.rows // block) if is_forward else 1))
+    # Rounded up to a power of two, and never more chunks than parts.
     num_chunks = min(parts, 1 << (-(-parts // most) - 1).bit_length())
     return block, -(-parts // num_chunks)
 

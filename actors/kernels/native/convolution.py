@@ -95,11 +95,13 @@ class OnednnConvolution:
         found = cut_of(self.op, attrs, roles)
         note = 0
         if found is not None and found.is_held and workspace is not None:
+            # Zeroed when weights are written: then the next launch packs them again.
             note, workspace = address(workspace), workspace[_NOTE_BYTES:]
         given = 0 if workspace is None else workspace.size
         if found is None or found.scratch.size_bytes(1) > given:
             raise InternalError(f"{self.name} is bound to arrays or scratch that it does not take")
         workers = min(len(found.chunks), runtime.num_threads())
+        # Fewer workers rather than an error: the plan may have been made for fewer threads.
         while found.scratch.size_bytes(workers) > given:
             workers -= 1
         place = PackedPlace(workspace, found.scratch, workers, None)
@@ -186,6 +188,7 @@ def _add_images(
     ends = ((some.calls.x, x, space), (some.calls.y, y, space + found.x_bytes))
     for side, (tensor, array, own) in enumerate(ends):
         plain = address(array) + some.first * array.strides[0]
+        # Where the library reads or writes: the operand itself, or its form in scratch.
         at.append(plain if tensor.there is None else own)
         is_read = is_sum or side == (found.op == "conv_input_grad")
         if tensor.there is not None and is_read:
@@ -194,6 +197,7 @@ def _add_images(
     table.add(some.calls.main, *given)
     if is_sum:
         tensor, own, plain = some.calls.weight, at_weight, total
+        # The first images of a run write the sum, those after them add to it.
         back = tensor.back if some is chunk.images[0] else tensor.adds
     else:
         tensor, array, own = ends[found.op == "conv"]
@@ -266,6 +270,7 @@ class NativePooling:
             (y, taps), (x,) = inputs, outputs
         ways, kind = windows_of(attrs), _OPS[self.op]
         if self.op == "max_pool_grad" and _are_tiles(ways, x.shape[2:], y.shape[2:]):
+            # Each element of the gradient is written once: no fill with zeros and no addition.
             kind = _SPREAD
         is_last, group, at_once = _block(x, y.shape[-1])
         units = len(x) * -(-x.shape[1] // group)

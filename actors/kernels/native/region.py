@@ -135,6 +135,7 @@ class _NativeSteps:
 
     def gemms(self) -> list[Gemm | None]:
         """Return the products of every chunk that is unlike the one before."""
+        # A product is told by the rows of its chunk, and by whether it adds to what is there.
         kinds = {(last - first, first > 0): (first, last) for first, last in self.region.chunks()}
         products = [step for step in self.region.steps if step.kind in PRODUCTS]
         return [self._gemm(step, *chunk)[0] for step in products for chunk in kinds.values()]
@@ -203,6 +204,7 @@ class _NativeSteps:
         arrays = self.bound.product(step, first, last)
         views = views_of(arrays)
         found = None if views is None else gemm_of(*views)
+        # The first chunk overwrites, so the sum needs no fill with zeros before it.
         adds = step.kind is TileStepKind.SUM_OF_PRODUCTS and first > 0
         return None if found is None else replace(found, adds=adds), arrays
 
@@ -225,6 +227,7 @@ class _NativeSteps:
         block, kept = argument_words(made, space, region.rows, arrays, self.program)
         for position, value in enumerate((*step.reads, *step.makes)):
             if region.is_wide(value):
+                # The buffer holds the chunk's rows only: row `first` of the value is its row 0.
                 block[words.operand(position)] -= first * arrays[position].strides[0]
         rows = runtime.address_of(function, "_rows")
         given = [rows, ctypes.addressof(block), words.STATUS, first, last]
@@ -243,6 +246,7 @@ class _NativeSteps:
             runtime.address_in("chunked.c", f"af_column_sums_{x.dtype.name}"),
             [
                 *(address(x), last - first, self.region.columns, x.strides[0] // x.itemsize),
+                # In float64 until the last chunk, which rounds the sum into the output.
                 *(address(added), address(out) if is_last else 0, int(first == 0)),
                 self.workers,
             ],

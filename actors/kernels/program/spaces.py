@@ -80,6 +80,7 @@ def joined_rows(
         and all([s == columns for s, kind in zip(found, kinds, strict=True) if kind is Kind.FULL])
     ):
         rows, columns = 1, rows * columns
+        # One row only, whose step is never taken; 0 is that of numbers.
         found = [columns if kind is Kind.FULL else 0 for kind in kinds]
     return rows, columns, tuple(found)
 
@@ -202,6 +203,7 @@ def buffers_of(
             [v for v in dict.fromkeys(values) if region.is_wide(v) and v not in over]
             for values in (step.reads, step.makes)
         ]
+        # Values that this step reads for the last time: their buffers are free behind it.
         dying = [v for v in read if last[v] == index]
         for value in made:
             wanted = numpy_dtype(region.held[value - region.num_inputs].dtype)
@@ -224,6 +226,7 @@ def buffers_of(
                 dtypes.append(wanted)
             of_value[value] = place
         free += [of_value[v] for v in dying]
+        # Made and never read: an output of a program that no step wants.
         free += [of_value[v] for v in made if v not in last]
     return HeldBuffers(tuple(dtypes), of_value)
 
@@ -350,6 +353,7 @@ def shared_bytes(
         for out, operand in own
         if step.makes[out] >= region.first_output and region.num_reads(step.reads[operand]) == 1
     ]
+    # Reversed, so that the first output that a value may lie in stays.
     over = {value: out for out, value in reversed(found) if region.is_wide(value)}
     taken = over.values()
     free = [(out, v) for out, v in found if v < region.num_inputs and out not in taken]
@@ -377,4 +381,5 @@ def _column_sums(region: TiledLoop) -> list[int]:
 def _unread(x: Operand | Piece) -> Array:
     dense = contiguous_strides(x.shape, x.dtype.itemsize)
     strides = x.strides_bytes if isinstance(x, Operand) else dense
+    # One element stands for all: to touch another one would leave its memory.
     return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), x.shape, strides)

@@ -164,6 +164,7 @@ def literal(number: float, dtype: DType) -> str:
         return str(int(bool(number)))
     if not is_float(dtype):
         value = int(number)
+        # C has no literal for it: -9223372036854775808 is the negation of one that is too large.
         if value == -(2**63):
             return "INT64_MIN"
         return f"(({type_of(dtype)}){value}{'ULL' if value >= 2**63 else 'LL'})"
@@ -172,6 +173,7 @@ def literal(number: float, dtype: DType) -> str:
         return "NAN"
     if math.isinf(value_f):
         return "INFINITY" if value_f > 0 else "(-INFINITY)"
+    # Hexadecimal is exact: no rounding between Python and the compiler.
     text = value_f.hex() if dtype.value == "float64" else f"(float){value_f.hex()}"
     return f"({text})"
 
@@ -215,7 +217,9 @@ def _float(op: str, names: tuple[str, ...], dtype: DType) -> str | None:
 
 def _integer(op: str, names: tuple[str, ...], dtype: DType) -> str | None:
     own = type_of(dtype)
+    # Unsigned: overflow of signed integers is undefined in C, and short ones are promoted to int.
     wide = "uint64_t" if dtype.itemsize == 8 else "uint32_t"
+    # A shift by the width or more, or by less than 0, is undefined in C; numpy gives 0 or the sign.
     is_less = f"(uint64_t){names[-1]} < {8 * dtype.itemsize}"
     if op in _ARITHMETIC and dtype is not DType.BOOL:
         return f"({own})(({wide}){names[0]} {_ARITHMETIC[op]} ({wide}){names[1]})"
@@ -258,6 +262,7 @@ def _extreme(
     for first, second, number in ((a, b, constants[0]), (b, a, constants[1])):
         if number is not None and not math.isnan(number):
             return f"{first} {sign} {second} ? {first} : {second}"
+    # `|`, not `||`: both sides are computed, and no branch stands in the way of vectors.
     return f"({a} {sign} {b}) | ({a} != {a}) ? {a} : {b}"
 
 
@@ -360,6 +365,7 @@ class Values:
         if instruction.op == "check_index":
             return self.name(instruction.operands[0], suffix)
         if instruction.op == "philox":
+            # The upper 24 bits of a word are kept where they are at least p * 2^24.
             least = math.ceil(float(instruction.constants[1]) * 2**24)
             number = f"({bits}[{self._place}] >> 8)"
             is_bits = instruction.dtype is DType.INT32
@@ -489,6 +495,7 @@ def row_lines(
     """
     plan, text = values.plan, []
     for v in plan.phases[level - 1].reductions if level else ():
+        # An output that later phases read has the bits that memory will have, however it is kept.
         kept = rounded(values.dtype(v), f"row->v{v}")
         if v in values.program.outputs and kept != f"row->v{v}":
             text.append(f"row->v{v} = {kept};")

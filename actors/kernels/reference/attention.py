@@ -129,11 +129,14 @@ class AttentionExtras:
             for row, line in zip(rows, block, strict=True):
                 first = int(self._firsts[0][head]) if e.is_numbered else head * e.rows * e.columns
                 element = first + row * e.columns + columns.start
+                # The generator can be set to multiples of 8 only: what comes before is drawn and
+                # left out.
                 skipped = element % 8
                 self._rewind(element - skipped)
                 drawn: Any = self._line[: skipped + count]
                 self._generator.random(dtype=np.float32, out=drawn)
                 np.greater_equal(drawn[skipped:], self._least, out=line, casting="unsafe")
+        # 0 or 1 becomes 0 or 1 / (1 - p) in one pass.
         np.multiply(kept, self._factor, out=kept)
 
 
@@ -284,6 +287,7 @@ def _strip(
     shifted: list[Launch] = []
     careful: list[Launch] = []
     is_cut = len(chunks) > 1
+    # Sums of several chunks are added up in double, so that rounding does not grow with rows.
     wide = kernel.window(s.wide_sums, sums.shape) if is_cut else sums
     for columns in chunks:
         j, is_first = as_slice(columns), columns.start == 0
@@ -329,9 +333,13 @@ def _strip(
     row_by_row = in_sequence((*careful, *narrow))
 
     def launch() -> None:
+        # First without maxima, which saves a pass; where sums or products overflow, again with
+        # them.
         once()
         if not (is_safe() and is_finite()):
             again()
+            # Infinite values that a mask hides: 0 * inf is NaN, so each row multiplies what it sees
+            # alone.
             if e.causal and not is_finite():
                 row_by_row()
 

@@ -82,6 +82,7 @@ def asked(
     room = ScratchLayout(outputs[0].dtype, CHUNK_BYTES, None)
     steps = list(steps_of(op, attrs, inputs, outputs, room))
     for step, _ in steps:
+        # numpy's product cannot add to its output: it goes to scratch first.
         if isinstance(step, Multiply) and step.adds:
             room.at("part", *step.out.shape)
     return room, steps

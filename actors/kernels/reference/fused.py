@@ -83,6 +83,7 @@ def rewound_generator(seed: Array, step: Array, key: int) -> tuple[Rewind, np.ra
     keys[1] = key & _WORD
 
     def rewind(element: int = 0) -> None:
+        # A counter gives four words of 64 bits, which are eight numbers.
         counter[0] = element // 8
         keys[0] = int(seed) & _WORD
         counter[2] = int(step) & _WORD
@@ -154,6 +155,7 @@ class NumpyFusedKernel:
         inputs = inputs[: len(scheduled_program(attrs).program.inputs)]
         walk = walk_of(attrs, [(x.shape, _steps(x)) for x in (*inputs, *outputs)])
         has_bits = DType.BFLOAT16 in [x.type.dtype for x in (*inputs, *outputs)]
+        # numpy holds bfloat16 as uint16 and would compute on the bits.
         if walk is None or has_bits:
             return None
         program, rows, columns = walk.program, integer(attrs, "rows"), integer(attrs, "columns")
@@ -285,6 +287,7 @@ class _Binding:
                 seed, step = [self.values[x].reshape(()) for x in operands_of(program, v)[:2]]
                 key = int(program.instructions[v - len(program.inputs)].constants[0])
                 self.rewinds[v], self.generators[v] = rewound_generator(seed, step, key)
+                # Each run of the launch draws the numbers of its step from element 0 on.
                 self.launches.append(self.rewinds[v])
         for v in [v for v in self.plan.rows[0] if op_of(program, v) == "check_index"]:
             given = operands_of(program, v)[0]
@@ -408,6 +411,7 @@ class _Binding:
             self.values[value] = np.arange(c0, c0 + out.shape[1], dtype=np.int32)[None]
         elif instruction.op == "philox":
             uniform = kernel.window(self.held["uniform", value].reshape(-1), out.shape)
+            # Exact in float32: a multiple of 2^-24, as the drawn numbers are.
             p = np.array(np.ceil(float(instruction.constants[1]) * 2**24) * 2.0**-24, np.float32)
             self._draw(value, uniform, r0, c0)
             if instruction.dtype is DType.BOOL:
@@ -441,6 +445,7 @@ class _Binding:
                 self.values[v] = self.inputs[v]
         for v in self.plan.column_sums:
             self.values[v] = self.held["value", v]
+            # The one rounding of a sum: from double to its own type.
             self._call(np.copyto, self.values[v], self.held["total", v], casting="unsafe")
         for v in self.plan.late:
             if op_of(self.program, v) == "column_index":

@@ -54,6 +54,7 @@ def column_sums(x: Array, total: Array, part: Array, trees: Array) -> list[Launc
     many elements, or none: then rows are added one by one.
     """
     rows, columns = x.shape
+    # Whole trees of 8 rows; those that are left are added one by one.
     treed = rows // 8 * 8 if trees.size else 0
     calls: list[Launch] = []
     summed = [x[treed:]] if treed < rows else []
@@ -162,6 +163,7 @@ class ArgsortKernel:
         (x,), (out,) = inputs, outputs
         if not flag(attrs, "descending"):
             return lambda: np.copyto(out, np.argsort(x, -1, kind="stable"))
+        # Stable from the other end: turned back, equal elements keep their order.
         turned, last = x[..., ::-1], x.shape[-1] - 1
 
         def launch() -> None:

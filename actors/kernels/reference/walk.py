@@ -79,6 +79,7 @@ class BlockBuffers:
             is_made = value >= len(program.inputs) and program.kind_of(value) is Kind.FULL
             dtype = program.dtype_of(value)
             if is_made and held_dtype(dtype) == numpy_dtype(dtype):
+                # A value that is stored twice is made in its first output and copied to the others.
                 self.direct.setdefault(value, position)
         if is_one_block:
             self._of += [self._scan(plan.phases, ())] * len(plan.phases)
@@ -99,6 +100,7 @@ class BlockBuffers:
         is_early = self.direct.get(made) == position
         written = self._made[made] if is_early else self._stored[position]
         last = self._last_read[value]
+        # numpy reads an element before it writes the one in its place, but only within one call.
         return last < written or (last == written and not takes_several_calls(self._program, made))
 
     def _scan(
@@ -143,6 +145,8 @@ class BlockBuffers:
                     free[dtype].append(number)
 
         for now, value in order:
+            # Such a value is written while operands are still read, so it may not take their
+            # registers.
             is_late = value is not None and takes_several_calls(self._program, value)
             if not is_late:
                 release(now)
@@ -242,6 +246,7 @@ def _select(operands: Arrays, out: Array, mask: Array | None) -> list[Launch]:
     bits = out.view(own)
     return [
         partial(np.copyto, chosen, condition, casting="unsafe"),
+        # 1 becomes -1, all bits set; then b ^ ((a ^ b) & mask) is a where chosen, else b.
         partial(np.negative, chosen, out=chosen),
         partial(np.bitwise_xor, first.view(own), second.view(own), out=bits),
         partial(np.bitwise_and, bits, chosen, out=bits),
@@ -277,6 +282,7 @@ def _start(op: str, dtype: np.dtype[Any]) -> float:
         return -math.inf if is_most else math.inf
     if dtype.kind == "b":
         return not is_most
+    # Integers have no infinity: the reduction begins at the other end of their range.
     limits = np.iinfo(dtype)
     return int(limits.min if is_most else limits.max)
 
@@ -305,6 +311,7 @@ def _walk(made: ScheduledProgram, space: LoopSpace, rows: int) -> Walk:
 
 @functools.lru_cache(maxsize=1024)
 def _plan_of(made: ScheduledProgram, *, is_one_block: bool) -> tuple[Schedule, BlockBuffers]:
+    # In one block values live on in registers, so nothing has to be computed again.
     plan = schedule(made.program, keep_above=0) if is_one_block else made.schedule
     return plan, BlockBuffers(made.program, plan, is_one_block=is_one_block)
 
