@@ -52,12 +52,12 @@ from compiler.contract.placement import Mesh
 
 @dataclass(slots=True)
 class GroupView:
-    """The ranks that meet in a lane, as one of them sees them.
+    """The group of ranks that share a lane, as one of its ranks sees it.
 
     `lanes` are the lane's numbers on the board of each. `segments` are those of each rank as they
     are mapped here, with the board last; they live as long as this does. `texts` are its
-    collectives by digest; `give_up` has everyone wake who sleeps anywhere, and `given_up` is the
-    error of who was woken. `follow` says whom a rank waits for in its turn, and so on.
+    collectives by digest. `give_up` wakes every rank that sleeps, and `given_up` returns the error
+    of a rank that was woken. `follow` returns the chain of ranks that a rank waits for.
     """
 
     ranks: tuple[int, ...]

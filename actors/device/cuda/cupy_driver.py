@@ -318,6 +318,7 @@ class CupyDriver:
             # One algorithm is a kernel for each way that operands lie, and a capture loads none.
             key = product.key, workspace_bytes
             if key not in self._warm:
+                # Before the run: a product that finds no room to try is not tried again.
                 self._warm.add(key)
                 self._warm_up(library, product, choice, trial)
         self._choices.append(choice)

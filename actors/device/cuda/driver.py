@@ -33,7 +33,7 @@ OLDEST_CUDA = (13, 0)
 class CudaError(Exception):
     """A call of the driver or a library failed: `code` is its number, `call` its name.
 
-    Who uses a device sees an error of ours, made of this by `explained` or `fault_of`.
+    Callers of a device see one of our errors instead, made by `explained` or `fault_of`.
 
     Codes of the driver and the runtime are those of CUDA (2: out of memory); a library's are given
     with the library's name in `call`.
@@ -198,6 +198,7 @@ class CudaDriver(Protocol):
         """Give everything back; nothing may be asked for afterwards."""
 
 
+# cudaErrorMemoryAllocation, and CUDA_ERROR_OUT_OF_MEMORY of the driver.
 OUT_OF_MEMORY = 2
 
 STICKY: Mapping[int, str] = MappingProxyType(
@@ -216,18 +217,19 @@ STICKY: Mapping[int, str] = MappingProxyType(
 )
 """Codes with which the context of the process is dead: every later call gives them, too."""
 
+# cudaErrorStreamCapture...: what may not happen while a stream is captured.
 _CAPTURE = range(900, 909)
 _LIBRARIES = ("cublas", "cudnn", "nvrtc")
 """How names of calls begin whose codes are not CUDA's."""
 
 
 def is_of_library(error: CudaError) -> bool:
-    """Whether a library above CUDA gave it: what it refuses, another way may compute."""
+    """Whether a library above CUDA raised it; another algorithm may then work."""
     return error.call.lower().startswith(_LIBRARIES)
 
 
 def is_out_of_memory(error: CudaError) -> bool:
-    """Whether the GPU had not the bytes."""
+    """Whether the GPU had too little memory left."""
     return not is_of_library(error) and error.code == OUT_OF_MEMORY
 
 
@@ -253,6 +255,7 @@ def explained(error: CudaError, device: Device) -> ActorflowError:
         )
     if not is_of_library(error) and error.code in _CAPTURE:
         return InternalError(f"a chain cannot be captured on {device}: {_words(error)}")
+    # Libraries number their errors themselves: 700 of theirs is no 700 of CUDA's.
     if not is_of_library(error) and error.code in STICKY:
         return fault_of(error, device)
     return DeviceError(f"{device} refuses a call: {_words(error)}")

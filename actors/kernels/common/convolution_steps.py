@@ -83,6 +83,7 @@ def steps_of(
     }[op]
     if not out.size:
         return
+    # A sum over nothing is 0.
     if not (first.size and second.size):
         yield Fill(out), 1
         return
@@ -157,6 +158,7 @@ def _product(room: ScratchLayout, matrix: Array, seen: Array, part: Array) -> It
     depth, length = matrix.shape[2], math.prod(extents)
     direct = _as_matrix(seen.reshape(*seen.shape[:3], *extents)) if depth == seen.shape[2] else None
     target = _as_matrix(part)
+    # Few windows per image: images are joined to one product, at the price of a copy of the result.
     if direct is None and count > 1 and length < _ENOUGH_COLUMNS:
         columns = room.at("columns", groups, depth, count * length)
         turned = np.moveaxis(seen, 0, seen.ndim - 1 - len(extents))
@@ -218,6 +220,7 @@ class _Remainder:
 def _remainders(
     extent: int, taps: int, stride: int, dilation: int, low: int
 ) -> Iterator[_Remainder]:
+    # Taps k and k + step reach places that are the same modulo the stride.
     step = stride // gcd(stride, dilation)
     apart = step * dilation // stride
     for remainder in range(stride):
@@ -284,6 +287,7 @@ def _cut(room: ScratchLayout, x: Array, y: Array, depth: int) -> Iterator[tuple[
         for first in range(0, count, size):
             yield slice(first, min(first + size, count)), 1
         return
+    # Only the needs are asked for: whole chunks lie alike and come as one.
     yield slice(0, size), count // size
     if count % size:
         yield slice(count - count % size, count), 1
@@ -312,6 +316,7 @@ def _padded(
         own.append(slice(first, stop))
         places.append(slice(first + low, stop + low))
     inside = _at(x, own)
+    # Nothing is padded: windows see x where it lies.
     if inside.shape[3:] == tuple(spans):
         return inside, []
     padded = room.at("padded", *x.shape[:3], *spans)

@@ -31,7 +31,7 @@ _MAX_PATHS = 2560
 
 
 def distrust_of_folder(folder: Path) -> str | None:
-    """Say why what lies in a folder is not to be trusted: which path, owner, mode, and the mend.
+    """Return why files in a folder cannot be trusted: path, owner, mode and remedy.
 
     None where it is the user's own; one that does not exist is judged by the folders above it.
     """
@@ -79,7 +79,7 @@ def make_private(folder: Path) -> None:
 
 
 def distrust_of_file(file: Path) -> str | None:
-    """Say why a file of a trusted folder is not to be trusted; None where it is a file of ours.
+    """Return why a file of a trusted folder cannot be trusted; None where it is the user's own.
 
     Raises OSError where there is none.
     """

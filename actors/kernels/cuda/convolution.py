@@ -116,6 +116,7 @@ class CudaConvolution:
 def _ends(step: Fill | Copy) -> tuple[Array, Array]:
     if isinstance(step, Copy):
         return step.target, step.source
+    # A broadcast array cannot be written, which `copy_calls` takes for a constant: a fill.
     return step.target, np.broadcast_to(np.zeros((), step.target.dtype), step.target.shape)
 
 

@@ -286,6 +286,7 @@ def _units(weight: DeviceView, out: DeviceView) -> tuple[int, tuple[int, int]]:
     steps = weight.strides_bytes[1], out.strides_bytes[-1]
     if columns > 1 and steps != (item, item):
         return item, steps
+    # All that decides where a row begins and ends; a unit must divide each of these.
     lie = (weight.address, out.address, columns * item, *weight.strides_bytes[:1])
     lie += out.strides_bytes[:-1]
     # The widest access that every row of table and output begins and ends at a multiple of.

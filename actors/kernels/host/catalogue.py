@@ -139,6 +139,7 @@ def register(kernel: Kernel, where: str | None = None) -> None:
             f"{type(holder).__qualname__}, for op {holder.op!r}); give {type(kernel).__qualname__}"
             " another name"
         )
+    # In front: the latest is asked first.
     _registered.insert(0, kernel)
     _times[kernel.name] = _times.get(kernel.name, 0) + 1
     module = sys.modules.get(type(kernel).__module__)
@@ -206,6 +207,7 @@ def query_registered(
     who = f"kernel {kernel.name!r} ({_files[kernel.name][0]}), asked for {kernel.op}, "
     try:
         needs = kernel.query(attrs, inputs, outputs)
+    # The user's code: whatever it raises is told with the kernel's name and file.
     except Exception as error:
         raise CompileError(f"{who}failed: {type(error).__name__}: {error}") from error
     if needs is not None and not _is_right(needs, len(inputs), len(outputs)):
@@ -232,6 +234,7 @@ def needs_of(
     The workspace is that of one thread: with more room, more threads take part.
     """
     ask = kernel.needs if isinstance(kernel, SelectableKernel) else kernel.query
+    # The plan may come from a machine with fewer threads and have no more room.
     with runtime.as_one_thread():
         return None if is_refused(kernel.name) else ask(attrs, inputs, outputs)
 
@@ -372,6 +375,8 @@ class PythonKernel:
     def _expect_filled(self, call: Launch, outputs: Arrays) -> None:
         """Call, once more with another pattern where an output is what it was filled with."""
         left = list(range(len(outputs)))
+        # Two patterns that differ in every bit: a function may well write one of them, but not
+        # both.
         for pattern in (0xABABABABABABABAB, 0x5454545454545454):
             words = [outputs[i].view(f"u{outputs[i].itemsize}") for i in left]
             marks = [w.dtype.type(pattern & (1 << 8 * w.itemsize) - 1) for w in words]

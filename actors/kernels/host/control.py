@@ -84,7 +84,7 @@ class ScanKernel:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Ask for the frame of the body; a carry may lie where its first value lay.
 
-        Whoever chooses a device asks before there is a plan of the body: then it is a guess.
+        A device is chosen before the body has a plan: then the answer is a guess.
         """
         body = attrs["body"]
         moved = sum([operand.type.size_bytes for operand in (*inputs, *outputs)])

@@ -151,6 +151,7 @@ def _packs(
 ) -> tuple[tuple[int, onednn.Primitive], ...] | None:
     """Return the copies that pack b, each with its first column; None where one is refused."""
     blocks = -(-gemm.n // PANEL_COLUMNS)
+    # Whole panels of the library's layout, so that no two copies write one.
     width = PANEL_COLUMNS * -(-blocks // _MAX_PANELS)
     b = weights_of(gemm, gemm.n, is_packed=False)
     found = [

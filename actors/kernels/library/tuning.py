@@ -196,6 +196,7 @@ def _measured(gemm: Gemm, libraries: Sequence[Library]) -> str:
         min(_duration_ns(launch, count), _duration_ns(launch, count))
         for launch, count in zip(launches, workers, strict=True)
     ]
+    # Candidates that are 15 % behind after two runs take no part in the rounds.
     near = [index for index, time_ns in enumerate(first) if time_ns <= _FAR * min(first)]
     times = {index: first[index] for index in near}
     for _ in range(_rounds(min(first)) if len(near) > 1 else 0):

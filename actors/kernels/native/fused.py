@@ -167,6 +167,7 @@ def _sum_dtype(dtype: DType) -> np.dtype[np.generic]:
 
 def program_work(program: FusedProgram, space: LoopSpace) -> Work:
     """Return the work of two threads, as bytes at the rate of a plain pass."""
+    # The planner's estimate is for two threads, whatever the machine has.
     size = duration_ns(program, space.rows, space.columns) / 2 / _REFERENCE_NS_PER_BYTE
     passes = ((BytePass.SIMPLE, float(int(size))),)
     return Work(NATIVE_CALLS, 0.0, passes, in_c=partial(program_in_c, program, space))

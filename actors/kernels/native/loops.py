@@ -164,6 +164,8 @@ class _LoopWriter:
         clauses = []
         for suffix, _ in self.rows:
             for v in self.phase.reductions:
+                # Float sums are added up stretch by stretch in a fixed order, not by the compiler's
+                # lanes.
                 if v in self.sums:
                     continue
                 clauses.append(f" reduction({REDUCTIONS[self.values.op(v)]}:t{v}{suffix})")
@@ -187,6 +189,7 @@ class _LoopWriter:
             f"af_philox(w{value}, 1u + (uint64_t)(e{value} >> 3),",
             f"    ((e{value} & 7) + b1 - b0 + 7) >> 3, (uint64_t){step}, (uint64_t){seed},",
             f"    {key}ULL);",
+            # Bits begin at a counter, a multiple of 8; shifted so that u[j] is that of column j.
             f"const af_bits32 *u{value} = (const af_bits32 *)w{value} + (e{value} & 7) - b0;",
         ]
 
@@ -194,6 +197,7 @@ class _LoopWriter:
         """Return loads before stores: an output may lie over an input."""
         text = []
         for suffix, _ in self.rows:
+            # What is the same for all rows, as a COLUMN, is loaded once.
             text += [line for line in self._loads(suffix) if line not in text]
         for suffix, _ in self.rows:
             for v in self.phase.body:
@@ -241,6 +245,7 @@ class _LoopWriter:
         """Return the sum over the rows of the loop, in pairs."""
         operand = operands_of(self.values.program, value)[0]
         terms = [self.values.name(operand, suffix) for suffix, _ in self.rows]
+        # In pairs: fewer roundings in a row than one after the other.
         while len(terms) > 1:
             terms = [f"({' + '.join(terms[i : i + 2])})" for i in range(0, len(terms), 2)]
         return terms[0]

@@ -102,6 +102,7 @@ def product_work(gemm: Gemm, library: Library) -> Work:
 def product_in_c(gemm: Gemm, library: Library) -> CWork:
     """Return what C does of a product: the calls of its chunks, and where b is packed, the copy."""
     chunks, weight = chunks_of(gemm, library.cut), item_weight(gemm.dtype.itemsize)
+    # By extents: the rate of a product depends on them, and most chunks are alike.
     calls = Counter([(call.rows, call.columns) for chunk in chunks for call in chunk.calls])
     products = [MatrixProduct(weight * n, *extents, gemm.k) for extents, n in calls.items()]
     copied = 2.0 * gemm.k * gemm.n * gemm.dtype.itemsize if _is_packed(library) else 0.0

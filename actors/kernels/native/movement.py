@@ -95,6 +95,7 @@ def moving_launch(phases: Sequence[Sequence[Copy]], operands: Arrays = ()) -> Na
             block = argument_block(words)
             keep.append(block)
             where = ctypes.addressof(block)
+            # Words 0 and 1 of a part are addresses of target and source, 8 bytes each.
             known += [{block[1]: where + 8, block[0]: where}] * len(parts)
             header += [len(parts), where, blocks, launch.units_per_chunk(blocks, size)]
     first = [runtime.num_threads(), len(header) // 4]
@@ -119,6 +120,7 @@ def _part(target: Array, source: Array) -> _MovedPart:
     axes = [one, one, *walk_arrays(target, source, in_order=False)]
     columns = axes.pop()
     is_transposed = columns.steps != (item, item)
+    # The axis along which the source is dense; with the target's it makes square tiles.
     row = next((i for i, axis in enumerate(axes) if axis.steps[1] == item), len(axes) - 1)
     rows = axes.pop(row)
     outer = [axis for axis in axes if axis.extent > 1]

@@ -83,6 +83,7 @@ class NativeReduce:
         wanted = outer.extent * columns.extent // _ENOUGH_UNITS
         block = max(_MIN_COLUMNS, min(_MAX_COLUMNS, wanted))
         units = outer.extent * -(-columns.extent // block)
+        # As reduce.c numbers its functions: sums by type, then maxima by type.
         form = _REDUCED_TYPES.index(DType(x.dtype.name)) + len(_REDUCED_TYPES) * (self.op == "max")
         words: list[Word] = [
             *(address(x), address(out), rows.extent, columns.extent),
@@ -102,10 +103,12 @@ def _walked(
 ) -> tuple[Axis, Axis, Axis] | None:
     """Return x as [outer, rows, columns], columns dense, or None where it does not lie so."""
     given = integers(attrs, "axes")
+    # Axes of extent 1 add nothing and may stand anywhere.
     axes = [axis for axis in given if shape[axis] != 1] or given[:1]
     if not axes:
         return None
     first, last = axes[0], axes[-1] + 1
+    # An axis that is kept lies between those that are reduced.
     if math.prod(shape[first:last]) != math.prod([shape[axis] for axis in axes]):
         return None
     found = [

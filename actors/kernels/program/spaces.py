@@ -215,6 +215,7 @@ def buffers_of(
                 ),
                 None,
             )
+            # Else a buffer that is free already, and only then a new one.
             place = next((b for b in free if dtypes[b] == wanted), None)
             if under is not None:
                 dying.remove(under)

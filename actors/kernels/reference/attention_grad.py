@@ -164,12 +164,15 @@ def _group(
     factor = np.array(scale, q.dtype)
     calls: list[Launch] = [
         partial(np.copyto, queries[..., :-1], q),
+        # One column more, of -lse against ones: the product is scores - lse without another pass.
         partial(np.negative, lse, out=queries[..., -1]),
         partial(np.multiply, k.swapaxes(-1, -2), factor, out=keys[..., :-1, :]),
         partial(keys[..., -1, :].fill, 1),
         partial(np.multiply, v.swapaxes(-1, -2), factor, out=values[..., :-1, :]),
+        # Likewise: the product is scale * (dy v^T - delta) without another pass.
         partial(values[..., -1, :].fill, -scale),
         partial(np.copyto, slopes[..., :-1], dy),
+        # delta = rowsum(dy * y), which is rowsum(p * dp): no second walk over the scores.
         partial(np.matmul, slopes[..., None, :-1], y[..., None], out=delta[..., None]),
     ]
     if e.is_dropped:  # what is dropped of the product is not dropped of this: see `_strip`

@@ -94,6 +94,7 @@ class EmbeddingKernel:
             calls.append(partial(np.copyto, table, weight))
             weight = table
         rows = (out if are_dense[1] else made).reshape(ids.size, weight.shape[1])
+        # Indices are checked already; with mode "raise" numpy would copy the output.
         calls.append(partial(weight.take, dense, axis=0, out=rows, mode="clip"))
         if not are_dense[1]:
             calls.append(partial(np.copyto, out, made))
@@ -144,6 +145,7 @@ class EmbeddingGradKernel:
         calls: list[Launch] = [check, partial(table.fill, 0)]
         if dy.size == 0:
             return in_sequence([check, partial(out.fill, 0)])
+        # Two neighbours are one complex number, so that `add.at` makes half as many additions.
         pair = _PAIRS[table.dtype.name] if columns % 2 == 0 else table.dtype
         width = columns * table.itemsize // pair.itemsize
         total = table.reshape(-1).view(pair)
@@ -188,6 +190,7 @@ def _grad_pieces(
     """Return ids, extremes, starts of rows, positions within rows, places, a block, the table."""
     elements = min(num_ids, _block_rows(columns, dtype.itemsize)) * columns
     is_small = math.prod(table) * WIDE.itemsize <= WIDE_TABLE_BYTES
+    # Equal ids are added one after the other: in float64 their number costs no digits.
     is_wide = dtype != WIDE and is_small and num_ids > 0
     return (
         *index_pieces(num_ids),

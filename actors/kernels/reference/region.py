@@ -249,12 +249,14 @@ class _NumpySteps:
             piece = Piece(part.shape, part.dtype)
             (product,) = kernel.carve(self.space, (piece,))
             yield partial(np.matmul, left, b, out=product)
+            # numpy's product cannot add to its output.
             yield partial(np.add, part, product, out=part)
 
     def _column_sum(self, step: TileStep, first: int, last: int) -> Iterator[Launch]:
         (value,), (made,) = step.reads, step.makes
         (part,) = kernel.carve(self.space, (Piece((self.region.columns,), WIDE),))
         total, x = self.bound.totals[made], self.bound.rows(value, first, last)
+        # The total outlives chunks: it begins at 0 in each step.
         if first == 0:
             yield partial(total.fill, 0)
         yield from column_sums(x, total, part, np.empty(0, x.dtype))
