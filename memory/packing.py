@@ -78,6 +78,8 @@ def make_instance(lower: IntArray, upper: IntArray, size: IntArray) -> Instance:
 def live_per_section(instance: Instance) -> IntArray:
     """Return the live bytes of each section."""
     change = np.zeros(instance.num_sections + 1, np.int64)
+    # `add.at`: several buffers start in one section, which `change[lower] += size` would count
+    # once.
     np.add.at(change, instance.lower, instance.size)
     np.subtract.at(change, instance.upper, instance.size)
     live: IntArray = np.cumsum(change)[:-1]
@@ -91,6 +93,7 @@ def components(lower: IntArray, upper: IntArray) -> tuple[IntArray, ...]:
     O(n log n).
     """
     by_start = np.argsort(lower, kind="stable")
+    # A cut lies where a buffer starts at or after the end of all that started before.
     reach = np.maximum.accumulate(upper[by_start])
     cuts = np.flatnonzero(lower[by_start][1:] >= reach[:-1]) + 1
     return tuple(np.split(by_start, cuts)) if lower.size else ()
@@ -104,10 +107,13 @@ def merge_times(lower: IntArray, upper: IntArray) -> tuple[IntArray, IntArray]:
     if lower.size == 0:
         return lower, upper
     starts = np.unique(lower)
+    # A section opens at a start only where a buffer has ended since the start before.
     num_ended = np.searchsorted(np.sort(upper), starts, side="right")
     opens = np.concatenate(([0], (np.diff(num_ended) > 0).astype(np.int64)))
     section = np.cumsum(opens)
     section_lower = section[np.searchsorted(starts, lower)]
+    # No interval is empty, so a start precedes each end; the last one is in the buffer's last
+    # section.
     section_upper = section[np.searchsorted(starts, upper) - 1] + 1
     return section_lower, section_upper
 
@@ -178,6 +184,7 @@ def sweep(instance: Instance, is_reversed: bool, limit: int) -> IntArray | None:
     """
     lower, upper, size = instance.lower, instance.upper, instance.size
     if is_reversed:
+        # Time backwards: [lower, upper) becomes [n - upper, n - lower).
         lower, upper = instance.num_sections - upper, instance.num_sections - lower
     offsets, every = np.zeros(size.size, np.int64), np.arange(size.size)
     is_packed = sweep_onto(every[:0], every, (lower, upper, size), offsets, limit)
@@ -200,16 +207,20 @@ def sweep_onto(
     by_start = rest[np.lexsort((-size[rest], lower[rest]))].tolist()
     both = np.concatenate((stack, rest))
     by_end = both[np.argsort(upper[both], kind="stable")].tolist()
+    # Lists, for the loop reads single elements, which are slow to take from arrays.
     starts, ends, sizes, placed = lower.tolist(), upper.tolist(), size.tolist(), offsets.tolist()
     gaps = AddressGaps(both.size)
+    # The stack has no gap, so that one range stands for it.
     gaps.take(int(size[stack].sum()))
     num_ended = 0
     for i in by_start:
+        # Intervals are half-open: what ends at this start is free for it.
         while ends[by_end[num_ended]] <= starts[i]:
             ended = by_end[num_ended]
             gaps.give(placed[ended], sizes[ended])
             num_ended += 1
         placed[i] = gaps.take(sizes[i])
+        # Only a packing with a smaller peak than `limit` is of use.
         if placed[i] + sizes[i] >= limit:
             return False
     offsets[:] = placed
@@ -230,6 +241,7 @@ class AddressGaps:
     def take(self, size: int) -> int:
         """Cut `size` bytes from the lowest gap that holds them; return their offset."""
         start, length, n = self.start, self.length, self.num_gaps
+        # argmax finds the first True; the endless gap is always one.
         g = int((length[:n] >= size).argmax())
         offset = int(start[g])
         if length[g] == size:
@@ -238,6 +250,7 @@ class AddressGaps:
             self.num_gaps = n - 1
         else:
             start[g] += size
+            # The endless gap keeps its length, so that it never runs out.
             if g < n - 1:
                 length[g] -= size
         return offset
@@ -245,6 +258,7 @@ class AddressGaps:
     def give(self, offset: int, size: int) -> None:
         """Return a range, joined with the gaps that touch it."""
         start, length, n = self.start, self.length, self.num_gaps
+        # The endless gap begins at or above the end of every range, so g is an index.
         g = int(start[:n].searchsorted(offset))
         touches_above = offset + size == start[g]
         touches_below = g > 0 and start[g - 1] + length[g - 1] == offset
@@ -294,6 +308,7 @@ def neighbour_work(instance: Instance) -> int:
 
 
 def _checkpoint_step(num_buffers: int) -> int:
+    # The square root balances the live sets at the checkpoints with the ranges between them.
     return max(32, isqrt(num_buffers))
 
 
@@ -326,6 +341,8 @@ class OverlapIndex:
         live = np.zeros(0, np.int64)
         live_at = [live]
         for begin in range(step, n, step):
+            # Live here: what was live at the checkpoint before, or started since, and has not
+            # ended.
             live = np.concatenate((live, np.arange(begin - step, begin)))
             live = live[upper[live] > lower[begin]]
             live_at.append(live)
@@ -347,6 +364,8 @@ def place(instance: Instance, index: OverlapIndex, order: IntArray, limit: int) 
     for p in index.rank[order].tolist():
         block = p // step
         begin = block * step
+        # Neighbours started before the block and are live at its begin, or start from there on
+        # until p ends.
         earlier = live_at[block]
         earlier = earlier[placed_upper[earlier] > lower[p]]
         later = (placed_upper[begin : end[p]] > lower[p]).nonzero()[0] + begin
@@ -364,6 +383,7 @@ def _lowest_fit(offset: IntArray, top: IntArray, size: int) -> int:
         return 0
     by_offset = offset.argsort()
     offset = offset[by_offset]
+    # The lowest gap is the one under all ranges.
     if offset[0] >= size:
         return 0
     # A running maximum: ranges that do not overlap each other in time may nest in address.
@@ -412,9 +432,11 @@ class BufferSets:
             starts[shape[0]] |= 1 << i
             ends[shape[1]] |= 1 << i
             of_shape[shape] = of_shape.get(shape, 0) | 1 << i
+        # Unions by prefix: `ends` upwards in time, `starts` downwards.
         for s in range(num_sections):
             ends[s + 1] |= ends[s]
             starts[-s - 2] |= starts[-s - 1]
+        # Live in s is what neither starts after it nor has ended by its begin.
         covering = tuple([full & ~starts[s + 1] & ~ends[s] for s in range(num_sections)])
         alike = tuple([of_shape[shape] for shape in shapes])
         return cls(lower, upper, size, tuple(starts), tuple(ends), covering, alike, full)
@@ -435,6 +457,7 @@ class BufferSets:
 def members(buffers: int) -> Iterator[int]:
     """Yield the ranks in a set, ascending."""
     while buffers:
+        # In two's complement x & -x is the lowest bit that is set.
         lowest = buffers & -buffers
         yield lowest.bit_length() - 1
         buffers ^= lowest
@@ -463,10 +486,12 @@ def sweep_outwards(instance: Instance, stack: IntArray, limit: int) -> IntArray 
     Returns None as soon as a buffer would end at or above `limit`.
     """
     offsets = np.zeros(instance.size.size, np.int64)
+    # Exclusive prefix sums: each lies on those before it.
     offsets[stack] = np.cumsum(instance.size[stack]) - instance.size[stack]
     if instance.size[stack].sum() >= limit:
         return None
     lower, upper = instance.lower, instance.upper
+    # Forwards what starts after all of the stack, then with time negated what ends before it.
     for lo, up in ((lower, upper), (-upper, -lower)):
         rest = np.flatnonzero(lo > lo[stack].max())
         if not sweep_onto(stack, rest, (lo, up, instance.size), offsets, limit):

@@ -125,7 +125,9 @@ class PackingRules:
         draft = _NextSkyline.of(self, state, changed, seen)
         draft.unplaced &= ~(1 << i)
         draft.barred &= ~(1 << i)
+        # No spare is spent: what rises was counted as still to be placed here.
         draft.raise_part(k, sets.lower[i], sets.upper[i], sets.size[i])
+        # Neighbours of the raised part may have become pits, or equal in height.
         return draft.settle(k - 1, k + 2 + len(draft.segments) - len(state.segments))
 
     def raise_floor(
@@ -138,6 +140,7 @@ class PackingRules:
         best = (pit.options & -pit.options).bit_length() - 1
         changed.add(self.sets.lower[best], self.sets.upper[best])
         draft = _NextSkyline.of(self, state, changed, seen)
+        # Buffers of the same interval and size would lead to the same packings.
         draft.barred |= self.sets.alike[best] & state.unplaced
         return draft.settle(k, k + 1)
 
@@ -158,6 +161,7 @@ class PackingRules:
         seen.add(pit.start - 1, pit.end + 1)
         if state.spare[section] < rise:
             return None
+        # What fits into the bytes left free could lie there: the other branch has that packing.
         on_section = sets.within(pit.options, section, section + 1)
         if sets.least_size(on_section, EDGE) <= rise:
             return None
@@ -207,6 +211,7 @@ class _NextSkyline:
 
     def spend(self, start: int, end: int, rise: int) -> None:
         """Take `rise` spare bytes from each of the sections [start, end)."""
+        # Copied on the first write: states share the list until one spends.
         if not self.is_own:
             self.spare, self.is_own = self.spare.copy(), True
         self.spare[start:end] = [spare - rise for spare in self.spare[start:end]]
@@ -217,6 +222,7 @@ class _NextSkyline:
         Adds up to two segments.
         """
         self.changed.add(start, end)
+        # The floor below these has changed, so the decision not to lie on it is void.
         if self.barred:
             self.barred = self.terrain.sets.clear_of(self.barred, start, end)
         old = self.segments[k]
@@ -243,12 +249,15 @@ class _NextSkyline:
             right = segments[k + 1].height if k + 1 < len(segments) else EDGE
             self.seen.add(start - 1, end + 1)
             if left == height or right == height:
+                # A bool counts as 0 or 1: merge with the left neighbour, else with the right one.
                 k -= left == height
                 merged = SkylineSegment(segments[k].start, segments[k + 1].end, height)
                 segments[k : k + 2], urgencies[k : k + 2] = [merged], [NO_PIT]
+                # One segment less, and the merged one is looked at again.
                 stop = max(stop - 1, k + 1)
                 continue
             rise = min(left, right) - height
+            # A neighbour is lower: no pit.
             if rise < 0 or not self.unplaced:
                 segments[k], urgencies[k] = SkylineSegment(start, end, height), NO_PIT
                 k += 1
@@ -260,7 +269,9 @@ class _NextSkyline:
             elif sets.least_size(inside, EDGE) <= rise:
                 return None
             else:
+                # All that fits is barred and higher than the walls: the whole pit is filled up.
                 a, b = start, end
+            # Beyond `_ENDLESS` there are no walls: a single floor over all of time is never raised.
             if a == b or rise > _ENDLESS:
                 segments[k] = pit = self._pit(start, end, height, fitting)
                 urgencies[k] = pit.urgency
@@ -271,6 +282,7 @@ class _NextSkyline:
             self.spend(a, b, rise)
             num_segments = len(segments)
             self.raise_part(k, a, b, rise)
+            # k stays: the pieces of the raised segment are looked at next.
             stop += len(segments) - num_segments
         return Skyline(self.unplaced, self.barred, segments, urgencies, self.spare)
 
@@ -290,10 +302,12 @@ class _NextSkyline:
             sections = (lower + under.index(min(under)),)
         num_choices, section, options = EDGE, start, 0
         for s in sections:
+            # To leave the section free is a choice, too, where a granule is spare.
             over = fitting & sets.covering[s]
             count = over.bit_count() + (spare[s] >= self.terrain.granule)
             if count < num_choices:
                 num_choices, section, options = count, s, over
+        # By the tightest section, then by the fewest choices, which take the low 8 bits.
         return SkylineSegment(
             start, end, height, (least << 8) + min(num_choices, 255), section, options
         )
@@ -310,6 +324,7 @@ def _hole(sets: BufferSets, fitting: int, start: int, end: int) -> tuple[int, in
             while section < end and not fitting & covering[section]:
                 section += 1
             return first, section
+        # The best buffer over this section covers all up to its own end.
         section = upper[(over & -over).bit_length() - 1]
     return end, end
 
@@ -383,6 +398,7 @@ def search(terrain: PackingRules, spare: list[int], max_nodes: int) -> Result:
         if nodes == max_nodes:
             return Result(Outcome.OUT_OF_NODES, nodes)
         nodes += 1
+        # Spare bytes follow from these: they are not part of the key.
         starts, heights = map(_START, state.segments), map(_HEIGHT, state.segments)
         key = (state.unplaced, state.barred, *starts, *heights)
         conflict = remembered.get(key)
@@ -393,12 +409,15 @@ def search(terrain: PackingRules, spare: list[int], max_nodes: int) -> Result:
             state = None
         while state is None and frames:
             frame = frames[-1]
+            # The last choice of this decision has failed: its span is the conflict of the one
+            # before.
             if conflict is None:
                 conflict = frame.failed
                 if len(remembered) < _MAX_REMEMBERED:
                     remembered[frame.key] = conflict
                 frames.pop()
             elif conflict.end <= frame.changed.start or frame.changed.end <= conflict.start:
+                # The decision changed nothing in the conflict: no other choice of it can help.
                 frames.pop()
             else:
                 frame.failed.add(conflict.start, conflict.end)
@@ -416,11 +435,13 @@ def _descend(
     terrain: PackingRules, frame: _SearchFrame, placed: list[tuple[int, int]]
 ) -> Skyline | None:
     """Return the state after the next choice that is no dead end at once; None when all are."""
+    # Drop what was placed after this decision.
     del placed[frame.num_placed :]
     state, k = frame.state, frame.k
     pit = state.segments[k]
     while frame.left:
         i = (frame.left & -frame.left).bit_length() - 1
+        # Equal buffers are interchangeable, so that one of them is tried.
         frame.left &= ~terrain.sets.alike[i]
         frame.changed, seen = SkylineSpan(), SkylineSpan()
         after = terrain.place_on_floor(state, k, i, frame.changed, seen)
@@ -483,6 +504,7 @@ def improve(instance: Instance, best: SectionPacking, target: int, max_nodes: in
 
     Returns `best` itself where none better is found.
     """
+    # Where no buffer can be moved down, each offset is a sum of sizes: a multiple of their gcd.
     granule = int(np.gcd.reduce(instance.size))
     bound, nodes = instance.bound, 0
     # Capacities worth a try: multiples of the granule in [low, high].
@@ -502,6 +524,8 @@ def improve(instance: Instance, best: SectionPacking, target: int, max_nodes: in
         else:
             low = capacity + granule
             if result.outcome is Outcome.EXHAUSTED:
+                # Exhausted proves that this capacity and all below are too small; out of nodes,
+                # nothing.
                 bound = low
         capacity = low + (high - low) // granule // 2 * granule
     return Improved(best, bound, nodes)
@@ -520,6 +544,7 @@ def _search(instance: Instance, capacity: int, granule: int, max_nodes: int) -> 
         if result.outcome is not Outcome.OUT_OF_NODES or nodes >= max_nodes:
             break
     offsets = np.array(result.offsets, np.int64)
+    # From ranks in the preorder back to buffers.
     if offsets.size:
         offsets[order] = offsets.copy()
     return Result(result.outcome, nodes, tuple(offsets.tolist()))
@@ -544,6 +569,8 @@ def _keys(instance: Instance) -> dict[str, np.ndarray[tuple[int], np.dtype[np.fl
     live = live_per_section(instance)
     lifespan = instance.lifespan.astype(np.float64)
     spans = np.stack((instance.lower, instance.upper), axis=1).ravel()
+    # `reduceat` over pairs (lower, upper): every other result is of a buffer. The 0 at the end
+    # keeps an upper at the last section in range.
     worst = np.maximum.reduceat(np.append(live, 0), spans)[::2]
     return {"W": lifespan, "A": lifespan * instance.size, "T": worst.astype(np.float64)}
 

@@ -100,6 +100,7 @@ def repetition_vector(num_actors: int, edges: Sequence[RateEdge]) -> tuple[int, 
     for root in range(num_actors):
         if result[root] == 0:
             firings = _relative_firings(root, edges, touching)
+            # Exact fractions first, then the smallest whole numbers of the component.
             scale = lcm(*(f.denominator for f in firings.values()))
             whole = [int(f * scale) for f in firings.values()]
             divisor = gcd(*whole)
@@ -171,6 +172,7 @@ def play_period(
         if visit is not None:
             visit(actor, repetitions[actor] - before, before - game.left[actor])
         is_repeated = rounds.repeat(actor, skip)
+        # A firing makes ready none but its neighbours; rounds that are left out, anyone.
         for other in range(num_actors) if is_repeated else game.neighbours[actor]:
             if not is_queued[other] and game.left[other]:
                 is_queued[other] = True
@@ -199,6 +201,7 @@ class TokenGame:
             [i for i in own if edges[i].producer == a] for a, own in enumerate(touching)
         ]
         self.neighbours = [
+            # The sum less one end is the other end; for an edge to itself, the same actor.
             tuple(dict.fromkeys(edges[i].producer + edges[i].consumer - a for i in own))
             for a, own in enumerate(touching)
         ]
@@ -282,7 +285,9 @@ class RepeatedRounds:
     ) -> None:
         """`begins`: of which actors one for each number of repetitions begins rounds, if given."""
         most = max(repetitions, default=0)
+        # Reversed: of actors with equal repetitions the first one stays in the dict.
         first = {repetitions[a]: a for a in reversed(begins or range(len(repetitions)))}
+        # A short period is played out sooner than its rounds are found.
         begins = list(first.values()) if most > LONG_PERIOD else []
         self._game = game
         self._edges = edges
@@ -306,6 +311,7 @@ class RepeatedRounds:
             game.left[:] = [n - times * f for n, f in zip(game.left, fired, strict=True)]
             game.tokens[:] = [n + times * g for n, g in zip(game.tokens, grown, strict=True)]
         self._count[actor] += 1
+        # Brent: the state kept is replaced at doubling distances, which finds rounds of any length.
         if times or self._count[actor] >= self._wait[actor]:
             self._wait[actor] = 1 if times else 2 * self._wait[actor]
             self._count[actor] = 0
@@ -315,20 +321,25 @@ class RepeatedRounds:
     def _times(self, fired: Sequence[int], grown: Sequence[int]) -> int:
         """Return how often a round can follow, by what it fired and by how much edges grew."""
         game, every = self._game, self._repetitions
+        # Unequal shares: one actor would be done with its period before the others.
         shares = {Fraction(f, n) for f, n in zip(fired, every, strict=True) if f}
         if len(shares) != 1:
             return 0
+        # One round is left to be visited, as `play_period` says.
         times = min([left // f for left, f in zip(game.left, fired, strict=True) if f]) - 1
         for edge, growth, tokens in zip(self._edges, grown, game.tokens, strict=True):
+            # Both took part, and tokens pile up or run out: the rounds are not alike.
             if growth and fired[edge.producer] and fired[edge.consumer]:
                 return 0
             free = edge.num_slots - tokens
             if growth > 0:
                 times = min(times, free // growth)
+                # The consumer cannot fire now, and must not become ready in between.
                 if tokens - growth < edge.consume:
                     times = min(times, (edge.consume - 1 - tokens) // growth)
             elif growth < 0:
                 times = min(times, tokens // -growth)
+                # Nor must the producer, which lacks slots now.
                 if free + growth < edge.produce:
                     times = min(times, (edge.produce - 1 - free) // -growth)
         return max(times, 0)
@@ -409,6 +420,7 @@ def choose_slots(
     """
     double = 2 * consume
     period_ns = max(producer_ns, consumer_ns / consume)
+    # Little's law: slots in use = time in use / time per token.
     under_way = ceil((producer_ns + latency_ns + consumer_ns) / period_ns) if period_ns > 0 else 0
     wanted = max(double, min(under_way, most))
     affordable = max(consume, budget_bytes // size_bytes) if size_bytes else wanted

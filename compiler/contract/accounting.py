@@ -145,6 +145,7 @@ def _snapshots(plan: Plan) -> list[Actor]:
     chains = [a for a in plan.actors if a.kind not in (*PORTED, ActorKind.COPY)]
     computed = _registers_of(tuple(chains), *ActorKind)
     found: list[Actor] = []
+    # In actor order, so that a copy of a copy is found after what it copies.
     for actor in plan.actors:
         made = {port.register for port in actor.outputs}
         is_apart = actor.kind is ActorKind.COPY and made and not made & (computed | kept)
@@ -179,6 +180,7 @@ def _by_address(
     claimed: list[tuple[int, int]] = []
     parts: dict[MemoryCategory, int] = {}
     covered = 0
+    # In the order of `MemoryCategory`: an address that several use counts for the first.
     for share, own in ranges.items():
         claimed += own
         union = _union_bytes(claimed)
@@ -191,6 +193,7 @@ def _union_bytes(ranges: list[tuple[int, int]]) -> int:
     """Return how many bytes some ranges [begin, end) cover. O(n log n)."""
     if not ranges:
         return 0
+    # Sorted by begin: a range adds what lies beyond the farthest end before it.
     begins, ends = np.array(sorted(ranges), np.int64).T
     reach = np.maximum.accumulate(ends)
     before = np.concatenate((begins[:1], reach[:-1]))
@@ -205,6 +208,7 @@ def slots_in(plan: Plan, arena: int) -> list[tuple[Register, int]]:
 
 def largest_tensor(plan: Plan) -> str:
     """Return in words what the largest tensor is, and where it is made; after a message."""
+    # Of tensors of one size the last one stands for all.
     found = {
         plan.views[v].type.size_bytes: f"{launch.label!r} ({plan.sources[launch.source]})"
         for actor in plan.actors

@@ -75,6 +75,7 @@ def member_of(cls: type[Enum]) -> Convert:
     members = {member.value: member for member in cls}
 
     def member_of(item: Any) -> Enum:
+        # Only a str is looked up: a mapping from a broken file has no hash.
         found = members.get(item) if type(item) is str else None
         if found is None:
             raise DecodeError(item, f"one of {', '.join(members)}")
@@ -85,6 +86,7 @@ def member_of(cls: type[Enum]) -> Convert:
 
 def int_in(bounds: Bounds | None, item: Any) -> int:
     """Return a whole number within bounds. Raises DecodeError."""
+    # Exactly int: `isinstance` would let True pass as 1.
     if type(item) is not int:
         raise DecodeError(item, "a whole number")
     if bounds is not None and not bounds.low <= item <= bounds.high:
@@ -112,6 +114,8 @@ def decode_str(item: Any) -> str:
     """Return a text without control characters. Raises DecodeError."""
     if type(item) is not str:
         raise DecodeError(item, "a text")
+    # `isprintable` runs in C and holds for almost all texts. It is false of odd spaces, too,
+    # which are allowed, so the pattern decides.
     if not item.isprintable() and _CONTROL.search(item):
         raise DecodeError(item, "a text without control characters")
     return item
@@ -137,6 +141,7 @@ def shown(value: object) -> str:
         return f"a sequence of {len(value)}"
     if isinstance(value, dict):
         return f"a mapping of {len(value)}"
+    # ASCII only, so that a value from a file can draw nothing on a terminal.
     said = ascii(value)
     return said if len(said) <= 60 else f"{said[:60]}..."
 
@@ -223,6 +228,7 @@ def register_attribute(kind: str) -> Callable[[type[S]], type[S]]:
 
 def to_msgpack(value: object) -> bytes:
     """Return plain values and structures, in tuples and lists of any depth, as msgpack."""
+    # `use_bin_type` keeps bytes and texts apart, as `raw=False` expects when they are read.
     return cast("bytes", msgpack.packb(value, use_bin_type=True, default=_named_row))
 
 
@@ -294,6 +300,7 @@ def _each(converts: list[Convert | None], items: tuple[Any, ...]) -> tuple[Any, 
 
 def _names(cls: type) -> list[str]:
     """Return the fields that a row has: those that make up the value."""
+    # `Plan.proofs` has init=False: what is kept for one process is not stored.
     return [field.name for field in fields(cls) if field.init]
 
 
@@ -304,6 +311,7 @@ def _hints(cls: type) -> list[Any]:
 
 def _row_of(cls: type) -> Convert:
     names = _names(cls)
+    # attrgetter returns the bare value for one name, and a tuple for several.
     get = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
     changed = [(i, c) for i, c in enumerate(map(_writer, _hints(cls))) if c is not None]
     if not changed:
@@ -355,6 +363,7 @@ def _instance_of(cls: type) -> Convert:
 def _tuple_of(*hints: Any) -> Convert:
     if len(hints) == 2 and hints[1] is Ellipsis:
         read = _reader(hints[0])
+        # Two passes in C over the whole sequence instead of a call for each number.
         if isinstance(read, functools.partial) and read.func is int_in and read.args[0]:
             return _ints_in(read.args[0], read)
         return functools.partial(_items, read)
@@ -379,6 +388,7 @@ def _ints_in(bounds: Bounds, read: Convert) -> Convert:
     low, high = bounds.low, bounds.high
 
     def ints_in(row: Any) -> tuple[Any, ...]:
+        # Types are compared, for a bool is an instance of int.
         is_ints = type(row) is tuple and set(map(type, row)) <= _INTS
         if is_ints and (not row or low <= min(row) <= max(row) <= high):
             return cast("tuple[Any, ...]", row)
@@ -437,6 +447,7 @@ def _attribute(value: Any) -> Any:
         return _reader(hint)(row)
 
 
+# Frozen, so that all launches with equal rows may share one object.
 @functools.lru_cache(1 << 8)
 def _structure_in(cls: Any, row: bytes) -> Any:
     return _reader(cls)(marshal.loads(row))
@@ -449,6 +460,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
         if depth == MAX_DEPTH:
             raise DecodeError(value, f"at most {MAX_DEPTH} sequences within each other")
         for item in value:
+            # A number needs no check of its own: no call for it.
             if type(item) not in _NUMBERS:
                 _plain(item, depth + 1)
     elif kind is str:
@@ -465,6 +477,7 @@ _MAGIC = "actorflow-plan"
 
 def wrap_plan_file(body: bytes, plan_format: int) -> bytes:
     """Return the bytes of a file that holds a body."""
+    # Against damage, not forgery: anyone can compute it. The readers check every value besides.
     digest = hashlib.blake2b(body, digest_size=16).hexdigest()
     head = {"magic": _MAGIC, "format": plan_format, "digest": digest, "body": body}
     return to_msgpack(head)
@@ -481,6 +494,7 @@ def unwrap_plan_file(data: bytes, plan_format: int, where: str) -> bytes:
         raise PlanFormatError(f"{where} is not a plan file, or it is damaged: {error}") from None
     if not isinstance(head, dict) or head.get("magic") != _MAGIC:
         raise PlanFormatError(f"{where} is not an actorflow plan file")
+    # Before the hash: another format may hash something else.
     if head.get("format") != plan_format:
         raise PlanFormatError(
             f"{where} has plan format {head.get('format')!a:.40}, this actorflow reads"
@@ -497,6 +511,7 @@ def unwrap_plan_file(data: bytes, plan_format: int, where: str) -> bytes:
 def unpacked(data: bytes) -> object:
     """Return what msgpack makes of some bytes. Raises PlanFormatError, whatever they are."""
     try:
+        # `use_list=False`: rows are tuples, which the readers require.
         return msgpack.unpackb(data, raw=False, use_list=False)
     # Of broken input it raises ValueError and kin; of odd keys and times, these others.
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:

@@ -73,6 +73,7 @@ class Device:
             raise ValueError(f'a device is named by a text such as "sim:1", got {text!r}')
         name, _, number = text.partition(":")
         kinds = {kind.value: kind for kind in DeviceKind}
+        # `isdecimal` holds for digits of other scripts, too; hence `isascii`.
         index = int(number or "0") if (number or "0").isdecimal() and number.isascii() else -1
         if name not in kinds or not 0 <= index < MAX_DEVICES or text.endswith(":"):
             raise ValueError(
@@ -176,6 +177,7 @@ class Mesh:
         if not 0 <= rank < self.num_ranks:
             raise ValueError(f"rank {rank} is not in a mesh of {self.num_ranks} ranks")
         found = []
+        # Row-major: the last axis counts fastest.
         for extent in reversed(self.shape):
             found.append(rank % extent)
             rank //= extent

@@ -68,6 +68,7 @@ def proof(check: Callable[[Plan], T]) -> Callable[[Plan], T]:
 
     @functools.wraps(check)
     def once(plan: Plan) -> T:
+        # Keyed by the wrapper itself, so that two checks of one plan never share an entry.
         if once not in plan.proofs:
             plan.proofs[once] = check(plan)
         return cast("T", plan.proofs[once])
@@ -126,6 +127,8 @@ class Plan:
             plan = from_row(Plan, unpacked(body))
             check_references(plan)
         except (PlanFormatError, InternalError) as error:
+            # A file may come from anywhere: a wrong number in it is no bug of ours, so that part is
+            # cut.
             reason = str(error).partition(" (this is a bug")[0]
             raise PlanFormatError(f"{where}: {reason}; compile the job again") from None
         return plan
@@ -201,6 +204,7 @@ class SubPlan(PlanAttribute):
 
         Raises InternalError.
         """
+        # `launches` strings the actors together; that is the order of a step only for one chain.
         if [len(actor.launches) > 0 for actor in self.plan.actors].count(True) > 1:
             raise InternalError("a step of a body is several chains")
         elsewhere = [r for r in self.plan.registers if r.size_bytes and r.arena]
@@ -209,6 +213,8 @@ class SubPlan(PlanAttribute):
         names = [str(i) for i in range(len(self.operands))]
         types = dict(zip(names, self.operands, strict=True))
         types |= {f"out{i}": type_ for i, type_ in enumerate(self.results)}
+        # Operands are carries, then xs, then constants. xs and results are fields: one entry per
+        # step.
         outside = names[: self.carries] + names[self.carries + self.xs :]
         views = [(v.name, v.view, v.name in outside) for v in self.plan.variables]
         views += [(f.name, f.view, f.name not in outside) for f in self.plan.fields]
@@ -238,11 +244,15 @@ def frame_of(plan: Plan) -> BodyFrame:
     for register in plan.registers:
         if not register.size_bytes:
             continue
+        # A frame has one offset per register: slots from 1 on go, and all slots of what lies
+        # outside.
         first = 0 if _is_outside(register) else 1
         size = align_up(register.size_bytes, alignment)
         gone += [(offset, size) for offset in register.offsets_bytes[first:]]
     gone.sort()
 
+    # What is removed lives as long as the plan, so it shares no byte with what stays: a shift
+    # by the sizes below keeps the distances.
     def moved(offset: int) -> int:
         return offset - sum([size for start, size in gone if start < offset])
 
@@ -368,6 +378,8 @@ def _check_actor(plan: Plan, actor: Actor) -> None:
         named = (len(launch.reads), len(launch.writes))
         if named != (len(launch.inputs), len(launch.outputs)):
             raise InternalError(f"{said} names {named} versions for other than its operands")
+        # -1 - k names part k (`Launch.reads`). A number from 0 on is a version: no table holds
+        # those.
         _check_places(f"{said} reads part", [-1 - v for v in launch.reads if v < 0], plan.parts)
 
 
@@ -392,6 +404,7 @@ def _check_join(plan: Plan, where: str, join: ElidedConcat) -> None:
             own if n > 1 else step
             for n, own, step in zip(shape, view.strides_bytes, whole.strides_bytes, strict=True)
         ]
+        # Part i begins where the parts before it end; `stop` counts their slices along the axis.
         place = whole.register, offset + stop * whole.strides_bytes[axis]
         is_slice = strides == list(whole.strides_bytes) and place == (
             view.register,
@@ -475,5 +488,6 @@ def _check_places(what: str, places: Iterable[int], table: Sequence[object]) -> 
 
 def _check_names(what: str, names: Sequence[str]) -> None:
     if len(set(names)) != len(names):
+        # Quadratic, but on the way to an error only.
         twice = next(name for i, name in enumerate(names) if name in names[:i])
         raise InternalError(f"there are two of the {what} {twice!r}")

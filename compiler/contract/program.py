@@ -144,12 +144,14 @@ class FusedProgram(PlanAttribute):
 def is_by_elements(program: FusedProgram) -> bool:
     """Whether a program makes each element of numbers and of elements at the same place."""
     kinds = {program.kind_of(v) for v in range(program.num_values)}
+    # philox reads the index of the element in the whole, so equal operands do not suffice.
     is_random = any([i.op == "philox" for i in program.instructions])
     return kinds <= {Kind.FULL, Kind.SCALAR} and not is_random
 
 
 def joined(kinds: list[Kind]) -> Kind:
     """Return the kind of an elementwise result: operands of lesser kinds are broadcast."""
+    # A ROW and a COLUMN together vary along both axes.
     if Kind.FULL in kinds or (Kind.ROW in kinds and Kind.COLUMN in kinds):
         return Kind.FULL
     if Kind.ROW in kinds:
@@ -202,6 +204,7 @@ def _check(
 ) -> bool:
     """Check one instruction; return whether its value comes from sums over all rows."""
     op, operands = instruction.op, instruction.operands
+    # A place from a file is not negative: `Place` has bounds.
     if any([value >= number for value in operands]):
         raise ProgramError(f"{op}, reads values {operands}, which are not all before it")
     _expect(op, len(instruction.constants) == _NUM_CONSTANTS.get(op, 0), "another few constants")
@@ -222,6 +225,7 @@ def _check(
         _check_other(instruction, dtypes, kinds)
     else:
         raise ProgramError(f"{op!a:.40}, is no instruction")
+    # Sums over all rows are complete after the last row: only COLUMN values can still be computed.
     late = late or op in COLUMN_REDUCTIONS
     _expect(op, not late or instruction.kind is Kind.COLUMN, "no sum over all rows to read")
     return late
@@ -232,6 +236,7 @@ def _operand_dtypes(op: str, dtypes: tuple[DType, ...]) -> tuple[DType, ...] | N
     arity = 1 if op in _UNARY else 3 if op == "select" else 2
     if len(dtypes) != arity:
         return None
+    # `select` begins with a bool, so the last operand has the type of the result.
     last = dtypes[-1]
     if op in _FLOATS_ONLY and not last.is_float:
         return None
@@ -262,6 +267,7 @@ def _check_other(
         is_placed = kinds[2:] in ((), (Kind.SCALAR,), (Kind.ROW,))
         is_state = is_state and is_placed and {*dtypes} == {DType.INT64}
         _expect(op, is_state, "seed and step, single numbers of int64, and perhaps a first one")
+        # A key of 64 bits, written as a signed or as an unsigned number.
         _expect_whole(op, constants[0], -(2**63), 2**64 - 1)
         _expect(op, 0 <= constants[1] < 1, "a share to drop from 0 to 1")
         is_bits = instruction.dtype is DType.INT32
@@ -282,8 +288,10 @@ def _check_other(
 
 
 def _range_of(dtype: DType) -> tuple[int, int]:
+    # A bool is 0 or 1, although a byte holds it.
     bits = 1 if dtype is DType.BOOL else 8 * dtype.itemsize
     is_signed = dtype.value.startswith("int")
+    # Minus binds before the shift: 1 << (bits - 1).
     return (-(1 << bits - 1), (1 << bits - 1) - 1) if is_signed else (0, (1 << bits) - 1)
 
 
@@ -362,6 +370,7 @@ def erfc(x: Array) -> Array:
 
 def _by_pieces(function: Callable[[Array], Array], x: Array, width: type) -> Array:
     flat, out = np.ravel(x), np.empty(x.size, x.dtype)
+    # NaN and infinities pass through, and lanes that `where` discards may overflow.
     with np.errstate(all="ignore"):
         for first in range(0, x.size, _PIECE):
             part = slice(first, first + _PIECE)
@@ -372,6 +381,7 @@ def _by_pieces(function: Callable[[Array], Array], x: Array, width: type) -> Arr
 def _erf(x: Array) -> Array:
     is_wide = x.dtype == np.float64
     near, far, one = (_NEAR_64, _FAR_64, 6.0) if is_wide else (_NEAR_32, _FAR_32, 4.0)
+    # The far fit ends at `one`; beyond it erf rounds to 1.
     size = np.minimum(np.abs(x), x.dtype.type(one))
     tail = np.copysign(1 - np.exp(-size * size) * _far(far, size), x)
     return np.asarray(np.where(size < 1, x + x * _polynomial(near, x * x), tail))
@@ -380,8 +390,11 @@ def _erf(x: Array) -> Array:
 def _erfc(x: Array) -> Array:
     size = np.minimum(np.abs(x), _LAST)
     # A square that is rounded costs e^-x^2 up to 9 bits: that of half of the digits is exact.
+    # Without the low 27 of its 52 stored bits, `high` has 26, so that high * high is exact.
     high = (size.view(np.int64) & ~np.int64(0x7FFFFFF)).view(np.float64)
+    # x^2 = high^2 + (x - high)(x + high).
     tail = np.exp(-high * high) * np.exp((high - size) * (high + size)) * _far(_FAR_64, size)
+    # erfc(-x) = 2 - erfc(x).
     tail = np.where(x < 0, 2 - tail, tail)
     return np.asarray(np.where(size < 0.5, 1 - (x + x * _polynomial(_NEAR_64, x * x)), tail))
 
@@ -395,6 +408,7 @@ def _far(coefficients: tuple[float, ...], x: Array) -> Array:
 
 def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
     first, second, *others = [x.dtype.type(c) for c in coefficients]
+    # Horner's rule in place: one temporary for all terms.
     made: Array = x * first
     made += second
     for coefficient in others:

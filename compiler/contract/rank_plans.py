@@ -94,6 +94,7 @@ class CollectiveGroup:
                 f"{self.moves[0]} is for place {self.peer} along {self.group!r}, which has"
                 f" {len(group)}"
             )
+        # Sorted, so that sender and receiver name one group.
         return tuple(sorted({rank, group[self.peer]}))
 
 
@@ -137,6 +138,7 @@ def _move(plan: Plan, launch: Launch) -> tuple[str, int | None, CollectiveOp]:
         peer = attrs.int_("peer") if launch.op in (SEND, RECEIVE) else None
         by = attrs.str_("by") if launch.op in REDUCING else ""
         whole, parts = _whole(plan, launch, attrs)
+        # A send joins two ranks, however long the axis is.
         size = 2 if peer is not None else attrs.int_("num_ranks")
     except (KeyError, TypeError, IndexError) as error:
         raise InternalError(
@@ -162,6 +164,7 @@ def _whole(plan: Plan, launch: Launch, attrs: Attrs) -> tuple[TensorType, Parts]
         own = made[0].shape[to_axis]
         parts = ((axis, shape[axis], x.shape[axis]), (to_axis, shape[to_axis], own))
         return TensorType(x.dtype, shape), parts
+    # The other ops keep the shape: what a rank has is the whole.
     return (made if launch.op == RECEIVE else read)[0], ()
 
 
@@ -205,6 +208,7 @@ class RankPlans:
         """The ranks that a rank meets, by kind and rank; equal groups are one tuple."""
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
         found: dict[tuple[Kind, int], tuple[int, ...]] = {}
+        # One meeting per kind will do: group and peer alone decide which ranks meet.
         first = [{(m.group, m.peer): m for m in own} for own in self.meetings]
         for rank, number in enumerate(self.class_of):
             for kind, meeting in first[number].items():
@@ -212,6 +216,7 @@ class RankPlans:
                     continue
                 group = meeting.ranks_at(self.mesh, rank)
                 group = shared.setdefault(group, group)
+                # All along an axis have one group. Of a pair each end finds it by its own peer.
                 members = group if kind[1] is None else (rank,)
                 found |= {(kind, member): group for member in members}
         return found
@@ -250,8 +255,10 @@ class RankPlans:
         """
         kinds_of = [tuple(dict.fromkeys([(m.group, m.peer) for m in own])) for own in self.meetings]
         every = range(self.mesh.num_ranks)
+        # Refine from the plans (and marks) by the kinds that are met, until no round splits a kind.
         kinds = _numbered(list(zip(self.class_of, marks or self.class_of, strict=True)))
         while True:
+            # By group: all its members meet the same kinds, so that these are collected once.
             met: dict[tuple[int, ...], frozenset[int]] = {}
             rows: list[Hashable] = []
             for rank in every:
@@ -261,6 +268,7 @@ class RankPlans:
                         met[group] = frozenset([kinds[member] for member in group])
                 rows.append((kinds[rank], *[met[group] for group in groups]))
             finer = _numbered(rows)
+            # Numbers go by first occurrence, so equal partitions are equal lists.
             if finer == kinds:
                 return tuple(kinds)
             kinds = finer

@@ -87,6 +87,7 @@ def run(
     layouts = assign_storage(graph).layout
     nodes: list[Node] = []
     types = list(graph.types)
+    # Layers share a body: it is compiled once for each device, count of carries and operand types.
     known: dict[tuple[object, ...], tuple[SubPlan, tuple[Node, ...]]] = {}
     for node in graph.nodes:
         if not bodies_in(node):
@@ -94,6 +95,7 @@ def run(
             continue
         inputs = list(node.inputs)
         for position, value in enumerate(node.inputs):
+            # An offset does no harm: dense is enough, wherever it begins.
             if not is_dense(types[value], replace(layouts[value], offset_bytes=0)):
                 inputs[position] = copy = new_value(types, types[value])
                 nodes.append(
@@ -103,6 +105,8 @@ def run(
         for name, body in node.attrs.items():
             if not isinstance(body, Body):
                 continue
+            # Constants that another body of this node has added before are operands of the launch,
+            # too.
             before = tuple([types[v] for v in inputs[len(node.inputs) :]])
             key = (body, node.device, node.attrs.get("carries"), before)
             if key not in known:
@@ -181,7 +185,9 @@ def _as_job(body: Body, carries: int, xs: int) -> Graph:
             [graph.types[v] for v in node.outputs],
         )
         known.update(zip(node.outputs, made, strict=True))
+    # `results` go on after the carries: those are entries by the step.
     for old, new in zip(body.operands[:carries], body.results, strict=False):
+        # A carry that is handed on as it came needs no write.
         if new != old:
             with b.like_node(b.producer_of(known[new])):
                 b.writes.append(Write(known[old], _carried(b, known[old], known[new])))
@@ -249,6 +255,7 @@ def add_source(chains: ChainActors, source: str, name: str) -> tuple[int, Regist
     reader = "feed" if place == HOST_SIDE else "compute"
     ends = (source, _io_ns(size)), (reader, program.batch_ns)
     slots, reason = _slots(size, 1, *ends, place, latency_ns=IO_LATENCY_NS)
+    # A slot for each batch under way, and one for the source to fill meanwhile.
     if program.is_pipelined and slots < program.in_flight + 1:
         slots, reason = program.in_flight + 1, "batches under way read it until they are done"
     register = chains.plan.register(
@@ -302,6 +309,7 @@ def place_outputs(chains: ChainActors, name: str, rate: int) -> dict[int, Regist
             chains.add_field(label, value, (register, offset), source)
         chains.actors.produce(chains.numbers[chain], register)
         for _, value in items:
+            # A chain that reads an output finds it in this register: the value has no other.
             for other in chains.readers(value):
                 if other != chain and not chains.actors.reads(chains.numbers[other], register):
                     number = chains.numbers[other]
@@ -402,6 +410,9 @@ class _Lowering:
         begun, ended = self._connect(train, data)
         is_flushed = self.options.metrics_every > 1
         sink = add_sink(train, "metrics", outputs, rate, is_flushed=is_flushed)
+        # A step of one chain is over when its outputs are there. Of several, outputs may come
+        # before
+        # the updates are done.
         if len([chain for chain in program.chains if not chain.is_beside]) > 1:
             self._tell_of_steps(sink, begun, ended, outputs)
         if self.options.waits_for_listener:
@@ -410,6 +421,7 @@ class _Lowering:
         chains = [train]
         if evaluation is not None:
             chains.append(self._add_evaluation(evaluation, train, begun, ended))
+        # From here on only registers without bytes may be added: the others have their offsets.
         self._share_bytes(chains)
         copy_variables(train, snapshot)
         self.actors.emit()
@@ -443,6 +455,9 @@ class _Lowering:
             return batch, batch
         every = chains.program.batches_per_step
         reason = f"{every}: the batches of a step"
+        # The end of a batch lets the update begin. Whoever begins a batch has as many slots as a
+        # step
+        # has batches, so that none of the next step begins before the update has ended.
         for number in batch.boundary_actors:
             consumers = [*(step.begins if number == batch.end else ())]
             consumers += [step.end] if number in batch.begins else []
@@ -501,6 +516,8 @@ class _Lowering:
         """
         steps, batches = self.options.evaluate_every, self.options.evaluate_batches
         places = train.places()
+        # Ranks of evaluation come after all of training: their spans are disjoint, so bytes are
+        # shared.
         first_rank = max([place.span[1] for place in places])
         program = make_program(graph, self.hardware, self.options.num_streams, first_rank)
         num_launches = sum([place.num_launches for place in places])
@@ -511,6 +528,7 @@ class _Lowering:
         leave = self.plan.register(
             "eval_leave", RegisterKind.CONTROL, 0, num_slots=batches, reason=reason
         )
+        # One firing gives leave for all batches of the evaluation.
         self.actors.produce(due, leave, batches)
         self.actors.consume(source, leave, due)
         chains.add(lambda is_per_step: EVALUATE)
@@ -561,9 +579,12 @@ class _Lowering:
         ]
         for earlier, later in before:
             a, b = numbers[earlier], numbers[later]
+            # A path orders them already; one more edge would be a message per firing.
             if self.actors.is_before(a, b):
                 continue
             names = [self.actors.drafts[n].name for n in (a, b)]
+            # A control edge carries one token per firing, so that both ends must fire equally
+            # often.
             if rates[earlier] != rates[later]:
                 raise InternalError(
                     f"{names[0]!r} and {names[1]!r} share bytes at different rates without a path"

@@ -98,12 +98,14 @@ class _PackedPart:
 
 def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int) -> Packing:
     """Place all items; `spans[c]` is chain c's half-open place on virtual time, in ranks."""
+    # At least 1: what lives as long as the plan has a span even where there are no chains.
     horizon = max([1, *[end for _, end in spans]])
     members: dict[int, list[int]] = {}
     for index, item in enumerate(items):
         if item.interval is not None:
             members.setdefault(item.chains[0], []).append(index)
     num_inner = sum([len(own) for own in members.values()])
+    # The work is shared out by buffers, so that compile time does not grow with the chains.
     inner = {
         chain: _pack_block(items, own, alignment, SEARCH_WORK * len(own) // num_inner)
         for chain, own in members.items()
@@ -117,6 +119,7 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
             # Credits have no bytes, and there are millions where something is due that seldom.
             num_parts = item.num_slots if item.size_bytes else 1
             parts += [_PackedPart(item.size_bytes, span, item.chains)] * num_parts
+    # Blocks of chains follow the items in `parts`, in the order of `inner`.
     block_part = {chain: len(parts) + i for i, chain in enumerate(inner)}
     parts += [_PackedPart(plan.peak_bytes, spans[chain], (chain,)) for chain, plan in inner.items()]
     lower, upper = [p.span[0] for p in parts], [p.span[1] for p in parts]
@@ -132,6 +135,8 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
         for index, offset in zip(own, inner[chain].offsets, strict=True):
             offsets[index] = (base + offset,)
     bound = outer.lower_bound_bytes
+    # Blocks count as packed so far. With each block's own bound in its place, the result bounds
+    # every packing of both levels.
     if any([plan.peak_bytes > plan.lower_bound_bytes for plan in inner.values()]):
         least = [p.size_bytes for p in parts]
         for chain, plan in inner.items():
@@ -171,8 +176,11 @@ def _reuse(
     pairs: dict[tuple[int, int], None] = {}
     active: list[int] = []
     for i in order:
+        # What reaches above this offset shares an address with part i.
         active = [j for j in active if offsets[j] + parts[j].size_bytes > offsets[i]]
         for j in active:
+            # Parts that share bytes have disjoint spans: the one with the earlier span is done
+            # first.
             earlier, later = sorted([parts[i], parts[j]], key=lambda part: part.span)
             for a in earlier.chains:
                 for b in later.chains:
@@ -226,6 +234,7 @@ class PlanBuilder:
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
+        # Device n has arena n; other places follow in the order in which they are first used.
         self._arenas: dict[int, int] = {n: n for n in range(len(hardware.devices))}
         self._registers: list[_RegisterDraft] = []
         self._packings: tuple[Packing, ...] = ()
@@ -292,6 +301,7 @@ class PlanBuilder:
         name = f"{PACKED}/{len(self.variables)}/{of}"
         kind, reason = RegisterKind.VARIABLE, "kept from step to step: one slot"
         own = self.register(name, kind, type_.size_bytes, reason=reason, place=place)
+        # One number for all three versions: no launch of the step writes it.
         view, version = self.view(own, type_), self.version()
         init = (("kind", PACKED), ("of", of))
         self.variables.append(Variable(name, PACKED, view, init, version, version, version))
@@ -381,6 +391,7 @@ class PlanBuilder:
         options: tuple[tuple[str, PlainValue], ...],
     ) -> Plan:
         """Return the plan, once everything is placed."""
+        # The account is made of the plan's own tables, so it is put in after them.
         if not self._packings:
             raise InternalError(f"plan {name!r} was finished before it was placed")
         plan = Plan(
@@ -441,6 +452,7 @@ class PlanBuilder:
         """Return when an item lives, in launches of all chains one after the other."""
         chains = self._chains
         if not item.chains:
+            # Never empty, even in a plan without launches.
             return 0, max(1, sum([chain.num_launches for chain in chains]))
         if item.interval is None:
             touched = [chains[c] for c in item.chains]
@@ -470,6 +482,8 @@ class ValueVersions:
         self._shown: list[ValueId] = [ValueId(v) for v in range(len(graph.types))]
         self.joins: list[Node] = []
         for index, node in enumerate(graph.nodes):
+            # A node without a launch shows its one input, or joins several that were written in
+            # place.
             if len(node.inputs) > 1 and not storage.is_launch[index]:
                 self.joins.append(node)
             elif node.inputs and not storage.is_launch[index]:
@@ -493,6 +507,7 @@ class ValueVersions:
             return version
         types, layout = self._graph.types, self._storage.layout[value]
         made = self._storage.layout[shown]
+        # All bytes in the same dense order are the version itself, whatever shape shows them.
         is_whole = types[value].size_bytes == types[shown].size_bytes
         are_dense = is_dense(types[value], layout) and is_dense(types[shown], made)
         if is_whole and are_dense:

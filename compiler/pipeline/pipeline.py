@@ -368,6 +368,7 @@ def local_graphs(
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     verify_and_dump(graph, "trace", options, None)
     before, of_ranks, _ = _parted(steps)
+    # Before `distribute` all ranks have the same graph.
     whole = run_passes(graph, before, hardware, options, watch)
     step = run_passes(whole, of_ranks, hardware, options, watch)
     if evaluation is None:
@@ -408,6 +409,7 @@ def compile_graph(
     """
     options = _completed(options, hardware)
     _check_period(options)
+    # Before any pass: it names what the user traced.
     fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     record: list[tuple[str, PlainValue]] = [("passes", added)] if added else []
@@ -444,6 +446,7 @@ def _check_period(options: CompileOptions) -> None:
     """Raise CompileError for intervals that coincide too seldom; else the proof takes minutes."""
     names = ("snapshot_every", "evaluate_every", "metrics_every")
     intervals = {name: getattr(options, name) for name in names if getattr(options, name) > 1}
+    # `lcm` of no numbers is 1.
     steps = lcm(*intervals.values())
     if steps * options.accumulate > MAX_PERIOD_BATCHES:
         given = [f"{in_words(name, count)[0]} is {count:,}" for name, count in intervals.items()]
@@ -463,6 +466,7 @@ def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:
 def _parted(steps: Sequence[AnyPass]) -> tuple[Sequence[AnyPass], ...]:
     """Return the passes over what all ranks have, the one that shares it out, and those after."""
     names = [step.name for step in steps]
+    # Without a mesh `distribute` does not run, and every pass is a rank's own.
     at = names.index(LAST_OF_RANKS) if LAST_OF_RANKS in names else 0
     count = at + names.count(LAST_OF_RANKS)
     return steps[:at], steps[at:count], steps[count:]
@@ -483,6 +487,7 @@ def _within_budget(
 
     chosen = partial(with_choice, graph, hardware=hardware, options=options)
     choice, plan = meet_budget(BudgetEvaluator(graph, hardware, options, chosen, lowered))
+    # The search runs unwatched; what it chose is made once more to be seen.
     if watch is not None:
         with_choice(graph, choice, hardware, options, watch)
     return plan

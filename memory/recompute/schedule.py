@@ -56,6 +56,7 @@ class RecomputeSchedule:
         """Account for the op that is the slot's own, which always runs."""
         for b in dict.fromkeys((*self.reads[slot], *self.writes[slot])):
             if self.uses[b]:
+                # Only the slots between two uses: `_walk` counts the bytes within a slot of use.
                 self.live[self.uses[b][-1] + 1 : slot] += self.problem.size_bytes[b]
                 self._num_accesses[b][slot] = 1
             else:
@@ -150,12 +151,15 @@ class RecomputeSchedule:
     def _access(self, b: int, slot: int) -> None:
         counts = self._num_accesses[b]
         counts[slot] = counts.get(slot, 0) + 1
+        # The slot uses the buffer already: its uses stay as they are.
         if counts[slot] > 1 or slot in self.makings[b]:
             return
         is_live, before = self._insert(b, slot)
+        # It was live through this slot; `_walk` counts it there from now on.
         if is_live:
             self.live[slot] -= self.problem.size_bytes[b]
         else:
+            # It was dropped after `before`: now it is kept until here.
             self.live[before + 1 : slot] += self.problem.size_bytes[b]
 
     def _leave(self, b: int, slot: int) -> None:
@@ -175,12 +179,14 @@ class RecomputeSchedule:
     def _make(self, b: int, slot: int) -> None:
         size = self.problem.size_bytes[b]
         if slot in self._num_accesses[b]:
+            # Made anew here, so it need not be kept from the use before.
             before = self.use_before(b, slot)
             self.live[before + 1 : slot] -= size
             self._mark_unsettled(b, before)
         else:
             is_live, before = self._insert(b, slot)
             if is_live:
+                # It was live through this slot: it no longer is, from `before` up to here.
                 self.live[before + 1 : slot + 1] -= size
         self.makings[b][slot] = None
 
@@ -221,10 +227,13 @@ class RecomputeSchedule:
         """Return the most bytes that the buffers accessed in a slot and its scratch take."""
         sizes, makings = self.problem.size_bytes, self.makings
         ops = (*self.groups[slot], slot)
+        # The last op of the slot that touches each buffer: later ones write over earlier ones.
         last = {b: k for k, i in enumerate(ops) for b in (*self.reads[i], *self.writes[i])}
+        # What comes in is live from the start; what is made in this slot begins later.
         live = sum([sizes[b] for b in last if slot not in makings[b]])
         for b in last:
             if self.is_live_after(b, slot):
+                # Read by a later slot: no op of this one is its last.
                 last[b] = len(ops)
         most = 0
         for k, i in enumerate(ops):
@@ -243,6 +252,7 @@ class RecomputeSchedule:
         sizes = self.problem.size_bytes
         shared = 0
         taken: list[int] = []
+        # An output takes over one input of its size that dies here, and each input is taken once.
         for out, given in pairs:
             if (
                 out not in taken
@@ -297,6 +307,7 @@ class DroppableGaps:
         The excess of a slot is what its bytes exceed a limit by. O(rows + slots).
         """
         num_over = np.concatenate(([0], np.cumsum(excess > 0)))
+        # A difference of prefix sums: the slots of [first, slot) that are over the limit.
         covered = num_over[self.slot] - num_over[self.first]
         gains: FloatArray = np.minimum(self.size, excess.max()) * covered.astype(np.float64)
         return gains
