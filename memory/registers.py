@@ -181,7 +181,7 @@ def play_period(
 
 
 class TokenGame:
-    """Tokens on edges, firings left, and the `neighbours` that a firing may make ready."""
+    """The state of the game: tokens on edges, firings left, and each actor's `neighbours`."""
 
     __slots__ = ("_edges", "_inputs", "_outputs", "left", "neighbours", "tokens")
 
@@ -262,7 +262,7 @@ class TokenGame:
 
 
 class RepeatedRounds:
-    """Plays at once what would come round again and again.
+    """Skips rounds of firings that repeat, and accounts for them at once.
 
     A round is what happened between two firings of one actor. It can follow itself as often as all
     firings last if it left the tokens as they were between actors that took part, and where only
@@ -516,7 +516,7 @@ def _ask_next(
     queue: deque[int],
     asked: set[int],
 ) -> None:
-    """Note who may be ready now, those that are held back apart."""
+    """Queue the actors that may be ready now; those held back go to `asked` instead."""
     for other in others:
         if is_held[other]:
             asked.add(other)

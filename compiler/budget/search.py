@@ -52,6 +52,7 @@ class BudgetEvaluator:
         self.graph = graph
         self.hardware = hardware
         self.options = options
+        # Plans are large, so the last few stay; sizes and times are numbers, so all of them do.
         rewritten = lru_cache(_KEPT)(rewrite)
         self.plan = lru_cache(_KEPT)(lambda choice: lower(rewritten(choice)))
         """Return the plan of a choice."""
@@ -68,6 +69,7 @@ class BudgetEvaluator:
 def fullest(plan: Plan) -> int:
     """Return the number of the arena, of those that devices compute in, that is the largest."""
     own = [i for i, arena in enumerate(plan.arenas) if arena.place == arena.device.place]
+    # Of arenas of one size the first.
     return max(own, key=lambda i: (plan.arenas[i].size_bytes, -i))
 
 
@@ -190,6 +192,7 @@ class _RecomputeSearch:
         """
         saved = _Fitting(self.base, self.trials.arena_bytes(self.base), None)
         found = min(self._found(self.planner.smallest), saved, key=lambda x: x.size_bytes)
+        # Each is smaller by a byte at least, so this ends.
         while smaller := self._within(found.size_bytes - 1):
             found = smaller
         return found
@@ -323,11 +326,13 @@ def has_way(hardware: Hardware) -> bool:
 def _search(ranked: Sequence[_Candidate], trials: BudgetEvaluator) -> BudgetChoice:
     """Return the shortest beginning of a row that fits, else the smallest that was tried."""
     budget = trials.options.memory_budget
+    # `too_few` is known not to fit; `enough` fits, or is all there is.
     too_few, enough = 0, min(1, len(ranked))
     best = _chosen(ranked[:enough])
     while enough < len(ranked) and trials.arena_bytes(best) > budget:
         too_few, enough = enough, min(2 * enough, len(ranked))
         best = min(best, _chosen(ranked[:enough]), key=trials.arena_bytes)
+    # More candidates mostly mean fewer bytes. Where they do not, `best` still fits.
     while enough - too_few > 1 and trials.arena_bytes(best) <= budget:
         middle = (too_few + enough) // 2
         choice = _chosen(ranked[:middle])
@@ -356,6 +361,7 @@ def _candidates(graph: Graph, hardware: Hardware, step_ns: float) -> list[_Candi
         for update in updates:
             node = early.nodes[update.node]
             types = [early.types[node.inputs[position]] for position in update.positions]
+            # From the update before to this one: its copies run in that time.
             spare_ns = times.begin_ns[update.node] - free_ns
             free_ns = times.begin_ns[update.node]
             if hardware.link(node.device, HOST_SIDE) is not None:
@@ -416,6 +422,7 @@ def _rank(candidates: Sequence[_Candidate], step_ns: float) -> list[_Candidate]:
     ranked: list[_Candidate] = []
     in_ns = out_ns = 0.0
     for candidate in order:
+        # Both directions of a link run at once, so each has its own time.
         is_hidden = (
             not candidate.late_ns
             and in_ns + candidate.in_ns <= step_ns

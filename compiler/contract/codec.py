@@ -1,8 +1,8 @@
 """How a plan is stored: frozen dataclasses as nested tuples that msgpack carries, and back.
 
 A dataclass is a row of its fields in order, an enum its value; a tuple of either is a tuple of
-such. Everything else is carried as it is. What has to be done for a class is worked out once from
-its hints, so that the many values that need nothing done on the way out are never looked at.
+such. Everything else is carried as it is. The conversion of a class is derived once from its hints,
+so that values that need no conversion are never visited on the way out.
 
 On the way back everything is looked at, for a file may come from anywhere: each value has the type
 that its hint names, and lies within the `Bounds` that an `Annotated` hint gives it. Texts hold no
@@ -55,14 +55,14 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udff
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of a number: the least and the largest it may be. Of an int they hold exactly."""
+    """The least and the largest value of a number. For an int the comparison is exact."""
 
     low: float
     high: float
 
 
 class DecodeError(Exception):
-    """What came in place of what; the way to it grows while it passes through the readers."""
+    """A value that is not what was expected; each reader it passes through extends its path."""
 
     def __init__(self, value: object, expected: str) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ _INTS = {int}
 
 
 class PlanAttribute:
-    """What the frozen dataclasses derive from that stand in attributes as themselves.
+    """The base of the frozen dataclasses that attributes of launches may hold.
 
     Two are equal where a file would hold the same bytes of them. So 0.0 is not -0.0 and 1 is not
     True, as they are to `==`: a kernel that is made for one must not be found for the other.

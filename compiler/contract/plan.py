@@ -1,9 +1,9 @@
 """The plan as one value, plans of bodies within it, and the check that its tables fit together.
 
-`check_references` is asked first, of every plan: what follows (`compiler.verify.verify`, the
-loader) indexes one table by the numbers of another, and a number that is none would end in an error
-of Python, or worse in the wrong row. Also checked is what a row says of its own parts: one stride
-per axis, one offset per slot, a tensor's bytes within what a machine can address.
+`check_references` runs first on every plan. What follows (`compiler.verify.verify`, the loader)
+indexes one table by the numbers of another; a number out of range would raise an IndexError, or
+select the wrong row. It also checks what a row says of its own parts: one stride per axis, one
+offset per slot, a tensor's bytes within what a machine can address.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from memory.liveness import align_up
 
 PLAN_FORMAT = 6
 MOST_PLAN_BYTES = 1 << 30
-"""Of a file, which is held in memory whole while it is decoded."""
+"""The size limit of a plan file, which is held in memory whole while it is decoded."""
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def state(self) -> tuple[Variable, ...]:
-        """The variables that mean something of their own between two steps."""
+        """The variables whose values between two steps are part of the training state."""
         others = ("scratch", "rounded", "packed", "numbers", "evaluated")
         return tuple([v for v in self.variables if v.role not in others])
 

@@ -1,8 +1,8 @@
-"""The plans of all ranks of a mesh, one for each class of ranks; who has which, and who meets whom.
+"""The plans of all ranks of a mesh: one plan for each class of ranks, and their collectives.
 
-Ranks that cannot be told apart are *alike*: same plan, and in every meeting ranks of the same kinds
-as the other one's meet. What one of them does at some time all of them can do then, so that a proof
-and a simulation look at one of each kind: a thousand ranks are mostly a dozen kinds.
+Two ranks are *alike* if they run the same plan, and the groups of their collectives consist of
+ranks of the same kinds. What one of them does at some time, the others can do then. So a proof and
+a simulation look at one rank of each kind: a thousand ranks are mostly a dozen kinds.
 
 Source: partition refinement, here of the ranks by whom they meet (Hopcroft, 1971; "colour
 refinement" where edges of graphs are told apart so). That one node may stand for all that are alike
@@ -174,7 +174,7 @@ Kind = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class RankPlans:
-    """Rank r of the mesh runs `plans[class_of[r]]`. Raises CompileError where that is nothing."""
+    """Rank r of the mesh runs `plans[class_of[r]]`. Raises CompileError if a rank has no plan."""
 
     mesh: Mesh
     plans: tuple[Plan, ...]

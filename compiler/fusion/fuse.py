@@ -178,6 +178,7 @@ class _Assignment:
     def find(self, cluster: int) -> int:
         """Return the cluster that a cluster has become part of."""
         while self.parent[cluster] != cluster:
+            # Path halving: finds stay near constant time.
             self.parent[cluster] = self.parent[self.parent[cluster]]
             cluster = self.parent[cluster]
         return cluster
@@ -237,11 +238,14 @@ def find_clusters(
     eras = last_buckets_before(graph)
     sorts = [(n.phase, n.device, rates[i], eras[i]) for i, n in enumerate(graph.nodes)]
     state = _Assignment(members, made_by, sorts, kept, [0] * nodes, [-1] * nodes, waits)
+    # In this order all that a node reads has its depth, or waits.
     for index in order:
         before = [made_by[v] for v in graph.nodes[index].inputs if made_by[v] >= 0]
         _assign(state, index, list(dict.fromkeys([*before, *old_readers.get(index, ())])))
+    # A copy, for settling one may take others out.
     for index in tuple(state.waiting):
         _settle(state, index)
+    # A cluster that joined another one no longer points to itself.
     found = [g for i, g in enumerate(state.clusters) if state.parent[i] == i]
     return tuple(found)
 
@@ -268,6 +272,7 @@ def _assign(state: _Assignment, index: int, before: list[int]) -> None:
             _settle(state, node)
     block = _block_of(state, index, before)
     if not (can_join and _is_placed(state, block)):
+        # One deeper than all that it reads, so that no path leads back.
         state.depth[index] = block.deepest + 1
 
 
@@ -427,6 +432,7 @@ def _is_small(state: _Assignment, clusters: list[Cluster], members: list[Member]
         return False
     full = {v for g in clusters for v in g.full_bases}
     full.update([v for member in members for v in _full_bases(member)])
+    # From above first: what is made inside is taken off only where that decides.
     if len(full) <= MAX_FULL_INPUTS:
         return True
     inside = {v for member in members for v in state.members.graph.nodes[member.node].outputs}
@@ -440,6 +446,7 @@ def _full_bases(member: Member) -> list[ValueId]:
 
 def _join(state: _Assignment, numbers: list[int], members: list[Member]) -> None:
     """Make several clusters one, the largest of them, and put members into it."""
+    # The largest takes the others in, so that a member moves O(log n) times.
     target = max(numbers, key=lambda g: len(state.clusters[g].members))
     cluster = state.clusters[target]
     for number in numbers:

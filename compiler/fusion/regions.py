@@ -155,6 +155,7 @@ def _program_drafts(node: Node, wide: Wide) -> list[_RegionDraft]:
     sums: list[tuple[int, int]] = []
     kept: dict[int, int] = {}
     for place, value in zip(program.outputs, map(int, node.outputs), strict=True):
+        # A sum over rows becomes a step of its own; its operand is an output in its place.
         if program.kind_of(place) is Kind.COLUMN:
             operand = program.instructions[place - len(reads)].operands[0]
             sums.append((operand, value))
@@ -162,6 +163,7 @@ def _program_drafts(node: Node, wide: Wide) -> list[_RegionDraft]:
             name[place] = kept[place] = value
     for operand, value in sums:
         if operand not in name:  # no output until now
+            # Values of the graph begin at 0, so numbers below are free.
             name[operand] = kept[operand] = -1 - value
     drafts: list[_RegionDraft] = []
     if kept:
@@ -211,6 +213,7 @@ def _joined(first: _RegionDraft, second: _RegionDraft) -> _RegionDraft | None:
             if value in made:
                 values.append(made[value])
                 continue
+            # A program may read one value in two ways (kind, repeats): each is an input.
             if (value, entry) not in known:
                 known[value, entry] = p.input(entry)
                 reads.append(value)
@@ -224,6 +227,7 @@ def _needed(drafts: list[_RegionDraft], wanted: tuple[ValueId, ...]) -> list[_Re
     """Leave out what neither the wanted values nor later steps read."""
     read: set[int] = set(wanted)
     needed: list[_RegionDraft] = []
+    # From the end, so that the readers of each value are known.
     for draft in reversed(drafts):
         left = [i for i, value in enumerate(draft.makes) if value in read]
         if not left:
@@ -309,6 +313,7 @@ class _ChunkSearch:
         pending = [node.outputs[0]]
         while pending:
             value = pending.pop()
+            # Read where no node stands, so it must exist as a whole.
             if value in roots:
                 return None
             for index in readers[value]:
@@ -319,6 +324,7 @@ class _ChunkSearch:
         members = sorted(self.members)
         if not all([self._is_taken(self.graph.nodes[i], space) for i in members]):
             return None
+        # One launch has one rate, and a product alone gains nothing.
         per_step = needed_per_step(self.graph)
         if len({per_step[i] for i in members}) > 1 or len(members) < 2:
             return None
@@ -410,6 +416,7 @@ def _late(graph: Graph, members: list[int], wide: Wide) -> set[int]:
     made: set[ValueId] = set()
     foreign: set[ValueId] = set()
     late: set[int] = set()
+    # A node outside this range cannot both follow one member and precede another.
     for index in range(members[0], members[-1] + 1):
         node = graph.nodes[index]
         if index in inside:

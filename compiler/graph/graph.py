@@ -100,6 +100,7 @@ class Node:
     @property
     def writes(self) -> tuple[tuple[int, int], ...]:
         """The pairs (output, input) of its op's column `writes` that it has."""
+        # Operands may be optional: a pair counts where the node has both ends.
         pairs, made, given = input_output_aliases.get(self.op), len(self.outputs), len(self.inputs)
         return tuple([p for p in pairs if p[0] < made and p[1] < given]) if pairs else pairs
 
@@ -208,6 +209,7 @@ def consumers(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Return, per value, the indices of the nodes that read it, in order."""
     column: list[list[int]] = [[] for _ in graph.types]
     for index, node in enumerate(graph.nodes):
+        # A node that reads a value twice is one reader.
         for value in dict.fromkeys(node.inputs):
             column[value].append(index)
     return tuple([tuple(readers) for readers in column])
@@ -234,6 +236,7 @@ def mark_needed(
     for value in wanted:
         is_needed[value] = True
     marks = [False] * len(graph.nodes)
+    # Backwards: all readers of a node's values stand after it, so their marks are final.
     for index in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[index]
         if node.op in ends_at:
@@ -422,6 +425,7 @@ def new_value(types: list[TensorType], type_: TensorType) -> ValueId:
 
 def numbers(first: int, count: int) -> tuple[ValueId, ...]:
     """Return the next values."""
+    # A `ValueId` is an int at run time: the range makes all of them without a call for each.
     return tuple(cast("Iterator[ValueId]", range(first, first + count)))
 
 
@@ -440,6 +444,7 @@ def prune(graph: Graph) -> Graph:
         return graph
     # Not by `GraphBuilder.copy`: half of the time of a compilation's rewrites would go there.
     new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
+    # This builder is only frozen, so its column of producers stays empty.
     b = GraphBuilder()
     types, nodes = b.types, b.nodes
     for node in kept:

@@ -100,6 +100,7 @@ class TilingPolicy:
         """Return how many rows exist at a time; the chunks are as even as can be."""
         wanted = max(self.chunk_rows, self.least_chunk_bytes // row_bytes)
         most = max(1, min(wanted, self.most_chunk_bytes // row_bytes))
+        # Ceiling divisions: as few chunks as `most` allows, then the rows spread evenly over them.
         num_chunks = -(-rows // most)
         return -(-rows // num_chunks)
 
@@ -250,6 +251,7 @@ class Hardware:
         if far is None:
             return near
         if near is None:
+            # Seen from the other end: its way out is the way in here.
             return Link(far.out_bytes_per_ns, far.in_bytes_per_ns, far.latency_ns)
         return Link(
             min(near.in_bytes_per_ns, far.out_bytes_per_ns),

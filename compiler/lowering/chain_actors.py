@@ -76,7 +76,7 @@ class ChainActors:
     numbers: list[int] = field(default_factory=list)
     home: dict[ValueId, Home] = field(default_factory=dict)
     brought: list[tuple[int, RegisterId]] = field(default_factory=list)
-    """Who brings batches to a device beside steps, and what each fills there."""
+    """The actors that copy batches to a device beside steps, each with the register it fills."""
     handed: list[ValueId] = field(default_factory=list)
     """What one chain makes and others read, of the registers with one slot."""
     versions: ValueVersions = field(init=False)
@@ -168,6 +168,7 @@ class ChainActors:
                 RegisterKind.DATA,
                 size,
                 num_slots=slots,
+                # With several slots, or beside steps, some slot is in use at any time.
                 chains=()
                 if slots > 1 or is_beside
                 else tuple([self.first_chain + c for c in ends]),
@@ -189,9 +190,9 @@ class ChainActors:
     def _met_in_place(self) -> dict[ValueId, ValueId]:
         """Return what a collective overwrites, and the value that it leaves there.
 
-        No other chain reads what it overwrites, nor a later launch of its own, nor does another one
-        overwrite what it leaves: of one token one consumer alone makes another. Who reads what it
-        leaves holds the same register, and waits for it by an edge of control: see `hold_order`.
+        No other chain and no later launch of its own chain reads what it overwrites. No other
+        collective overwrites its result, for at most one consumer updates a token. A reader of the
+        result consumes the same register, and a control edge orders it (`hold_order`).
         """
         program, storage = self.program, self.program.storage
         found: dict[ValueId, ValueId] = {}
@@ -246,6 +247,7 @@ class ChainActors:
             )
             producers = program.graph.producers()
             homes = [self.home[root] for root in handed]
+            # The first buffers are those handed on, in the order of `handed`.
             for index, buffer in enumerate(buffers.buffers[len(handed) :], len(handed)):
                 if index in buffers.left_to:
                     homes.append(self.home[buffers.left_to[index]])
@@ -298,6 +300,7 @@ class ChainActors:
         read = node.inputs[:1] if is_copy(node) else node.inputs
         workspace = None
         if info.workspace_bytes:
+            # Its bytes are live during this launch only.
             interval = (position, position + 1)
             name = f"{launch_label(node.op.name, node.attrs, node.scope)}, workspace"
             device = self.program.chains[chain].stream.device
@@ -365,17 +368,20 @@ class ChainActors:
         if not chains:
             return None
         actors = self.actors
+        # No other chain of this rate leads to one that begins, nor does one that ends lead to any.
         begins = [n for n in chains if not any([actors.is_before(m, n) for m in chains])]
         ends = [n for n in chains if not any([actors.is_before(n, m) for m in chains])]
         if self.program.is_pipelined and not is_per_step:
             in_flight = limit_batches_in_flight(self.program, self.actors, self.numbers)
         end = ends[0]
+        # An actor without launches joins several ends, so that one credit tells of all.
         if len(ends) > 1:
             own = [n for n in chains if actors.drafts[n].kind is ActorKind.COMPUTE]
             name = actors.drafts[own[0]].name.partition(".")[0]
             end = actors.add(f"{name}.end", ActorKind.COMPUTE, compute)
             for n in ends:
                 actors.control(f"{actors.drafts[n].name}.done", n, end, reason, in_flight)
+        # No first chain can be more than `in_flight` firings ahead of the end.
         for n in begins:
             if n != end and not actors.has_edge(n, end):
                 actors.control(f"{actors.drafts[n].name}.again", n, end, reason, in_flight)

@@ -121,6 +121,7 @@ def form_chains(
     if not launches:
         return Chains((), ())
     only = work.stream[launches[0]]
+    # One compute stream and nothing else: nothing to schedule.
     if num_streams == 1 and only.computes and all([work.stream[i] == only for i in launches]):
         total = sum([work.duration_ns[i] for i in launches])
         return Chains((LaunchChain(tuple(launches), only, 0.0, total),), ())
@@ -161,6 +162,7 @@ def _tasks(work: LaunchWork, launches: Sequence[int]) -> list[_Task]:
     depth = _depths(work, launches)
     groups = [[i] for i in launches if work.stream[i].computes]
     bound: dict[tuple[StreamKey, int], list[int]] = {}
+    # By turn, so that `bound` has the buckets in the order that all ranks keep.
     for i in sorted([i for i in launches if i in work.buckets], key=lambda i: work.turns.get(i, 0)):
         bound.setdefault((work.stream[i], work.buckets[i]), []).append(i)
     groups += bound.values()
@@ -190,6 +192,7 @@ def _tasks(work: LaunchWork, launches: Sequence[int]) -> list[_Task]:
 def _position(work: LaunchWork, launch: int) -> float:
     if work.stream[launch].computes:
         return float(launch)
+    # After the last launch it waits for, before the next one.
     return max(work.before[launch], default=-1) + 0.5
 
 
@@ -254,6 +257,7 @@ def _schedule(tasks: list[_Task], num_streams: int, message_ns: MessageNs) -> li
         heapify(queue.ready)
     placed: dict[int, _ScheduledTask] = {}
     while turns := [(q.now_ns(free), d) for d, q in queues.items() if q.ready or q.later]:
+        # The earliest choice of all devices; ties go to the lower number.
         now, device = min(turns)
         index = queues[device].take(now, tasks)
         placed[index] = slot = _place(tasks[index], index, placed, free, message_ns)
@@ -294,6 +298,7 @@ def _place(
             other = placed[p].stream
             delay = 0.0 if other == stream else message_ns(other.device, stream.device)
             start = max(start, placed[p].end_ns + delay)
+        # Strictly earlier: ties go to the stream that is listed first.
         if best is None or start < best.start_ns:
             end = start + task.duration_ns
             best = _ScheduledTask(index, task.launches, task.before, stream, start, end)
@@ -316,6 +321,7 @@ def _cut(slots: list[_ScheduledTask]) -> Chains:
     waits: list[tuple[_Position, _Position]] = []
     for slot in slots:
         own = on_stream[slot.stream]
+        # The clock of the task before: how far this stream knows the others to be.
         clock = dict(known[own[-1].task]) if own else dict.fromkeys(streams, -1)
         place[slot.task] = here = (slot.stream, len(own))
         if slot.stream.role is StreamRole.COMM:
@@ -327,6 +333,7 @@ def _cut(slots: list[_ScheduledTask]) -> Chains:
                 starts[stream].append(index + 1)
                 starts[slot.stream].append(len(own))
                 waits.append((place[p], here))
+                # Who waits for p knows all that p's stream knew then.
                 clock = {s: max(clock[s], known[p][s]) for s in streams}
         clock[slot.stream] = len(own)
         known[slot.task] = clock

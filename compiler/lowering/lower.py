@@ -1,7 +1,7 @@
 """The way from ordered logical graphs to a physical plan; bodies become plans of their own.
 
-What leaves no stream and keeps one rate is one actor: with one compute stream, one rank and one
-batch per step, the whole step is a single chain. Actors meet only where streams, devices, ranks or
+Launches on one stream at one rate are one actor: with one compute stream, one rank and one batch
+per step, the whole step is a single chain. Actors meet only where streams, devices, ranks or
 rates change: the data source, the metrics sink, the update after several batches, the snapshot of
 the variables with its writer, the evaluation. The walk of one tensor: its value gets a root
 (`compiler.storage.storage`), the root a buffer (in-place pairs of the kernels merge buffers) if one
@@ -442,7 +442,7 @@ class _Lowering:
     def _connect(
         self, chains: ChainActors, data: tuple[int, RegisterId]
     ) -> tuple[StepBoundary, StepBoundary]:
-        """Connect the chains of a program; return who begins and ends a batch, and a step."""
+        """Connect the chains of a program; return the boundaries of a batch and of a step."""
         chains.place_crossings()
         chains.place_temporaries()
         chains.hold_order()
@@ -469,7 +469,7 @@ class _Lowering:
     def _feed(
         self, chains: ChainActors, data: tuple[int, RegisterId], begins: tuple[int, ...]
     ) -> None:
-        """Let batches reach whoever reads them, and let whatever begins one wait for it."""
+        """Connect the source to the chains that read batches; the first of a batch wait for it."""
         source, register = data
         inputs = [n.outputs[0] for n in chains.program.graph.nodes if n.op is INPUT]
         readers = [chains.numbers[c] for value in inputs for c in chains.readers(value)]
@@ -488,8 +488,8 @@ class _Lowering:
     ) -> None:
         """Have the sink wait for the end of a step, and a step for room in the sink.
 
-        Who hears of a step's outputs may read the variables: its updates are done by then. And what
-        has begun to change them can come to its end though the listener waits for just that.
+        A listener that receives a step's outputs may read the variables: the step's updates are
+        done by then. Updates that have begun can end even while the listener waits for them.
         """
         every = self.options.metrics_every
         slots = [2 * every]

@@ -1,8 +1,8 @@
 """Compile: the way of a graph, from the trace to a plan that is proven.
 
-`PASSES` is the one list of every rewrite that runs, in order. It is held against what each says it
-needs and provides (`compiler.pipeline.rewrites`), so that a swap is refused by name; passes from
-elsewhere find their place among ours. The last ones do what a byte budget asks for: they run on the
+`PASSES` is the one list of every rewrite that runs, in order. `compiler.pipeline.rewrites` checks
+it against what each pass needs and provides, so that a wrong order is refused by name; passes that
+a user registers are placed among these. The last passes serve a byte budget: they run on the
 ordered graph once for every choice that `compiler.budget.search` tries. Then `lower` makes a plan
 of the graph, and `verify_plan` proves it. With `options.verify` the graph verifier runs after every
 pass, too.
@@ -340,7 +340,7 @@ Nothing after them makes up for a rewrite that did not happen.
 
 
 LAST_OF_RANKS = "distribute"
-"""The last pass that a rank's number tells apart from those of other ranks."""
+"""The last pass whose result depends on the number of the rank."""
 
 
 class LocalGraphs(NamedTuple):

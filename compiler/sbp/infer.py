@@ -135,7 +135,7 @@ def _name_of(graph: Graph, value: ValueId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What a rank computes with, as stated."""
+    """The stated speed of a rank's arithmetic and memory."""
 
     flops_per_ns: float = 100.0
     bytes_per_ns: float = WRITTEN_BYTES_PER_NS
@@ -316,10 +316,12 @@ def _own_ns(
     if not given or view.has(node.op):
         return 0.0
     work = cost.get(node.op)(tuple(local[: len(given)]), tuple(local[len(given) :]), node.attrs)
+    # Roofline: arithmetic or memory, whichever takes longer.
     time = max(work.flops / speed.flops_per_ns, work.bytes / speed.bytes_per_ns)
     # What a program makes whole is a number per row or column: about as large as the smallest
     # operand. Its messages are what counts.
     size = min([t.size_bytes for t in local]) * 2 * (parts - 1) / parts
+    # A ring all-reduce: 2 (p - 1) messages, and 2 (p - 1) / p of the bytes.
     each = size / wire.bytes_per_ns + 2 * (parts - 1) * wire.latency_ns
     return time + len(way.whole) * each
 
@@ -359,6 +361,7 @@ def choose(
     enumerate_candidates(problem)
     search = _LayoutSearch(problem)
     beam = max(BEAM, _MOST_STATES // len(graph.nodes))
+    # A beam of 1 is the greedy choice: a wider beam may have dropped what comes out cheapest.
     ways = min([search.searched(kept) for kept in (beam, 1)])[1]
     search.improve(ways)
     time, words = search.total(ways), search.words(ways)
@@ -393,6 +396,7 @@ class _Draft:
     key: int = 0
 
 
+# Words as small numbers, for sets in bits: a split of axis a is 5 + a.
 _NUMBERS: dict[Sbp, int] = {BROADCAST: 1, PARTIAL: 2, PARTIAL_MAX: 3, PARTIAL_MIN: 4}
 
 
@@ -404,6 +408,7 @@ def _word(number: int) -> Sbp:
     return Split(number - 5) if number >= 5 else [*_NUMBERS][number - 1]
 
 
+# Increment and first multiplier of splitmix64.
 _SOME_PRIME, _OTHER_PRIME, _BITS = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, (1 << 64) - 1
 
 
@@ -457,7 +462,8 @@ class _LayoutSearch:
         return found
 
     def searched(self, beam: int) -> tuple[float, list[int]]:
-        """Go over the nodes with so many choices at a time; return the best one and its time."""
+        """Search over the nodes with a beam of that width; return the best time and its ways."""
+        # The last node that reads each value, -1 for none: after it the value leaves held and key.
         last = [own[-1][0] if own else -1 for own in self.readers]
         drafts = [_Draft(0.0, {}, None)]
         for index, rows in enumerate(self.rows):
@@ -471,6 +477,8 @@ class _LayoutSearch:
                         if not seen >> word & 1:
                             later += self.move(value, own, word)
                     found.append((later, number, way))
+            # Cheapest first, so that `setdefault` keeps the cheapest draft of a key; indices break
+            # ties.
             found.sort()
             kept: dict[int, _Draft] = {}
             for step in found:
@@ -498,6 +506,7 @@ class _LayoutSearch:
         held, key = draft.held.copy(), draft.key
         for value, word in row.reads:
             own, seen = held[value]
+            # Zobrist hashing: to take an entry out and to put one in is one XOR each.
             key ^= self._key(value, own, seen)
             held[value] = own, seen | 1 << word
             key ^= self._key(value, own, seen | 1 << word)
@@ -519,7 +528,7 @@ class _LayoutSearch:
         return tuple(found)
 
     def _value_ns(self, ways: Sequence[int], value: ValueId, word: int) -> float:
-        """Return what all readers of a value together have it brought into, but for the job."""
+        """Return the time of the conversions that the readers of a value need."""
         needs = {self.rows[i][ways[i]].inputs[place] for i, place in self.readers[value]}
         needs -= {word, self.needs.get(value, word)}
         # In order, so that sums have the same bits in every process.
@@ -550,6 +559,7 @@ class _LayoutSearch:
                     around = [self._value_ns(ways, value, own[value]) for value in touched]
                     ahead = [self._value_ns(ways, *made) for made in row.makes]
                     times.append((row.time + sum(around) + sum(ahead), way))
+                # By more than rounding: ways of equal cost must not take turns.
                 if min(times)[0] < times[best][0] * (1 - 1e-12):
                     best, is_changed = min(times)[1], True
                 ways[index] = best

@@ -85,7 +85,7 @@ def stages_of(graph: Graph) -> tuple[int, ...]:
 
 @cached_analysis
 def cross_stage_nodes(graph: Graph) -> tuple[int, ...]:
-    """Return the nodes that make what other stages get: what these read, and outputs. O(nodes)."""
+    """Return the nodes whose values go to other stages: what these read, and outputs. O(nodes)."""
     stages, makers = stages_of(graph), graph.producers()
     readers = [*[(o.value, UNSTAGED) for o in graph.outputs]]
     readers += [
@@ -109,7 +109,7 @@ def edges_of_stages(graph: Graph) -> list[tuple[int, int]]:
 
 
 def _edges_of_returns(graph: Graph) -> list[tuple[int, int]]:
-    """Return pairs (before, after) of nodes: a stage goes back when gradients have come to it.
+    """Return pairs (before, after) of nodes: gradients arrive before a stage's backward pass.
 
     What could begin before waits as well: it would be made, and held, for all batches under way
     (`compiler.storage.order`).
@@ -118,6 +118,7 @@ def _edges_of_returns(graph: Graph) -> list[tuple[int, int]]:
     coming: dict[int, dict[int, None]] = {}
     for node, own in zip(graph.nodes, stages, strict=True):
         for maker in [makers[value] for value in node.inputs]:
+            # It comes down through every stage from below its maker's to its reader's.
             for passed in range(max(own, 0), stages[maker] if own != UNSTAGED else 0):
                 coming.setdefault(passed, {})[maker] = None
     edges: list[tuple[int, int]] = []
@@ -193,12 +194,14 @@ class _Stages:
         self.made_by = graph.producers()
         counters = _counters(graph)
         for index, node in enumerate(graph.nodes):
+            # Equal on all ranks: each stage makes these itself.
             is_free = node.op in (INPUT, CONSTANT, OVER_STAGES) or (
                 node.op is VARIABLE
                 and (node.outputs[0] in counters or node.attrs["role"] == NUMBERS)
             )
             self.stage.append(UNSTAGED if is_free else self._stage(node))
             self._pin_inputs(index)
+        # The optimizer's state lies on the stage of its variable.
         for rule in graph.updates:
             own = self.stage[self.made_by[rule.variable]]
             for value in rule.state:
@@ -261,6 +264,8 @@ def _counters(graph: Graph) -> set[ValueId]:
         for node in graph.nodes
         if node.op is VARIABLE and node.attrs["role"] not in OF_MODEL and node.stage == UNSTAGED
     } - of_rules
+    # To a fixed point: a counter that is written from what is not free is no counter, and then
+    # neither is what follows from it. `found` only shrinks.
     while True:
         free = set(found)
         for node in graph.nodes:
@@ -330,6 +335,8 @@ class _StageGraph:
         graph, b = self.graph, self.b
         stages = stages_of(graph)
         channels = _channels(graph, stages, self.num_stages)
+        # Keys are (goes up, leaves here): a stage is at the end of at most one channel of each
+        # kind.
         mine = {(c.is_up, c.source == self.stage): c for c in channels if self._is_end(c)}
         self._receive(mine.get((True, False)))
         handed_on = self._handed_on(stages)
@@ -340,6 +347,9 @@ class _StageGraph:
             for way in [way for way, channel in mine.items() if self._can_send(way, channel)]:
                 self._send(mine.pop(way))
             is_own = node.op is not OVER_STAGES and own in (UNSTAGED, self.stage)
+            # The first node that lacks an operand needs what comes down. That is received only
+            # after all
+            # that goes up has been sent.
             if is_own and any([v not in self.held for v in node.inputs]):
                 self._check_sent(mine.get((True, True)), node)
                 self._receive(below)
@@ -421,6 +431,7 @@ class _StageGraph:
     def _receive(self, channel: _Channel | None) -> None:
         if channel is None:
             return
+        # The sends are operands of each receive, which therefore runs after them.
         tokens = tuple(self.tokens)
         for number, value in enumerate(channel.values):
             type_, attrs = self.graph.types[value], self._attrs(channel, number)
@@ -492,6 +503,7 @@ def _reach(
         for value in node.inputs
     ]
     last = graph.nodes[-1]
+    # Every rank has the outputs: they go to the first and the last stage, and so past all others.
     reads += [(o.value, s, last) for o in graph.outputs for s in (0, num_stages - 1)]
     for value, reader, node in reads:
         maker = producers[value]

@@ -76,7 +76,7 @@ def check_same_job(ranks: RankPlans) -> None:
 
 
 def fallback_hint(plan: Plan) -> str:
-    """Return the rest of a sentence: which options one may leave out that ranks meet because of."""
+    """Return the end of a sentence: the options that ask for collectives and may be left out."""
     given = dict(plan.options)
     asked = [word for name, (none, word) in _WITHOUT.items() if given.get(name, none) != none]
     return f"; until it is mended, try it without one of {', '.join(asked)}" if asked else ""
@@ -86,6 +86,7 @@ def _check_options(ranks: RankPlans) -> None:
     """Check that plans are of one job and for this mesh, with options that are alike."""
     first = ranks.plans[0]
     for number, plan in enumerate(ranks.plans):
+        # `plans` may hold one that no rank runs.
         if number not in ranks.class_of:
             continue
         rank = ranks.class_of.index(number)
@@ -110,6 +111,7 @@ def _check_options(ranks: RankPlans) -> None:
                 " ACTORFLOW_NATIVE alike, and give all ranks the same compiler and libraries"
             )
         theirs, ours = dict(plan.options), dict(first.options)
+        # Sorted, so that every rank names the same option.
         for name in sorted({*theirs, *ours}.difference(_OWN)):
             if theirs.get(name) != ours.get(name):
                 words, has = in_words(name, theirs.get(name))
@@ -200,6 +202,7 @@ def _circle(
         for other in before.get(place, ()):
             if other in left:
                 back[other] = place
+    # Each one left waits for one that is left, so the way back closes a circle.
     place = min(left)
     seen: dict[_Place, int] = {}
     path: list[_Place] = []
@@ -207,6 +210,7 @@ def _circle(
         seen[place] = len(path)
         path.append(place)
         place = back[place]
+    # Found backwards, and begun at the least, so that the text is the same on every rank.
     circle = path[seen[place] :][::-1]
     first = circle.index(min(circle))
     circle = circle[first:] + circle[:first]
@@ -228,7 +232,7 @@ class JointReport:
 
 
 def verify_ranks(ranks: RankPlans) -> JointReport:
-    """Prove that ranks with their plans meet in everything, and none waits for ever.
+    """Prove that the collectives of all ranks match, and that no rank waits for ever.
 
     O(plans of all kinds + ranks x groups of a rank).
 
@@ -248,7 +252,7 @@ def verify_ranks(ranks: RankPlans) -> JointReport:
 
 
 def verify_cross_rank(ranks: RankPlans) -> JointReport:
-    """Prove that plans fit together, whoever is to blame where they do not.
+    """Prove that plans fit together; the error does not say who is at fault.
 
     Raises CompileError, and InternalError as `verify_ranks` does.
     """
@@ -379,6 +383,7 @@ def _check_peers(ranks: RankPlans) -> None:
             if meeting.peer is None:
                 continue
             group = ranks.group(rank, meeting)
+            # Two ranks in order, of which one is this; where it is its own peer, a group of one.
             peer = group[0] if group[-1] == rank else group[-1]
             place = ranks.mesh.coordinates(rank)[ranks.mesh.axis(meeting.group)]
             key = number, index, ranks.class_of[peer]
@@ -470,6 +475,8 @@ class _JointGame:
         """Let the meetings of one firing follow each other, and the next firing all of them."""
         if len(nodes) < 2:
             return
+        # One token and one slot: the first meeting of a firing waits for the last of the one
+        # before.
         once = RateEdge(0, 0, 1, 1, 1)
         for ends in dict.fromkeys([*pairwise(nodes), (nodes[0], nodes[-1])]):
             self._add_edge(kind, None, ends, once)

@@ -1,4 +1,4 @@
-"""Prove a plan before it runs, from the plan alone, trusting nothing the lowering believed.
+"""Prove a plan before it runs, from the plan alone; no fact of the lowering is trusted.
 
 Checked: ids and ranges; every view inside its register; the balance equations of the rates have a
 solution; one period of the token game completes with the slots given; recomputed from the launches
@@ -176,6 +176,7 @@ def _neighbours(
     ]
     under: list[int] = []
     registers: dict[int, list[RegisterId]] = {}
+    # At one address False sorts before True: what ends there is gone when another one begins.
     for _, _, is_start, here, register in sorted(events):
         place = bisect_left(under, here)
         if not is_start:
@@ -186,6 +187,7 @@ def _neighbours(
         registers.setdefault(here, []).append(register)
         if len(registers[here]) > 1:
             continue
+        # Slices, for there may be no neighbour on a side.
         for other in under[max(0, place - 1) : place]:
             yield in_order[other], in_order[here], registers[other][0], register
         for other in under[place : place + 1]:
@@ -204,6 +206,7 @@ def _reach(plan: Plan) -> list[int]:
         for actor in plan.actors
     ]
     reach = [0] * len(plan.actors)
+    # From the last actor back: where edges lead to higher numbers one pass settles all.
     is_settled = False
     while not is_settled:
         is_settled = True
@@ -225,6 +228,7 @@ def verify_plan(plan: Plan) -> tuple[int, ...]:
     for inner in sub_plans(plan):
         inner.check()
         verify_plan(inner.plan)
+    # Before the rest, which indexes one table by the numbers of another.
     check_references(plan)
     extents = extents_of(plan.views)
     _check_ranges(plan, extents)
@@ -261,6 +265,7 @@ def _check_liveness(plan: Plan, carried: LoopCarried) -> tuple[int, ...]:
     except RatesError as error:
         raise CompileError(f"plan {plan.name!r}: {error}") from None
     count = LoopCarriedCount(plan, carried, repetitions)
+    # Firings are counted only where a read depends on how often another actor has fired.
     watch = (count.visit, count.skip) if carried.reads else (None, None)
     deadlock = play_period(len(plan.actors), edges, repetitions, *watch)
     if deadlock is None:
@@ -279,10 +284,10 @@ def _check_liveness(plan: Plan, carried: LoopCarried) -> tuple[int, ...]:
 
 
 def _check_ends(plan: Plan) -> None:
-    """Check that nothing goes by a sink, or by the one firing more at the end of a run but sinks.
+    """Check that sinks produce nothing, and that only sinks read the extra firing at the end.
 
-    It would else be a batch, or an evaluation, more than was asked for. A copy that only sinks read
-    may stand in between: it brings them what that firing made.
+    Any other reader would run a batch, or an evaluation, more than was asked for. A copy that only
+    sinks read may stand in between: it brings them what that firing made.
     """
     others = [actor for actor in plan.actors if actor.kind is not ActorKind.SINK]
     read = {port.register for actor in others for port in actor.inputs}
@@ -306,6 +311,7 @@ def _check_ends(plan: Plan) -> None:
 def _check_ranges(plan: Plan, extents: list[StridedRange]) -> None:
     for register in plan.registers:
         arena = plan.arenas[register.arena]
+        # A set: a register of credits may have millions of slots, all at one offset.
         for offset in set(register.offsets_bytes):
             if offset % arena.alignment or offset + register.size_bytes > arena.size_bytes:
                 raise InternalError(f"register {register.name!r} lies outside its arena")
@@ -337,6 +343,7 @@ def _accessed_intervals(plan: Plan) -> dict[RegisterId, tuple[int, int]]:
         for view in (*launch.inputs, *launch.outputs, *scratch):
             register = register_of[view]
             if registers[register].kind is RegisterKind.TEMPORARY:
+                # Launches come in order: the first start stays, the end grows.
                 spans[register] = (spans.get(register, (index, 0))[0], index + 1)
     return spans | _spans_between_chains(plan)
 
@@ -363,6 +370,7 @@ def _check_memory(plan: Plan, spans: dict[RegisterId, tuple[int, int]]) -> None:
         slots = slots_in(plan, index)
         lives = [spans.get(register.id, (0, horizon)) for register, _ in slots]
         for place, (register, _) in enumerate(slots):
+            # Nothing accesses it, so that the interval it states is all there is to go by.
             if register.kind is RegisterKind.TEMPORARY and register.id not in spans:
                 lives[place] = register.interval
         try:

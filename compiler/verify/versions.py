@@ -103,6 +103,8 @@ class _Play:
         self._plan = plan
         self._places = WrittenWindows(plan, extents)
         self._held = [NOTHING] * len(self._places)
+        # A dense view of a whole place: its version is held there, and no form or part is looked
+        # up.
         pairs = zip(self._places.is_whole, extents, strict=True)
         self._is_plain = [is_whole and extent.is_dense for is_whole, extent in pairs]
         self._makers = VersionMakers(plan)
@@ -306,10 +308,13 @@ class _Play:
             if place == NOWHERE:
                 raise self._error(actor, index, f"reads {self._named(view)}, which nothing writes")
             version = number
+            # A part, an odd form or a view with gaps is looked up; all others are at their own
+            # place.
             if number < 0 or not is_plain[view] or number in forms:
                 place, version = self._named_at(view, number, (actor, index))
             if owner.get(register_of[place]) != actor.id:
                 self._read_foreign(actor, index, view, (place, version))
+            # The first test settles almost all reads; a joined version is held part by part.
             elif held[place] != version and not self._holds(place, version):
                 raise self._stale(actor, index, view, version)
 
@@ -338,6 +343,7 @@ class _Play:
 
     def _read_variable(self, actor: Actor, index: int, view: int, version: int) -> None:
         place = self._places.of_view[view]
+        # This chain has written it already in this firing: that write counts.
         if self._held[place] != NOTHING:
             if self._held[place] != version:
                 raise self._stale(actor, index, view, version)
@@ -345,6 +351,7 @@ class _Play:
         number = self._variable_of(view)
         variable = self._plan.variables[number]
         if variable.before == variable.after == version:
+            # Nothing writes it, so that it makes no difference when it is read.
             return
         if version == variable.before:
             when = ReadTime.BEFORE
@@ -366,6 +373,7 @@ class _Play:
     def _write(self, actor: Actor, index: int, launch: Launch, written: list[int]) -> None:
         of_view, atoms_of = self._places.of_view, self._places.atoms_of
         read = {of_view[view] for view in launch.inputs}
+        # Who reads a joint reads all of its atoms.
         for joint in read & self._places.atoms.keys():
             read.update(atoms_of(joint))
         filled: list[int] = []
@@ -376,6 +384,9 @@ class _Play:
                 continue
             atoms = atoms_of(place)
             is_update = not read.isdisjoint(atoms)
+            # An update of another chain's token is noted in `_updated`; the place goes on holding
+            # what
+            # the producer left, for the other consumers.
             if self._own(actor, index, view, version, is_update=is_update):
                 self._hold(place, version)
             is_safe = not is_update or self._reads_whole(launch, view, place)
@@ -460,6 +471,7 @@ class _Play:
     def _check_tokens(self) -> None:
         """Compare what consumers read with what the producer's firing leaves in a slot."""
         for actor, index, view, place, version in self._received:
+            # Who reads the update runs after the updater; all other consumers run before it.
             updater, updated = self._updated.get(place, (actor, NOTHING))
             is_after = version == updated and updater != actor
             if not self._holds(place, version) and not is_after:
@@ -501,6 +513,8 @@ class _Play:
             if writer != actor:
                 register = plan.views[view].register
                 self._carried.append(LoopCarriedRead(actor, index, writer, register, when))
+            # The read found nothing written by its own chain so far, so the variable is as it was
+            # before.
             elif when is not ReadTime.BEFORE:
                 raise self._error(
                     plan.actors[actor],

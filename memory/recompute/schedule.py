@@ -132,7 +132,7 @@ class RecomputeSchedule:
         return i < len(uses) and uses[i] not in self.makings[buffer]
 
     def is_idle(self, op: int) -> bool:
-        """Return whether all that a forward op makes in its own slot is made again unread."""
+        """Return whether every output of a forward op is made again before anything reads it."""
         for b in self.writes[op]:
             uses = self.uses[b]
             if len(uses) == 1 or uses[1] not in self.makings[b]:
