@@ -160,6 +160,7 @@ def fill_buckets(
     `bucket_bytes`: what a bucket holds at most, unless one item is larger; by default a share of
     all bytes.
     """
+    # At most `MAX_BUCKETS` even shares, unless those were too small to pay for their cuts.
     most = bucket_bytes or max(MIN_BUCKET_BYTES, -(-sum(sizes) // MAX_BUCKETS))
     buckets: list[list[T]] = []
     held = 0
@@ -183,6 +184,7 @@ def _start(
     times = launch_times(graph, hardware, is_per_step=is_per_step)
     latest, needed = inf, 0.0
     messages_ns = 2 * hardware.message_ns(0, 0)
+    # Two buckets are on the device at once, so that the first two come in from the start.
     for bucket in buckets[:2]:
         needed += sum([_copy_in_ns(graph, update, hardware) for update in bucket])
         latest = min(latest, times.begin_ns[bucket[0].node] - needed - messages_ns)
@@ -243,6 +245,8 @@ class _StateCopies:
     def _copy_in(self, bucket: int) -> dict[ValueId, ValueId]:
         """Append the copies of a bucket to the device; return the new values by variable."""
         after = () if self._start is None else (self._start,)
+        # From the third on: a bucket comes in when the one two before is out, so that two are
+        # there.
         if bucket >= 2:
             after = (self._ends[bucket - 2],)
         brought: dict[ValueId, ValueId] = {}
@@ -351,6 +355,7 @@ def _idle(
         times.begin_ns[times.nodes[later]] - times.ends_ns[earlier]
         for earlier, later in pairwise(touched)
     ]
+    # The longest gap between two accesses; `late` are the readers behind it.
     longest = max(range(len(idle)), key=idle.__getitem__)
     late = tuple(readers[longest:])
     made_ns = times.duration_ns(launch)
@@ -409,6 +414,7 @@ def _starts(
     starts: list[ValueId | None] = [None] * len(buckets)
     latest = times.ends_ns[-1]
     messages_ns = 2 * hardware.message_ns(0, 0)
+    # From the last bucket needed backwards: the link carries one copy at a time.
     for k in sorted(range(len(buckets)), key=lambda k: -_first_reader(buckets[k])):
         latest = min(latest, times.begin_ns[_first_reader(buckets[k])] - messages_ns)
         for idle in buckets[k]:
@@ -466,6 +472,7 @@ class _SpillCopies:
     def _copy_in(self, k: int, back: dict[ValueId, ValueId]) -> None:
         start = self._starts[k]
         after = () if start is None else (start,)
+        # In the order in which they are read, so that the first reader's copy comes first.
         for idle in sorted(self._buckets[k], key=lambda idle: idle.late[0]):
             reader, maker = self._graph.nodes[idle.late[0]], self._graph.nodes[idle.maker]
             copy = replace(

@@ -237,6 +237,7 @@ def _keeps_order(node: Node, shape: tuple[int, ...]) -> bool:
 
 def _natural_space(found: IterationDomain) -> Space:
     shape = found.shape
+    # No last axis, or one of one element: the elements are the columns of a single row.
     if found.num_trailing is None and shape[-1:] in ((), (1,)):
         return Space(1, math.prod(shape))
     first = len(shape) - (1 if found.num_trailing is None else found.num_trailing)
@@ -313,6 +314,7 @@ def emit_kernels(members: FusionCandidates, clusters: Sequence[Found]) -> Graph:
         is_needed[value] = True
     nodes: list[Node] = []
     written: dict[object, _Written] = {}
+    # From the end, so that all readers of a unit's values have been seen.
     for unit in reversed(_sorted(graph, _units(graph, clusters))):
         outputs = [v for n in unit.nodes for v in graph.nodes[n].outputs if is_needed[v]]
         if not outputs:
@@ -359,6 +361,7 @@ def _sorted(graph: Graph, units: list[_Unit]) -> list[_Unit]:
     made_by: dict[ValueId, int] = {
         v: i for i, unit in enumerate(units) for n in unit.nodes for v in graph.nodes[n].outputs
     }
+    # Counts with repeats on both sides: a value that is read twice is counted down twice.
     waiting = [len(unit.inputs) for unit in units]
     readers: list[list[int]] = [[] for _ in units]
     for index, unit in enumerate(units):
@@ -421,6 +424,8 @@ def _likeness(
             if base not in number:
                 number[base] = len(number)
                 made = graph.nodes[members.producers[base]]
+                # A constant may become a number of the program, so that kernels are alike only with
+                # equal ones.
                 key.append(made.attrs if made.op is CONSTANT else None)
             key += [number[base], access.kind, access.every, access.count]
             key += [type_.dtype, type_.shape]
@@ -463,6 +468,7 @@ def write_program(
     kinds = {v: k for m in parts for v, k in zip(graph.nodes[m.node].outputs, m.kinds, strict=True)}
     stored = [_stored(p, value_of[v], kinds[v], space) for v in outputs]
     program, kept = p.finish(tuple(stored))
+    # `finish` drops inputs that no output needs; `kept` are those that stay.
     return program, tuple([operands[i] for i in kept])
 
 
@@ -507,6 +513,7 @@ def deferrable_nodes(members: FusionCandidates) -> list[bool]:
         if node.phase is not Phase.BACKWARD or not members.storage.is_launch[index]:
             continue
         before = {made_by[v] for v in node.inputs if made_by[v] >= 0}
+        # A launch of the backward pass has a size only where it may wait itself.
         is_ready = all([graph.nodes[n].phase is Phase.FORWARD or sizes[n] for n in before])
         size = 1 + sum([sizes[n] for n in before])
         if is_ready and size <= MAX_WAITING and members.frame_of(index) is not None:

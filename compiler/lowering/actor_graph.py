@@ -57,6 +57,7 @@ class ActorGraph:
     def __init__(self, plan: PlanBuilder) -> None:
         self.drafts: list[ActorDraft] = []
         self._plan = plan
+        # Bit m of entry n: a path of edges leads from actor n to actor m.
         self._reach: list[int] = []
         self._edges: set[tuple[int, int]] = set()
         self._credits: set[str] = set()
@@ -115,6 +116,7 @@ class ActorGraph:
     def leading(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
         """Return those of `starts` without whom no path leads to some of `ends`: as few as do."""
         kept = list(starts)
+        # From the last to the first: a start is dropped while the others still lead to all ends.
         for start in reversed(starts):
             others = [other for other in kept if other != start]
             if all([any([o == end or self.is_before(o, end) for o in others]) for end in ends]):
@@ -142,6 +144,8 @@ class ActorGraph:
         self._edges.add((earlier, later))
         if self.is_before(earlier, later):
             return
+        # All that reaches `earlier` gains what `later` reaches, and `later`. O(actors) per new
+        # edge.
         gained = self._reach[later] | 1 << later
         for actor, reach in enumerate(self._reach):
             if actor == earlier or reach >> earlier & 1:

@@ -135,6 +135,7 @@ class _Rows:
         """Emit one collective in the place of several, and the slices that they would have made."""
         b, types = self.b, self.graph.types
         attrs, start = nodes[0].attrs, 0
+        # Stable: multiples of ROW_BYTES come first, so that their slices stay aligned.
         nodes = sorted(nodes, key=lambda n: bool(types[n.inputs[0]].size_bytes % ROW_BYTES))
         with b.like_node(nodes[0]):
             rows = [self._flat(n.inputs[0]) for n in nodes]
@@ -215,6 +216,7 @@ def _sorted(
     `reads` are of variables, before they are written, and what must come before anything else.
     """
     edges = _edges(graph, launches, reads)
+    # The given order as far as edges allow: the keys are worked out along it.
     given = sorted_by([(float(i),) for i in range(len(graph.nodes))], edges)
     if given is None:
         return None
@@ -265,6 +267,7 @@ def _needed_by(
             if _is(graph.nodes[index], DEFERRED) and not per_step[turn]:
                 found[index] = turn
     for index in reversed(given):
+        # Backwards: a node counts for the first bucket of all that need it.
         for value in graph.nodes[index].inputs:
             found[makers[value]] = min(found[makers[value]], found[index])
     for index in given:
@@ -297,6 +300,7 @@ def _held(graph: Graph, launches: Sequence[Sequence[int]]) -> Graph:
     ahead = [(turn, own) for turn, own in enumerate(launches) if _is(graph.nodes[own[0]], PREFETCH)]
     made_by, reach = launch_of_values(graph), _reach(graph, launches)
     nodes = [*graph.nodes]
+    # One bucket is used while the next one is brought: two are in memory.
     for (_, one), (turn, other) in itertools.pairwise(ahead):
         if per_step[one[0]] == per_step[other[0]]:
             may = [own >= 0 and last < turn for own, last in zip(made_by, reach, strict=True)]

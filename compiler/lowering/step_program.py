@@ -145,10 +145,13 @@ def make_program(
             if per_step[node] == is_per_step and not is_beside[node]
         ]
         formed = form_chains(work, launches, num_streams, hardware.message_ns)
+        # Without launches a batch still needs a chain that begins and ends it.
         if not formed.chains and not is_per_step:
             formed = Chains((LaunchChain((), COMPUTE, 0.0, 0.0),), ())
         end_ns = max([chain.end_ns for chain in formed.chains], default=0.0)
+        # A step runs the chains of a batch `every` times.
         makespan_ns += end_ns if is_per_step else every * end_ns
+        # Chains of copies beside steps, and of batches, stand before these: numbers are shifted.
         order += [(a + len(chains), b + len(chains)) for a, b in formed.order]
         spans = _spans(formed, first_rank)
         first = first_rank
@@ -206,6 +209,7 @@ def _work(
     before: list[list[int]] = [[] for _ in drafts]
     for index, draft in enumerate(drafts):
         values = (*draft.node.inputs, *draft.node.after)
+        # -1: no launch makes it, so nothing waits.
         before[index] = [launch_at[made_by[v]] for v in values if made_by[v] >= 0]
     for reader, writer in write_after_read(graph):
         if storage.is_launch[reader]:
@@ -268,6 +272,7 @@ def _check_places(graph: Graph, storage: Storage) -> None:
 
 def _spans(formed: Chains, first_rank: int) -> list[tuple[int, int]]:
     """Return the spans of chains on virtual time, in ranks; none is empty."""
+    # One nanosecond at least, so that no span is empty.
     spans = [(chain.start_ns, max(chain.end_ns, chain.start_ns + 1.0)) for chain in formed.chains]
     times = sorted({time for span in spans for time in span})
     rank = {time: first_rank + index for index, time in enumerate(times)}
@@ -286,6 +291,7 @@ def _crossings(placed: ConcatElision) -> tuple[dict[ValueId, int], dict[ValueId,
                 readers.setdefault(root[value], {})[number] = None
             updated = [output for output, _ in node.writes]
             for position, value in enumerate(node.outputs):
+                # What is updated lies in its input's register: this chain makes no new root.
                 if position not in updated:
                     maker[root[value]] = number
     return maker, {root: tuple(found) for root, found in readers.items()}

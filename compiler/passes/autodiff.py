@@ -76,6 +76,7 @@ def differentiate(graph: Graph) -> Graph:
 
 def _differentiate(b: GraphBuilder, graph: Graph, objective: ValueId) -> dict[ValueId, ValueId]:
     wanted = tuple([rule.variable for rule in graph.updates if rule.objective == objective])
+    # The seed carries the mean over batches, so that sums of gradients need no division.
     share = 1.0 if graph.accumulation is None else 1.0 / graph.accumulation.every
     with b.like_node(b.producer_of(objective), Phase.BACKWARD):
         seed = scalar(b, share, b.type_of(objective).dtype)
@@ -94,6 +95,8 @@ def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> Non
         grad = _collect(b, variable, grad)
         inputs = (rule.variable, grad, *rule.state, *rule.scalars)
         outputs = b.emit(rule.op, inputs, rule.attrs)
+    # The update writes over the variable and its state: each pair is a write at the end of the
+    # step.
     for output, over in input_output_aliases.get(rule.op):
         b.writes.append(Write(inputs[over], outputs[output]))
 
@@ -171,6 +174,7 @@ def clip_gradients(graph: Graph, options: CompileOptions) -> Graph:
     updates = [node for node in graph.nodes if is_update(node)]
     if not updates:  # a job that evaluates
         return graph
+    # Taken out and put at the end again: updates read what is emitted in between.
     others = tuple([node for node in graph.nodes if not is_update(node)])
     b = GraphBuilder.continuing(replace(graph, nodes=others))
     gradients = [node.inputs[GRADIENT] for node in updates]
@@ -199,6 +203,7 @@ def _within(b: GraphBuilder, node: Node, value: float) -> ValueId:
 def _norm(b: GraphBuilder, first: Node, gradients: list[ValueId], stages: list[int]) -> ValueId:
     """Emit the norm of some gradients, squares added up in the order of their making."""
     pairs = zip(gradients, stages, strict=True)
+    # A view has the same squares: what it shows is summed without a copy.
     shown = [(_shown(b, v), stage) for v, stage in pairs if b.type_of(v).num_elements]
     with b.at("optimizer", first.source, Phase.UPDATE, first.device):
         # A gradient that is read twice counts twice.
@@ -299,6 +304,7 @@ def _times(b: GraphBuilder, value: ValueId, inverse: ValueId) -> ValueId:
 
 
 def _without(graph: Graph, nodes: list[Node]) -> Graph:
+    # By identity: equal nodes may stand in a graph twice.
     taken = {id(node) for node in nodes}
     return replace(graph, nodes=tuple([node for node in graph.nodes if id(node) not in taken]))
 

@@ -147,9 +147,11 @@ def last_buckets_before(graph: Graph) -> tuple[int, ...]:
 @cached_analysis
 def first_buckets_after(graph: Graph) -> tuple[int, ...]:
     """Return, per node, the first bucket that needs it, or more than there are. O(nodes)."""
+    # One more than the last bucket: later than all.
     none = 1 + max([n.attrs.int_("bucket") for n in graph.nodes if is_collective(n.op)], default=0)
     found = [none] * len(graph.nodes)
     of_value = [none] * len(graph.types)
+    # Backwards, so that all readers of a value have been seen.
     for index in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[index]
         first = found[index] = min([of_value[v] for v in node.outputs], default=none)
@@ -218,6 +220,7 @@ class _TurnChoice:
         for earlier, later in (*write_after_read(graph), *edges_of_stages(graph)):
             self.before[later].append(earlier)
         edges = [(maker, i) for i, before in enumerate(self.before) for maker in before]
+        # With the given place as key the order stays nearest to the given one.
         found = sorted_by([(float(i),) for i in range(len(graph.nodes))], edges)
         if found is None:
             raise InternalError("an update must run both before and after what reads its variable")
@@ -243,6 +246,8 @@ class _TurnChoice:
         found: dict[int, ScheduledCollective] = {}
         order = 0
         for number, bucket in enumerate([*buckets[:at], *twins, *buckets[at:]]):
+            # Numbers from `at` on that many are of the twins, put in before the buckets of the
+            # step.
             is_twin = at <= number < at + len(twins)
             for index in bucket.nodes:
                 emitted = self.graph.nodes[index].attrs.int_("order")
@@ -305,6 +310,8 @@ class _TurnChoice:
                 begins, is_per_step = -1.0, self.per_step[nodes[0]]
             key = (is_per_step, begins, 0, len(found))
             found.append(_Bucket(tuple(nodes), PREFETCH, key))
+            # Half a place before its reader, so that it stands before the reader and after what
+            # precedes it.
             begins = max(begins, need[nodes[0]] - 0.5)
         return found
 
@@ -359,6 +366,8 @@ class _TurnChoice:
         size = {i: self.graph.types[self._larger(i)].size_bytes for *_, i in rows}
         groups = [self.graph.nodes[i].attrs.str_("group") for *_, i in rows]
         least = max([self.least.get(group, 0.0) for group in groups], default=0.0)
+        # By an equal share of all bytes, or what a ring needs to be bound by bytes and not
+        # messages.
         enough = max(sum(size.values()) / most, least)
         found: list[list[int]] = []
         held, last = 0, (False, -2.0)

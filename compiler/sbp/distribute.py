@@ -164,6 +164,7 @@ class _Rank:
         makes = [self.layouts.of(value) for value in node.outputs]
         pairs = zip(node.inputs, needs, strict=True)
         inputs = [self._brought(v, words, (node.phase, node.stage)) for v, words in pairs]
+        # The number in turn is the same on every rank, as all emit in the order of one graph.
         if node.op is OVER_STAGES:
             node = replace(node, attrs=Attrs({**node.attrs, **self._next_turn()}))
         call = LocalCall(
@@ -201,6 +202,7 @@ class _Rank:
         steps = cheapest_boxing(type_, now, words, layouts.mesh.shape, layouts.wires)[1]
         held = self._held_for(value, maker, phase)
         with self.b.like_node(replace(maker, stage=stage), phase):
+            # A step that another reader has asked for before is found in `held`.
             for step in steps:
                 after = (*now[: step.axis], step.new, *now[step.axis + 1 :])
                 key = value, after, stage
@@ -237,6 +239,8 @@ class _Rank:
         # As all ranks along the axis have it together.
         open_ = (*words[: step.axis], BROADCAST, *words[step.axis + 1 :])
         shape = local_shape(type_.shape, open_, mesh.shape, self.coordinates)
+        # A partial value meets as an all-reduce where all of it is wanted, else as a
+        # reduce-scatter.
         if isinstance(old, Partial):
             if isinstance(new, Broadcast):
                 return self._made_whole(b, value, old.by, step.axis)
@@ -249,6 +253,7 @@ class _Rank:
         if isinstance(old, Broadcast):
             cut = _split_axis(new)
             return own_rows(b, value, self._place(shape, cut, step.axis), cut)
+        # Split to whole is an all-gather; split to another split is an all-to-all.
         rows = shape[old.axis]
         if isinstance(new, Broadcast):
             return self._met(ALL_GATHER, value, step.axis, {"axis": old.axis, "rows": rows})
@@ -375,6 +380,7 @@ class RankGraphs:
         alike = ranks.without(STAGE)
         self._layouts = assign_sbp(graph, alike, zero=zero) if alike.count > 1 else None
         self._turns = None if self._layouts is None else turns_between(graph, self._layouts)
+        # All stages at one place of the other axes share this graph, and ask for it in a row.
         self._of_all_stages = lru_cache(1)(self._shared)
 
     def of(self, rank: int) -> Graph:
@@ -417,6 +423,7 @@ def assign_sbp(graph: Graph, ranks: RankContext, *, zero: bool = False) -> SbpAs
     """Return how every value lies, the same on all ranks."""
     mesh, choices = ranks.mesh, list[SbpChoice]()
     for name, link in zip(mesh.names, ranks.links, strict=True):
+        # The axes before this one: their layouts are chosen, and this axis cuts what they left.
         earlier = list(zip(mesh.shape, choices, strict=False))
         axis = MeshAxis(mesh.shape[len(choices)], link, Speed(), name)
         fixed = _given(graph, mesh, name, zero=zero)

@@ -82,6 +82,7 @@ def emit_local(
         types = tuple([b.type_of(v) for v in call.inputs])
         made = infer_type.get(call.node.op)(types, attrs)
         own = call_of(call.node.op, types, made, attrs)
+        # The program of the part is that of the whole, so the op itself will do.
         if own is not None and own.program.instructions == whole.program.instructions:
             return b.emit(call.node.op, call.inputs, attrs)
     return local.emit()
@@ -145,6 +146,7 @@ class _Local:
             marks[value] = True
         for number in reversed(range(len(program.instructions))):
             instruction = program.instructions[number]
+            # Kept though nobody may read it: it is there to fail.
             if instruction.op == "check_index":
                 marks[first + number] = True
             if marks[first + number]:
@@ -172,6 +174,7 @@ class _Local:
             shape = b.type_of(operands[0]).shape
             rows = reshape_to(b, operands[0], (*shape, 1))
             return b.emit_one(CHECKED_INDEX, rows, extent=extent)
+        # min(x) = -max(-x); of integers by the complement, for the least one has no negative.
         if name == "row_min":
             turn = "neg" if instruction.dtype.is_float else "not"
             return emitter.op(turn, self._reduced("row_max", emitter.op(turn, operands[0])))
@@ -225,6 +228,7 @@ def _walked(call: LocalCall, whole: ProgramCall) -> Part:
     # An operand beyond those of the program, such as the flag of a skipped step, is walked nowhere.
     operands = zip(frame.inputs, call.input_parts, call.whole_inputs, strict=False)
     for aligned, part, type_ in operands:
+        # Axes of one element are left out on both sides: reshapes add and drop them freely.
         own = [(rows, n) for rows, n in zip(part, type_.shape, strict=True) if n != 1]
         first = len(frame.shape) - len(aligned)
         for axis, extent in enumerate(aligned, first):
@@ -243,6 +247,7 @@ def candidate_signatures(
 
     The first is that of whole operands. Of tensors that are split each rank has a row at least.
     """
+    # First, for `_Following.settle` falls back to the first way.
     found = {whole(inputs, outputs): CandidateSignature(whole(inputs, outputs), -1)}
     if sbp_signatures.has(op):
         for signature in sbp_signatures.get(op)(inputs, outputs, attrs, parts):
@@ -352,6 +357,8 @@ def _ways_inside(body: Body, parts: int) -> list[tuple[CandidateSignature, ...]]
         read, made = [tuple([types[v] for v in side]) for side in (node.inputs, node.outputs)]
         ways = candidate_signatures(node.op, read, made, node.attrs, parts)
         is_placed = node.op is CONSTANT or "key" in node.attrs or node.op.name in _BY_ROWS
+        # Another rank would need other constants, bits or rows: these nodes stay whole inside a
+        # body.
         usable = [w for w in ways[1:] if not (w.whole or w.reads_position or is_placed)]
         found.append((ways[0], *usable))
     return found
@@ -410,6 +417,7 @@ class _Following:
         return True
 
     def _agrees(self, node: Node, way: CandidateSignature) -> bool:
+        # A copy: a value that is read in two places must lie alike in both.
         known = dict(self.words)
         words = (*way.signature.inputs, *way.signature.outputs)
         pairs = zip((*node.inputs, *node.outputs), words, strict=True)

@@ -164,6 +164,7 @@ def assign_buffers(
             root, buffer = storage.root[value], donors.get(position)
             if root in leaving and buffer is not None and buffer >= len(handed):
                 left_to.setdefault(buffer, root)
+            # An update writes in place of its variable, which has its home.
             if root in fixed or root in of_root or position in updated:
                 continue
             if buffer is None:
@@ -172,6 +173,7 @@ def assign_buffers(
                 starts.append(index)
                 ends.append(index + 1)
             of_root[root] = buffer
+            # Ends are exclusive: the launch that reads last still holds the bytes.
             ends[buffer] = max(ends[buffer], last_use.get(root, index) + 1)
     buffers = tuple(
         LiveBuffer(root, graph.types[root].size_bytes, (start, end))
@@ -204,6 +206,7 @@ def _donors(
         value = node.inputs[given]
         root = storage.root[value]
         is_part = storage.root[node.outputs[output]] != node.outputs[output]
+        # A part of a joined root has its place already, and an input that is read later stays.
         if is_part or output in chosen or root not in of_root or last_use[root] != index:
             continue
         if of_root[root] not in chosen.values() and may_share_bytes(

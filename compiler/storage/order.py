@@ -66,6 +66,7 @@ def needed_per_step(graph: Graph) -> tuple[bool, ...]:
         return (False,) * len(graph.nodes)
     scratch = _scratch(graph)
     wanted = [w.value for w in graph.writes if w.variable not in scratch]
+    # ACCUMULATE and its kin run per batch: the walk back ends there.
     return mark_needed(graph, [*wanted, *outputs_per_step(graph)], ends_at=PER_BATCH)
 
 
@@ -214,6 +215,7 @@ def order_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
 def _order_launches(graph: Graph) -> list[int]:
     storage, made_by = assign_storage(graph), launch_of_values(graph)
     edges, legal = order_edges(graph), sort_launches(graph)
+    # `better_order` numbers launches by a legal order, so that it has one to start from.
     position = {node: i for i, node in enumerate(legal)}
     predecessors: list[list[int]] = [[] for _ in legal]
     for before, after in edges:
@@ -258,6 +260,7 @@ def launches_in_order(graph: Graph, is_late: Sequence[bool]) -> tuple[int, ...]:
     heapq.heapify(ready)
     order: list[int] = []
     while ready:
+        # The remainder takes the mark of lateness off again.
         order.append(heapq.heappop(ready) % num_nodes)
         for after in successors[order[-1]]:
             waiting[after] -= 1

@@ -55,6 +55,7 @@ class StridedRange(NamedTuple):
         """Whether no byte is in both; of one register."""
         if self.end <= other.start or other.end <= self.start:
             return True
+        # Only an extent of several runs has a period that counts.
         periods = {e.period for e in (self, other) if e.run < e.end - e.start}
         if len(periods) != 1:
             return False
@@ -151,6 +152,7 @@ class WrittenWindows:
 
         O(n**2) for windows that overlap, which a joined tensor has one of for each part.
         """
+        # By size, so that a window can only lie in one that comes later.
         by_size = sorted(places, key=lambda place: self._windows[place].size_bytes)
         inside: dict[int, list[int]] = {place: [] for place in places}
         for small, large in combinations(by_size, 2):
@@ -183,11 +185,14 @@ class WrittenWindows:
         if register not in self._starts:
             return NOWHERE
         if register in self._sorted:
+            # The smallest first, so that the first match is the innermost place.
             for place in self._sorted[register]:
                 if _holds_view(self._windows[place], view, extent):
                     return place
             return NOWHERE
         first, starts = self._starts[register]
+        # Windows of this register are disjoint: only the last one that begins at or before can hold
+        # it.
         place = first + bisect_right(starts, extent.start) - 1
         return place if place >= first and self._windows[place].holds(extent) else NOWHERE
 
@@ -263,6 +268,7 @@ def form_of(view: View) -> tuple[tuple[int, int], ...]:
     """
     axes: list[tuple[int, int]] = []
     for length, stride in zip(view.type.shape, view.strides_bytes, strict=True):
+        # An axis of one element takes no step, whatever its stride.
         if length == 1:
             continue
         if axes and axes[-1][1] == length * stride:
@@ -282,6 +288,7 @@ def _extent(view: View) -> StridedRange:
     pairs = zip(view.type.shape, view.strides_bytes, dense, strict=True)
     is_dense = all([length <= 1 or own == row for length, own, row in pairs])
     start, end = start - view.offset_bytes, end - view.offset_bytes
+    # A negative stride (start < 0) has no runs from the start on: one run holds all of it.
     runs = None if start else runs_of(view.type.shape, view.strides_bytes, item)
     run, period = runs or (end - start, end - start)
     return StridedRange(start, end, is_dense, run, period, runs is not None)
@@ -331,6 +338,7 @@ class LoopCarriedCount:
         self._check_rates(carried.writers)
         self._fired = [0] * len(plan.actors)
         # All that one writer updates is alike to one reader.
+        # Reversed, so that the first read of each kind stays.
         first = {(r.actor, r.writer, r.when): r for r in reversed(carried.reads)}
         self._reads: dict[int, list[LoopCarriedRead]] = {}
         for read in first.values():
@@ -344,6 +352,7 @@ class LoopCarriedCount:
             if read.when is ReadTime.BETWEEN:
                 self._check_between(read, reads, firing)
             else:
+                # The first and the last firing of the row: expected counts only grow between them.
                 for k in dict.fromkeys((firing, firing + times - 1)):
                     expected = self._expected(read, k)
                     if fired != expected:
@@ -381,6 +390,7 @@ class LoopCarriedCount:
         """Return how often the writer has to have fired before this firing of the reader."""
         own, its = self._repetitions[read.actor], self._repetitions[read.writer]
         is_after = read.when is ReadTime.AFTER
+        # Whole ratios alone: only then does a firing of one side belong to one of the other.
         if own % its == 0:
             return firing // (own // its) + is_after
         if its % own == 0:
@@ -396,6 +406,7 @@ class LoopCarriedCount:
         one = self._fired[read.writer], self._repetitions[read.writer]
         for other in reads:
             two = self._fired[other.writer], self._repetitions[other.writer]
+            # Cross-multiplied: shares compare exactly without fractions.
             if other.when is ReadTime.BETWEEN and one[0] * two[1] != two[0] * one[1]:
                 name = self._plan.actors[other.writer].name
                 raise self._error(
