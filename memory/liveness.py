@@ -42,6 +42,7 @@ def as_intervals(
         if bad.any():
             i = int(bad.argmax())
             raise ValueError(f"buffer {i} {what}: [{lo[i]}, {up[i]}) of {sz[i]} bytes")
+    # In float64, which cannot overflow: in int64 the sum itself might wrap around.
     if sz.sum(dtype=np.float64) >= _MAX_TOTAL_BYTES:
         raise ValueError("the sizes add up to 2^61 bytes or more: are they really in bytes?")
     return lo, up, sz
@@ -49,6 +50,7 @@ def as_intervals(
 
 def align_up(size_bytes: int, alignment: int) -> int:
     """Round bytes up to a multiple of the alignment."""
+    # The negative floor division is a ceiling.
     return -(-size_bytes // alignment) * alignment
 
 
@@ -101,10 +103,13 @@ def lifetimes(
     write_step, written = _accesses(num_steps, writes, num_buffers, "writes")
     read_step, read = _accesses(num_steps, reads, num_buffers, "reads")
     first_write = np.full(num_buffers, num_steps, np.int64)
+    # `minimum.at` is unbuffered: several steps may write one buffer.
     np.minimum.at(first_write, written, write_step)
     is_live_in = _mask(num_buffers, live_in, "live_in")
+    # -1: before any step, so that a read in step 0 is not too early.
     lower = np.where(is_live_in, -1, first_write)
 
+    # `>=`: a read in the step of the first write does not find it yet.
     too_early = lower[read] >= read_step
     if too_early.any():
         i = int(too_early.argmax())
@@ -124,6 +129,7 @@ def lifetimes(
     np.maximum.at(upper, written, write_step + 1)
     np.maximum.at(upper, read, read_step + 1)
     upper[is_live_out] = num_steps
+    # Also what nothing touches, whose interval is then [0, 0).
     lower[is_live_in | (upper == 0)] = 0
     return lower, upper
 
@@ -159,6 +165,7 @@ def lower_bound(lower: npt.ArrayLike, upper: npt.ArrayLike, size: npt.ArrayLike)
     times, profile = live_bytes(lower, upper, size)
     if times.size == 0:
         return 0, 0
+    # `argmax` returns the first of equal ones.
     peak = int(profile.argmax())
     return int(profile[peak]), int(times[peak])
 

@@ -106,6 +106,7 @@ def plan_offsets(
     sz = -(-exact // alignment) * alignment
     bound, step = lower_bound(lo, up, sz)
 
+    # What has no bytes or no time lies at 0 and takes part in nothing.
     occupies = np.flatnonzero((up > lo) & (sz > 0))
     is_bottom = whole_horizon(lo[occupies], up[occupies])
     bottom, rest = occupies[is_bottom], occupies[~is_bottom]
@@ -114,9 +115,11 @@ def plan_offsets(
     improved = _pack(lo[rest], up[rest], sz[rest], target, max_work)
 
     offsets = np.zeros(lo.size, np.int64)
+    # Exclusive prefix sums: what lives all the time is stacked at the bottom.
     offsets[bottom] = np.cumsum(sz[bottom]) - sz[bottom]
     offsets[rest] = improved.packing.offsets + base
     peak = base + improved.packing.peak
+    # What lives all the time is in every placement: a bound of the rest holds on top of it.
     proved = max(bound, base + improved.bound)
     return OffsetPlan(
         offsets=tuple(offsets.tolist()),
@@ -155,6 +158,7 @@ def _pack_stretch(instance: Instance, target: int, max_work: int) -> Improved:
             best = packing.better(best, instance, placed, f"{name}, from the peak")
     best = packing.pack_by_orders(instance, best, target)
     max_nodes = max_work // node_work(instance.size.size)
+    # A search that cannot make one descent, a node per buffer, finds nothing.
     if best.peak <= target or max_nodes < instance.size.size:
         return Improved(best, instance.bound, 0)
     return improve(instance, best, target, max_nodes)

@@ -90,6 +90,7 @@ class _Ops:
 
         def priority(op: int) -> tuple[int, int]:
             grows = growth.of_op[op]
+            # The op's number breaks ties: what gains nothing stays in its own order.
             return (min(grows, 0) if clamps else grows, op)
 
         is_done = [False] * len(num_waiting)
@@ -113,6 +114,7 @@ class _Ops:
 
     def usage(self, order: Sequence[int]) -> tuple[int, float]:
         """Return the most live bytes of an order, and its bytes x steps."""
+        # A buffer that is read before any write of it was there from the start.
         read = dict.fromkeys(chain.from_iterable(self.reads))
         live_in = [b for b in (*read, *self.keep_alive) if self.first_writer[b] < 0]
         lower, upper = lifetimes(
@@ -167,6 +169,7 @@ def better_order(
         if order == original:
             continue
         proposed = ops.usage(order)
+        # Tuples compare by peak, then by bytes x steps: strictly less, so ties keep the original.
         if proposed < least:
             best, least = OrderChoice(order, proposed[0], peak, policy), proposed
     return best
@@ -228,6 +231,7 @@ def _dependences(
     last_writer = [-1] * num_buffers
     readers: list[list[int]] = [[] for _ in range(num_buffers)]
     for op in range(num_ops):
+        # Duplicates do no harm: both counts, of edges out and in, have them.
         before = list(predecessors[op]) if predecessors else []
         for p in before:
             if not 0 <= p < op:

@@ -102,6 +102,7 @@ class TiledLoop(PlanAttribute):
 
     def chunks(self) -> list[tuple[int, int]]:
         """Return the first row of every chunk, and the row behind its last."""
+        # 0: all rows at once.
         step = self.chunk_rows or self.rows
         return [(row, min(row + step, self.rows)) for row in range(0, self.rows, step)]
 
@@ -116,6 +117,7 @@ class TiledLoop(PlanAttribute):
 
     def last_reads(self) -> dict[int, int]:
         """Return the last step that reads each value."""
+        # Later steps write over earlier ones.
         return {v: index for index, step in enumerate(self.steps) for v in step.reads}
 
 
@@ -148,6 +150,7 @@ class _Checker:
         self.sums: set[int] = set()
 
     def check(self, step: TileStep) -> None:
+        # A sum over chunks is complete after the last one, so no step of the loop may read it.
         for value in step.reads:
             _expect(value in self.made and value not in self.sums, f"value {value} to read")
         for value in step.makes:
@@ -179,6 +182,7 @@ class _Checker:
     def _check_sum(self, step: TileStep) -> None:
         extents = [self._matrix(v) for v in step.reads]
         _expect(all([n == self.region.rows for n, _ in extents]), "operands by rows")
+        # A held value exists by the chunk; a sum outlives the chunks.
         _expect(not self.region.held_at(step.makes[0]), "a result that is an output")
         size = math.prod([columns for _, columns in extents])
         _expect(self._type_of(step.makes[0]).num_elements == size, f"{size} elements to add to")
@@ -187,6 +191,7 @@ class _Checker:
     def _expect_dtypes(self, step: TileStep) -> None:
         dtypes = {self._dtype(v) for v in step.reads}
         made = self._dtype(step.makes[0])
+        # Halves may be multiplied, or added up, into float32.
         is_upcast = dtypes in [{half} for half in HALVES] and made is DType.FLOAT32
         _expect(made.is_float and (dtypes == {made} or is_upcast), "floats of one type")
 

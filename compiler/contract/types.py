@@ -90,7 +90,9 @@ class Phase(Enum):
 _FLOATS = frozenset([d for d in DType if d.value.startswith(("float", "bfloat"))])
 
 _ITEMSIZE = {
-    d: 1 if d is DType.BOOL else int("".join(c for c in d.value if c.isdigit())) // 8 for d in DType
+    # Digits of the name are bits: int("16") // 8. `bool` has none.
+    d: 1 if d is DType.BOOL else int("".join(c for c in d.value if c.isdigit())) // 8
+    for d in DType
 }
 
 HALVES = (DType.BFLOAT16, DType.FLOAT16)
@@ -124,6 +126,7 @@ class TensorType:
     @property
     def is_possible(self) -> bool:
         """Whether no extent is negative, and there are not too many elements for any machine."""
+        # The product may be 0 though one extent is far too large: both are looked at.
         if not self.shape:
             return True
         largest = max(*self.shape, self.num_elements)
@@ -163,6 +166,7 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     step = itemsize
     for extent in reversed(shape):
         strides.append(step)
+        # An empty axis counts as one element, so that strides stay positive.
         step *= max(extent, 1)
     return tuple(reversed(strides))
 
@@ -176,6 +180,7 @@ def runs_of(
     """
     run, period, count = itemsize, 0, 1
     axes = [a for a in zip(strides_bytes, shape, strict=True) if a[1] != 1]
+    # Smallest stride first: elements join into a run, then runs into rows at one distance.
     for stride, length in sorted(axes):
         if count == 1 and stride == run:
             run *= length
@@ -207,6 +212,7 @@ def to_bits(x: Array) -> Array:
     with np.errstate(over="ignore"):
         bits = np.asarray(x).astype(np.float32).view(np.uint32)
         high = bits >> _LOW_BITS
+        # Half a unit less one, plus the lowest bit that stays: a tie rounds to even.
         nearest = (bits + (np.uint32(0x7FFF) + (high & np.uint32(1)))) >> _LOW_BITS
     # A NaN with a fraction of low bits alone would become infinite: its quiet bit is set.
     return np.where(np.isnan(x), high | np.uint32(0x40), nearest).astype(np.uint16)

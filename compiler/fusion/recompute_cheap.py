@@ -111,6 +111,8 @@ class _Written:
         level = max([levels[n] for n in before], default=0)
         levels[index] = level + (space is None)
         for value, producer in zip(roots, before, strict=True):
+            # A launch that is not generated reads the value, or comes in between: it is in memory
+            # then.
             if levels[producer] < levels[index]:
                 self.values.add(value)
             elif value not in self.values:
@@ -213,6 +215,7 @@ class _Search:
                 readers.is_read_by_updates |= node.phase is not Phase.BACKWARD
                 if not is_fused:
                     readers.others.append(index)
+            # A node that waits becomes part of its reader, which so reads all that it reads.
             read = dict.fromkeys([*roots, *[v for r in roots for v in read_by.get(r, ())]])
             if waits[index]:
                 read_by.update(dict.fromkeys(node.outputs, tuple(read)))
@@ -239,6 +242,7 @@ class _Search:
         for value in node.outputs:
             self.recipes[value] = recipe
             readers = self.readers.get(value)
+            # Roots of the graph and what updates read are in memory in any case.
             if value in self.owned or (readers is not None and readers.is_read_by_updates):
                 self._keep(value)
             elif readers is not None and readers.is_read_late:
@@ -284,6 +288,7 @@ class _Search:
             bases.update([b for b in given.bases if self._is_whole(b, size)])
             weight += 0 if nodes.keys() >= set(given.nodes) else given.weight
             nodes.update(dict.fromkeys(given.nodes))
+        # One whole tensor at most: two would have to be kept in place of one.
         if weight > MAX_INSTRUCTIONS or len(bases) > 1:
             return None
         return _Recipe((*sorted(nodes), index), frozenset(bases), weight)
@@ -320,6 +325,7 @@ class _Search:
     def _can_have(self, value: ValueId, recipe: _Recipe, readers: _Readers) -> bool:
         """Whether a value can be computed again; moves its readers if that takes it."""
         types = self.graph.types
+        # New bases that are kept must cost no more bytes than the value that they save.
         new = recipe.bases - self.kept
         if new and (
             readers.others or types[value].size_bytes < sum([types[v].size_bytes for v in new])
@@ -404,6 +410,7 @@ class _Order:
 
     def _is_moved(self, readers: list[int], first: int, kernel: int) -> bool:
         last = self.place[kernel]
+        # Everything that depends on a reader moves behind the kernel, in the order it had.
         waits = set(readers)
         before: list[int] = []
         after: list[int] = []
@@ -414,6 +421,7 @@ class _Order:
                 after.append(index)
             else:
                 before.append(index)
+        # The kernel needs a reader itself: it cannot run before it.
         if kernel in waits:
             return False
         self.nodes[first : last + 1] = [*before, *after]

@@ -122,6 +122,7 @@ class _Decisions:
         move = _Move()
         copied: list[tuple[int, ValueId, Layout]] = []
         for place, (value, layout) in enumerate(zip(node.inputs, layouts, strict=True)):
+            # One part that has no place stops all: a concat runs as a whole or not at all.
             if layout is None or not _is_place(self._types[value], layout):
                 return
             made = self._moved(index, value, layout, root, move)
@@ -134,6 +135,7 @@ class _Decisions:
         copies = [
             (place, *self._copy(value, layout, node.device)) for place, value, layout in copied
         ]
+        # Copies of the other parts must cost less than the launch that they replace.
         if copies and sum([c[-1].duration_ns for c in copies]) >= draft.info.duration_ns:
             return
         if self._live_in(self._chain_of[index][0]).take(root, move.moved):
@@ -204,6 +206,7 @@ class _Decisions:
                 move.root[node.outputs[0]], move.layout[node.outputs[0]] = root, seen
                 pending.append(node.outputs[0])
         chain = self._chain_of[index][0]
+        # Live bytes are followed within one chain only (`_Live`).
         if any([self._chain_of.get(t, (-1,))[0] != chain for t in touched]):
             return None
         is_same = self._ask_again(sorted(touched - {index}), so_far, move)
@@ -236,6 +239,8 @@ class _Decisions:
                 info = self._query(call, draft.node.device)
             except LookupError:
                 return False
+            # Another layout may need another kernel; a slower one is not worth the copy that is
+            # saved.
             is_slower = info.duration_ns > draft.info.duration_ns
             if info.kernel != draft.info.kernel and is_slower:
                 return False

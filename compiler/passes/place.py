@@ -85,6 +85,7 @@ class _CrossingCopies:
 
     def run(self) -> Graph:
         for node in self._graph.nodes:
+            # In topological order: what a node reads has its new value and place by now.
             outputs = self._take(node)
             for old, new in zip(node.outputs, outputs, strict=True):
                 self._new_id[old] = new
@@ -276,6 +277,7 @@ class PlacementTrial:
                 readers[maker].append(launch)
         waits = {launch: len(work.before(launch)) for launch in work.reads}
         left = {launch: len(own) for launch, own in readers.items()}
+        # A root is read at the end, too: its count never falls to 0, so its bytes stay.
         for value in work.graph.roots():
             if work.maker[value] in left:
                 left[work.maker[value]] += 1
@@ -310,6 +312,7 @@ class PlacementTrial:
             able: Sequence[int] = work.able[root]
             if self._only is not None and self._only in able:
                 able = (self._only,)
+            # Devices with room first; where none has any, the one that overflows least.
             fits = [d for d in able if not self._excess_at(launch, d)]
             cost = self._end_at if fits else self._excess_at
             self._choose(root, min(fits or able, key=lambda d: (cost(launch, d), d)))
@@ -351,6 +354,7 @@ class PlacementTrial:
 
     def _end_at(self, launch: int, device: int) -> float:
         """Return when a launch would end on a device."""
+        # A copy: to ask does not take the link.
         arrivals = self._arrivals(launch, device, dict(self._link_ns))
         begin = max([self._free_ns[device], *arrivals.values()])
         return begin + (self._work.times[launch][device] or 0.0)
@@ -392,6 +396,7 @@ def place_nodes(graph: Graph, hardware: Hardware) -> Graph:
     trials += [PlacementTrial(work, share) for share in (_ROOM if is_short else _ROOM[:1])]
     for trial in trials:
         trial.run()
+    # Fitting comes first, time second; ties go to the trial that was listed first.
     best = min(trials, key=lambda trial: (trial.excess_bytes, trial.cost_ns))
     nodes = zip(graph.nodes, _devices(work, best.chosen), strict=True)
     return replace(graph, nodes=tuple([replace(node, device=d) for node, d in nodes]))
@@ -422,6 +427,7 @@ def _work_of(graph: Graph, hardware: Hardware) -> PlacementWork:
     maker = list(producers)
     for node in graph.nodes:
         if view.has(node.op):
+            # A view has the maker of what it shows.
             maker[node.outputs[0]] = maker[node.inputs[0]]
     group = _groups(graph, maker)
     pinned: dict[int, int] = {}
@@ -454,6 +460,7 @@ def _groups(graph: Graph, maker: Sequence[int]) -> tuple[int, ...]:
             index = parent[index]
         return index
 
+    # The smaller number stays the root: a group is called by its first node.
     def join(one: int, other: int) -> None:
         first, second = sorted((find(one), find(other)))
         parent[second] = first
@@ -498,6 +505,7 @@ def _copy_as_long(graph: Graph, node: Node) -> KernelCall:
     It is bound by memory, as those are.
     """
     moved = sum([graph.types[v].size_bytes for v in (*node.inputs, *node.outputs)])
+    # A copy reads and writes: half of the moved bytes each.
     type_ = TensorType(DType.BOOL, (max(1, moved // 2),))
     operand = CallOperand(type_, dense_layout(type_))
     return KernelCall(COPY.name, NO_ATTRS, (operand,), (operand,))
@@ -532,14 +540,17 @@ def _duration_ns(target: Target, call: KernelCall) -> float | None:
 
 def _fill_ranks(work: PlacementWork) -> None:
     """Find the time from the begin of each launch to the end, by means over devices and links."""
+    # Backwards: the ranks of a launch's readers are complete.
     for launch in reversed(work.reads):
         own = [time for time in work.times[launch] if time is not None]
+        # HEFT ranks by means, as the device is not known yet.
         rank = work.rank[launch] = work.rank.get(launch, 0.0) + sum(own) / len(own)
         for value in work.reads[launch]:
             maker = work.maker[value]
             if maker in work.reads:
                 is_moved = work.group[maker] != work.group[launch]
                 size = work.graph.types[value].size_bytes
+                # Devices 0 and 1 stand for any two: the places are not known yet.
                 moved = work.move_ns(0, 1, size) if is_moved else 0.0
                 work.rank[maker] = max(work.rank.get(maker, 0.0), rank + moved)
 

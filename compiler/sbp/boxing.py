@@ -72,6 +72,7 @@ def cheapest_boxing(
 
     There is always one: a tensor may be whole everywhere on the way.
     """
+    # Dijkstra over layouts; steps cost more than 0, so the first time a layout is taken is final.
     best = {source: 0.0}
     queue: list[tuple[float, int, NdSbp, tuple[BoxingStep, ...]]] = [(0.0, 0, source, ())]
     count = 0
@@ -84,6 +85,7 @@ def cheapest_boxing(
             continue
         done.add(words)
         for step in _steps(type_, words, target, mesh):
+            # `count` breaks ties in the order of finding, so that all ranks take the same way.
             wire = wires[step.axis]
             taken = wire.time_ns(step.sent_bytes, step.messages) + LAUNCH_NS
             later = time + taken + step.written_bytes / WRITTEN_BYTES_PER_NS
@@ -120,12 +122,15 @@ def _may(type_: TensorType, words: NdSbp, axis: int, new: Sbp, mesh: tuple[int, 
         return False
     moved = {word.axis for word in (old, new) if isinstance(word, Split)}
     inner = {word.axis for word in words[axis + 1 :] if isinstance(word, Split)}
+    # An inner axis cuts what the outer ones left: under it the split of the same tensor axis may
+    # not change.
     if moved & inner:
         return False
     if isinstance(new, Split):
         rows = type_.shape[new.axis]
         for word, parts in zip(words[:axis], mesh, strict=False):
             if word == new:
+                # The last part is the shortest one.
                 rows = len(shard_range(rows, parts, parts - 1))
         return rows >= mesh[axis]
     return True
@@ -142,7 +147,9 @@ def _gathered_bytes(type_: TensorType, words: NdSbp, axis: int, mesh: tuple[int,
 
 def _sent(size: float, old: Sbp, new: Sbp, parts: int) -> tuple[float, int]:
     """Return what each rank sends, and in how many messages."""
+    # From the whole a slice is cut without a message; a share of a sum is zeros beside it.
     if parts == 1 or isinstance(old, Broadcast) or isinstance(new, Partial):
         return 0.0, 0
+    # True is 1: to slices the second op of the pair, to the whole the first.
     ops = (ALL_REDUCE, REDUCE_SCATTER) if isinstance(old, Partial) else (ALL_GATHER, ALL_TO_ALL)
     return sent_in_ring(ops[isinstance(new, Split)], size, parts)

@@ -227,6 +227,7 @@ def _result(
             if axis < 0:
                 raise _LostError  # it came partial
             by = _SHARES[states[position]].by
+            # From here on the value is whole for all later instructions, too.
             if way.states[value] in _SHARES:
                 way.whole.append((number, value, by))
             way.states[value] = states[position] = ShardState.ALL
@@ -331,6 +332,7 @@ def _word(
     if axis < 0 or not _has(frame, aligned, axis):
         return BROADCAST
     own = axis - (len(frame.shape) - len(aligned))
+    # Axes of one element may be missing in either shape, so that the others are counted.
     place = len([n for n in aligned[:own] if n != 1])
     wide = [i for i, n in enumerate(shape) if n != 1]
     return Split(wide[place])

@@ -92,6 +92,7 @@ def assign_storage(graph: Graph) -> Storage:
     known: dict[Op, tuple[ViewOf | None, bool, tuple[tuple[int, int], ...]]] = {}
     for node in graph.nodes:
         op = node.op
+        # Columns are asked once per op, not once per node.
         if op not in known:
             known[op] = (
                 view.get(op) if view.has(op) else None,
@@ -102,6 +103,7 @@ def assign_storage(graph: Graph) -> Storage:
         if place is not None:
             source, target = node.inputs[0], node.outputs[0]
             placed = place(types[source], layout[source], types[target], node.attrs)
+            # None: no strides show it, so the node is a launch that copies.
             if placed is not None:
                 root[target], layout[target] = root[source], placed
                 is_launch.append(False)
@@ -112,6 +114,7 @@ def assign_storage(graph: Graph) -> Storage:
             root[value] = value
         for output, over in written:
             if output < len(node.outputs) and over < len(node.inputs):
+                # An update's output has the bytes of the variable that it writes over.
                 root[node.outputs[output]] = root[node.inputs[over]]
     return Storage(tuple(root), tuple(layout), tuple(is_launch))
 
@@ -150,6 +153,7 @@ def old_reads(graph: Graph) -> tuple[OldRead, ...]:
     for index, node in enumerate(graph.nodes):
         for output, _ in node.writes:
             variable = root[node.outputs[output]]
+            # One writer at most: else the last value would depend on the order of two.
             if variable in writer_of:
                 raise InternalError(f"{node.op} at {node.source} writes a variable written before")
             writer_of[variable] = index

@@ -45,6 +45,7 @@ def block_checkpointing(problem: Problem) -> tuple[int, ...] | None:
         return None
     again: dict[int, list[int]] = {}
     first, stage_end = 0, len(problem.ops)
+    # Blocks ascend, and their stages descend from the end of the ops.
     for stage, end in blocks.items():
         again[stage] = _needed(problem, range(first, end), range(stage, stage_end))
         first, stage_end = end, stage
@@ -87,6 +88,7 @@ def _blocks(problem: Problem) -> dict[int, int]:
     last_forward, first_other, last_other = _readers(problem)
     latest = num_forward - 1  # the last op that reads what was made after
     low = [0] * num_forward
+    # Backwards: `latest` is the last reader of what the ops after i made.
     for i in reversed(range(num_forward)):
         low[i] = latest + 1
         latest = max([latest, *[last_other[b] for b in problem.ops[i].writes if b in large]])
@@ -96,6 +98,7 @@ def _blocks(problem: Problem) -> dict[int, int]:
     for i in range(num_forward - 1):
         op = problem.ops[i]
         crossing |= dict.fromkeys([b for b in op.writes if b in large])
+        # A buffer crosses a cut as long as a forward op still reads it.
         for b in [b for b in (*op.reads, *op.writes) if b in crossing and last_forward[b] <= i]:
             del crossing[b]
             high = min(high, first_other[b])
@@ -120,6 +123,7 @@ def _large_buffers(problem: Problem) -> frozenset[int]:
     """Return the buffers of the forward pass that decide where cuts are."""
     made = [b for op in problem.ops[: problem.num_forward] for b in op.writes]
     left, size = sum([problem.size_bytes[b] for b in made]) // 2, 0
+    # The median by bytes: half of them lie in buffers of this size or smaller.
     for size in sorted([problem.size_bytes[b] for b in made]):
         left -= size
         if left <= 0:
@@ -242,6 +246,7 @@ class Planner:
             plan = self._judge(sequence, "selective")
             if plan.peak_bytes <= budget_bytes:
                 return plan
+            # As much lower as the placement missed by.
             limit -= plan.peak_bytes - budget_bytes
         return None
 

@@ -128,6 +128,7 @@ class _SelectiveSearch:
         self.schedule = RecomputeSchedule(problem)
         self._gaps = DroppableGaps(self.schedule)
         self._duration = [op.duration for op in problem.ops]
+        # No cost is 0: gains are divided by costs.
         self._least_cost = max(1e-9 * self.schedule.duration, 1e-30)
         self.most_edits = max(_EDITS_PER_OP * len(problem.ops), _LEAST_EDITS)
         self.num_edits = 0
@@ -171,6 +172,8 @@ class _SelectiveSearch:
             slot = int(gaps.slot[row])
             ops = self._closure(int(gaps.buffer[row]), slot, limit)
             guess = self._cost(ops, slot, limit)
+            # Lazy: the first cost was a guess from below, so the best row is looked at again with a
+            # dearer one.
             if guess > gaps.cost[row] * (1 + 1e-9):
                 gaps.cost[row] = guess
                 continue
@@ -182,10 +185,12 @@ class _SelectiveSearch:
                 cost -= self._duration[ops[0]]  # its first run only moved
             cost = max(cost, self._least_cost)
             gains[row] = 0.0
+            # The total did not fall: the drop only moved the excess elsewhere.
             if int(self._excess(limit).sum()) >= total:
                 self._undo(edits)
                 continue
             next_best = float((gains / np.maximum(gaps.cost, self._least_cost)).max())
+            # No dearer than guessed, or still the best gain per time: the drop stands.
             if cost <= guess * 1.001 or gain / cost >= next_best:
                 return True
             self._undo(edits)
@@ -263,6 +268,7 @@ class _SelectiveSearch:
         edits.append((is_added, op, slot))
 
     def _undo(self, edits: list[Edit]) -> None:
+        # In reverse order, for later edits rest on earlier ones.
         for is_added, op, slot in reversed(edits):
             self._edit(not is_added, op, slot, [])
         self.schedule.settle()
