@@ -34,7 +34,7 @@ DEFAULT_WORK = 60_000
 
 @dataclass(frozen=True, slots=True)
 class OffsetPlan:
-    """Where each buffer lies, and how good that is.
+    """The offset of each buffer, and how good the placement is.
 
     offsets: bytes from the start of the arena, one per buffer, multiples of the alignment.
     peak_bytes: the size the arena must have. lower_bound_bytes: the most live bytes at any step,

@@ -49,7 +49,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SectionPacking:
-    """One offset per buffer of an instance, the highest end among them, and who found it."""
+    """One offset per buffer of an instance, the highest end, and the algorithm's name."""
 
     offsets: IntArray
     peak: int
@@ -314,7 +314,7 @@ def _checkpoint_step(num_buffers: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OverlapIndex:
-    """Where to look for the buffers that overlap a buffer; shared by all orders.
+    """An index of the buffers that overlap a buffer; shared by all orders.
 
     A *position* is a place in the order by start. rank[i] is the position of buffer i; lower, upper
     and size are columns by position. live_at[k] are the positions before k * step that are live

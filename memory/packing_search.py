@@ -346,7 +346,7 @@ _MAX_REMEMBERED = 100_000
 """Failed states remembered per search: bounds the memory, not the result."""
 
 _START, _HEIGHT = itemgetter(0), itemgetter(2)
-"""Of a `SkylineSegment`. A node of the search reads those of hundreds: by name, a third slower."""
+"""Getters for a `SkylineSegment`: a search node reads hundreds; by name, a third slower."""
 
 
 class Outcome(Enum):

@@ -234,7 +234,7 @@ class TokenGame:
         return True
 
     def deadlock(self) -> Deadlock | None:
-        """Say who is stuck and why, once nothing can fire; None where the period is complete."""
+        """Return the stuck actors and why, once nothing can fire; None if the period is done."""
         waits = [self._wait(actor) for actor, left in enumerate(self.left) if left]
         if not waits:
             return None

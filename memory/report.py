@@ -1,4 +1,4 @@
-"""The memory of a plan in words: where the peak is, and who holds it."""
+"""The memory of a plan in words: where the peak is, and which registers hold it."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def run(graph: Graph, launches: Sequence[int]) -> Graph:
 
 
 def _bucket_of(node: Node) -> tuple[int, ...]:
-    """Return the bucket of a launch that meets other ranks, or nothing."""
+    """Return (bucket,) for a launch that communicates with other ranks, else ()."""
     return (node.attrs.int_("bucket"),) if is_comm.get(node.op) else ()
 
 

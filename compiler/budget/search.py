@@ -31,7 +31,7 @@ from memory.recompute.planner import Planner, RecomputePlan
 from memory.report import exact_bytes
 
 _KEPT = 4
-"""Graphs and plans at hand: the last few, for a plan of 100,000 launches is hundreds of MB."""
+"""Graphs and plans kept in memory: a plan of 100,000 launches takes hundreds of MB."""
 
 
 class BudgetEvaluator:
@@ -74,7 +74,7 @@ def fullest(plan: Plan) -> int:
 
 
 def fullest_arenas(plan: Plan) -> tuple[int, ...]:
-    """Return the numbers of that arena, and of what ranks share where that is the host's."""
+    """Return the numbers of that arena and, on the host, of the memory that ranks share."""
     number = fullest(plan)
     device = plan.arenas[number].device
     rows = enumerate(plan.arenas)

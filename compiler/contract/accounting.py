@@ -1,4 +1,4 @@
-"""Who holds the bytes of an arena, recomputed from the registers of a plan.
+"""The account of an arena's bytes by purpose, recomputed from the registers of a plan.
 
 Two questions with two answers. *Which bytes are there for what* goes by address: every byte of the
 arena belongs to the shares whose registers ever use it, and to the first of them in

@@ -136,7 +136,7 @@ def bytes_(item: Any) -> bytes:
 
 
 def shown(value: object) -> str:
-    """Return a value in a few words, whatever it is."""
+    """Return any value in a few words, for an error message."""
     if isinstance(value, tuple):
         return f"a sequence of {len(value)}"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where things run and lie: devices with their streams and memories, and the mesh of ranks.
+"""Devices with their streams and memories, and the mesh of ranks.
 
 A `Device` is a kind with an index; the host is one of them. A `Place` is a memory that one device
 works on: bytes lie in one place, and only a copy brings them to another. A stream is an order in
@@ -112,10 +112,10 @@ class Place:
 
 HOST = Device(DeviceKind.HOST)
 PINNED = Place(HOST, Memory.PINNED)
-"""Where devices meet the host: batches, outputs and snapshots, and values that are kept there."""
+"""Host memory that devices copy from and to: batches, outputs, snapshots, offloaded values."""
 
 SHARED = Place(HOST, Memory.SHARED)
-"""Where ranks of one host meet: what others work on of a rank's registers."""
+"""Memory that ranks of one host share: registers of a rank that other ranks read or write."""
 
 HOST_SIDE = -1
 """The place of what lies in PINNED memory, where a device's own memory has its number."""
@@ -127,7 +127,7 @@ RANK_SIDE = -2
 # A mesh: ranks in a grid whose axes have names, what joins them, and who meets whom.
 
 _MOST_RANKS_READ = 1 << 20
-"""Of a mesh that a plan names, whoever made it."""
+"""The most ranks of a mesh that is read from a plan file."""
 
 
 @dataclass(frozen=True, slots=True)

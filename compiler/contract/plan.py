@@ -225,7 +225,7 @@ class SubPlan(PlanAttribute):
 
 @dataclass(frozen=True, slots=True)
 class BodyFrame:
-    """Where the bytes of a body's own lie in its workspace.
+    """The offsets of a body's own registers in its workspace.
 
     `offsets_bytes` has, per register, its place; -1 for one that lies outside, in an operand.
     """

@@ -177,7 +177,7 @@ _FLOATS_ONLY = (
 )
 _NUM_CONSTANTS = {"constant": 1, "row_index": 2, "check_index": 1, "philox": 2}
 _LARGEST = 1 << 48
-"""Of rows, columns, extents."""
+"""The most rows, columns or labels of a program."""
 
 
 class ProgramError(ValueError):

@@ -21,7 +21,7 @@ Extent = Annotated[int, Bounds(0, 1 << 48)]
 Axis = Annotated[int, Bounds(0, 31)]
 
 MOST_ELEMENTS = 10**12 - 1
-"""Of a tensor, and along an axis: also of one that is never whole, as it takes hours to compute."""
+"""The limit of a tensor and of an axis, also for one that is never whole: hours of computing."""
 
 ValueId = NewType("ValueId", int)
 NodeId = NewType("NodeId", int)
@@ -143,7 +143,7 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class ShardingSpec:
-    """That a tensor is a part of a whole one, of which other ranks of a mesh have other parts.
+    """The part of a whole tensor that one rank holds; other ranks of the mesh hold the others.
 
     `shape` is that of the whole. `splits` are pairs (name of an axis of the mesh, axis of the
     tensor), outermost first: the part of one is the whole of the next. Which part a rank has

@@ -66,7 +66,7 @@ FinishesOf = Callable[[int], tuple[str, ...]]
 
 
 def no_finishes(device: int) -> tuple[str, ...]:
-    """Return that a device's products end at what is kept."""
+    """Return no ops: a device's product kernels end at kept values."""
     return ()
 
 

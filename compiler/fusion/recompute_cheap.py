@@ -148,7 +148,7 @@ class _Recipe:
 
 @dataclass(slots=True)
 class _Readers:
-    """Who reads the bytes of a value after the forward pass.
+    """The nodes that read a value's bytes after the forward pass.
 
     `kernels` are nodes that generated code computes there, `others` need the value in memory.
     """

@@ -51,7 +51,7 @@ from compiler.storage.order import needed_per_step, place_views, sort_launches
 # once; what nobody reads after that is not made at all.
 
 MAX_INSTRUCTIONS = 96
-"""Of programs that become one: beyond that a compiler keeps too little of a row in registers."""
+"""The limit for joined programs: beyond it a compiler keeps too little of a row in registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ def names_of(nodes: Iterable[Node]) -> tuple[str, ...]:
 
 
 _SUMMED = (DType.FLOAT32, DType.FLOAT64)
-"""What is summed over rows by the chunk."""
+"""Element types that may be summed over rows chunk by chunk."""
 
 
 def run(graph: Graph, wide_of: WideOf) -> Graph:

@@ -171,7 +171,7 @@ class Graph:
     facts: dict[Callable[..., object], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """What is known of this version: see `cached_analysis`. No part of its value."""
+    """Cached analyses of this graph (`cached_analysis`); not part of its value."""
 
     @cached_analysis
     def producers(self) -> tuple[int, ...]:

@@ -390,7 +390,7 @@ class CompileOptions:
 
     @property
     def of_evaluation(self) -> CompileOptions:
-        """Those of the graph that evaluates between steps."""
+        """The options for the graph that evaluates between steps."""
         return replace(self, precision=self.evaluate_precision)
 
     @property

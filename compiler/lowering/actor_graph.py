@@ -1,4 +1,4 @@
-"""The actors of a plan while it is lowered: ports, control edges, and who comes before whom."""
+"""The actors of a plan while it is lowered: ports, control edges, and their partial order."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ActorGraph:
     def credits(
         self, name: str, producer: int, consumers: Mapping[int, int], slots: int, reason: str
     ) -> None:
-        """Let actors wait for firings of another one: a credit for each, rates by consumer."""
+        """Let consumers wait for firings of a producer: a credit per firing, rates by consumer."""
         label = f"{name}.{self.drafts[producer].name}" if name in self._credits else name
         self._credits.add(name)
         register = self._plan.register(
@@ -114,7 +114,7 @@ class ActorGraph:
         return (producer, consumer) in self._edges
 
     def leading(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
-        """Return those of `starts` without whom no path leads to some of `ends`: as few as do."""
+        """Return a minimal subset of `starts` from which paths lead to all of `ends`."""
         kept = list(starts)
         # From the last to the first: a start is dropped while the others still lead to all ends.
         for start in reversed(starts):

@@ -53,7 +53,7 @@ def run(graph: Graph) -> Graph:
 
 
 def _with_whole_sends(graph: Graph) -> Graph:
-    """Have what another stage is sent lie in one block: a view that does not is copied."""
+    """Make every tensor sent to another stage contiguous: a view that is not is copied."""
     if not any([node.op is SEND for node in graph.nodes]):
         return graph
     is_whole, types = _lie_dense(graph), [*graph.types]
@@ -295,7 +295,7 @@ def _is(node: Node, when: str) -> bool:
 
 
 def _held(graph: Graph, launches: Sequence[Sequence[int]]) -> Graph:
-    """Have each bucket that is ahead wait until the one before it is about to be read."""
+    """Let each prefetched bucket wait until the bucket before it is about to be read."""
     per_step = needed_per_step(graph)
     ahead = [(turn, own) for turn, own in enumerate(launches) if _is(graph.nodes[own[0]], PREFETCH)]
     made_by, reach = launch_of_values(graph), _reach(graph, launches)

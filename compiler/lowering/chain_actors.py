@@ -353,7 +353,7 @@ class ChainActors:
     def fence(
         self, *, is_per_step: bool, compute: StreamId, in_flight: int = 1
     ) -> StepBoundary | None:
-        """Let `in_flight` firings of one rate be under way; return who begins and who ends one.
+        """Let `in_flight` firings of one rate overlap; return the actors that begin and end one.
 
         With 1, no byte that chains share needs a second slot: the next firing begins when the last
         is done. With more, whoever asks for them gives slots to what would be overwritten; the race

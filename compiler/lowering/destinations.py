@@ -107,7 +107,7 @@ class _Decisions:
         self._answers: dict[tuple[int, KernelCall], KernelInfo] = {}
 
     def take(self, index: int) -> None:
-        """Have the parts of a launch that joins some written in place, if that can be."""
+        """Let the parts of a concatenating launch be written in place, if that is possible."""
         draft = self._drafts[index]
         if draft is None:
             return

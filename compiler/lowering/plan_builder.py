@@ -472,7 +472,7 @@ class PlanBuilder:
 
 
 class ValueVersions:
-    """Numbers of one program, given out as they are asked for."""
+    """The versions of one program's values, numbered on first use."""
 
     def __init__(self, graph: Graph, storage: Storage, plan: PlanBuilder) -> None:
         self._graph = graph

@@ -33,7 +33,7 @@ from compiler.storage.storage import dense_layout
 
 
 class StateRegisters:
-    """The variables of a plan by name, with the version that whoever reads between steps finds."""
+    """The variables of a plan by name, with the version that a reader between steps finds."""
 
     def __init__(self, plan: PlanBuilder) -> None:
         self._plan = plan
@@ -138,7 +138,7 @@ def snapshot_rate(options: CompileOptions, step_ns: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCopy:
-    """A copy of all variables: who makes it, on what stream, what it fills, and where that lies."""
+    """A copy of all variables: its actor, its stream, the register it fills, and its place."""
 
     actor: str
     stream: StreamKey

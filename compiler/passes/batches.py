@@ -91,7 +91,7 @@ class _Feeding:
         }
 
     def _take(self, node: Node) -> None:
-        """Append a node that reads what was brought to it; a copy that brought it is done."""
+        """Append a node that reads the copies on its device; a copy made already is left out."""
         device = _device_of(node)
         inputs = tuple([self._now(self._brought.get((v, device), v)) for v in node.inputs])
         if is_copy(node) and (node.inputs[0], device) in self._brought:

@@ -105,7 +105,7 @@ class _CrossingCopies:
         return outputs
 
     def _on_device(self, value: ValueId, device: int, reader: Node) -> ValueId:
-        """Return a value as a node reads it that runs on a device."""
+        """Return a value on the device of its reader: itself, a copy, or made once more there."""
         if self._place[value] == device:
             return value
         maker = self._b.producer_of(value)
@@ -189,7 +189,7 @@ _WORTH = 1.1
 """How much sooner a step must end on several devices than on one, by durations before fusion."""
 
 _FLOATING = (CONSTANT, INPUT)
-"""What lies wherever it is read: a constant is made there, a batch comes from the host."""
+"""Ops whose results lie on the reader's device: constants are made there, batches are fed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ def _deciding(graph: Graph, node: Node, fits: dict[ValueId, bool]) -> list[Value
 
 
 def _read_as_low(graph: Graph, widths: tuple[Precision, ...], is_low: list[bool]) -> list[bool]:
-    """Return `is_low` without the values that nobody reads as low, where there is a choice."""
+    """Return `is_low` without the values that no node reads as low, where there is a choice."""
     is_wanted = [False] * len(graph.types)
     for node, fact in zip(reversed(graph.nodes), reversed(widths), strict=True):
         if fact.width is Width.LOW:

@@ -183,7 +183,7 @@ def _step_lines(inner: SubPlan) -> list[str]:
 
 
 def memory_lines(plan: Plan, top: int = 10) -> list[str]:
-    """Return who holds the peak of each arena: registers with bytes, share, interval and offset."""
+    """Return the registers at the peak of each arena, with bytes, share, interval and offset."""
     lines = []
     for index, arena in enumerate(plan.arenas):
         slots = slots_in(plan, index)

@@ -69,7 +69,7 @@ _TWIN = "twin"
 """The attribute with the turn of a twin, until there is one."""
 
 CommTurns = Mapping[int, ScheduledCollective]
-"""By the number that a collective has from whoever emitted it."""
+"""The schedule, keyed by the number that a collective got when it was emitted."""
 
 LeastBytes = Mapping[str, float]
 """By the name of a group: what a bucket of it should hold at least; nothing where it is missing."""

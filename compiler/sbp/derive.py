@@ -42,7 +42,7 @@ from compiler.ops.language.define import Update, update
 from compiler.ops.language.program_ops import FUSED
 
 _MOST_SUBSETS = 4
-"""Of so many operands every choice of partial ones is tried; of more, one and all of them."""
+"""Up to this many operands, every subset of partial ones is tried; beyond, single ones and all."""
 
 
 class ShardState(Enum):
@@ -89,7 +89,7 @@ class CandidateSignature:
 
 
 class _LostError(Exception):
-    """No word says what a rank knows of a value."""
+    """No SBP word describes what a rank holds of a value."""
 
 
 def call_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> ProgramCall | None:

@@ -128,7 +128,7 @@ class _Rank:
     shared: dict[int, dict[object, ValueId]] = field(default_factory=dict)
     num_collectives: int = 0
     held_again: dict[tuple[ValueId, NdSbp, int | None], ValueId] = field(default_factory=dict)
-    """What is brought for the backward pass, though it had been for the forward pass."""
+    """Values converted again for the backward pass, after a conversion for the forward pass."""
     is_kept: dict[ValueId, bool] = field(default_factory=dict)
     moved_until: dict[ValueId, int] = field(default_factory=dict)
     moved_bytes: int = 0
@@ -191,7 +191,7 @@ class _Rank:
     def _brought(
         self, value: ValueId, words: NdSbp, reader: tuple[Phase | None, int] = (None, UNSTAGED)
     ) -> ValueId:
-        """Return a value as it lies, or brought into another layout, for a phase and a stage."""
+        """Return a value in a layout, converted if it lies otherwise, for a phase and a stage."""
         maker, phase = self.graph.nodes[self.graph.producers()[value]], reader[0]
         stage = maker.stage if reader[1] == UNSTAGED else reader[1]
         layouts, type_ = self.layouts, self.graph.types[value]
@@ -217,7 +217,7 @@ class _Rank:
     def _held_for(
         self, value: ValueId, maker: Node, phase: Phase | None
     ) -> dict[tuple[ValueId, NdSbp, int | None], ValueId]:
-        """Return where a value is looked up as it has been brought before.
+        """Return the table in which earlier conversions of a value are looked up.
 
         What ranks have parts of, parameters above all, is given up after the forward pass and
         brought once more in the backward pass, unless that begins with it: unless fewer bytes of
@@ -318,7 +318,7 @@ Place = tuple[int, ...]
 def representatives(
     shape: Sequence[int], graph_at: Callable[[Place], Hashable]
 ) -> dict[Place, Place]:
-    """Return, for each place in a grid, the first one whose graph is told to be equal.
+    """Return, for each place in a grid, the first place that has an equal graph.
 
     `graph_at` returns what graphs can be told apart by. It is asked once for each place, and along
     an axis on which nothing depends for the first and the last one alone.
@@ -454,7 +454,7 @@ def with_variable_sbp_of(evaluation: Graph, training: Graph, mesh: Mesh, *, zero
 
 
 def _given(graph: Graph, mesh: Mesh, name: str, *, zero: bool) -> dict[ValueId, Sbp]:
-    """Return the words along an axis of the mesh that are given."""
+    """Return the SBP words along an axis of the mesh that the job fixes, by value."""
     parts, found = mesh.shape[mesh.axis(name)], dict[ValueId, Sbp]()
     for node in graph.nodes:
         said = _said(node, name)
@@ -474,14 +474,14 @@ def _given(graph: Graph, mesh: Mesh, name: str, *, zero: bool) -> dict[ValueId, 
 
 
 def _said(node: Node, name: str) -> Sbp | None:
-    """Return the word that the job itself gives along an axis."""
+    """Return the SBP word that the user's job states for a node along an axis, or None."""
     pairs = cast("tuple[tuple[str, str], ...]", node.attrs.get("sbp", ()))
     text = dict(pairs).get(name)
     return None if text is None else parse_sbp(text)
 
 
 def _rows(graph: Graph, node: Node, name: str, parts: int) -> Sbp:
-    """Return how an entry of a batch lies of which nothing is said."""
+    """Return the layout of an entry of a batch for which the job states none."""
     type_ = graph.types[node.outputs[0]]
     if name != DATA or not type_.rank:
         return BROADCAST

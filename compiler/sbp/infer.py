@@ -118,7 +118,7 @@ def _name_and_word(graph: Graph, value: ValueId, fixed: Mapping[ValueId, Sbp]) -
 
 
 def _name_of(graph: Graph, value: ValueId) -> str:
-    """Return what a value is called: by the user's name, or by what makes it."""
+    """Return a name for a value: the user's, or its type and the op that makes it."""
     maker = graph.nodes[graph.producers()[value]]
     type_ = graph.types[value]
     if maker.op is INPUT:
@@ -212,7 +212,7 @@ def _shared(axis: MeshAxis, type_: TensorType) -> MeshLink:
 
 
 def bucketable_values(graph: Graph) -> frozenset[ValueId]:
-    """Return the values that nobody waits for: parameters, and what updates and metrics alone read.
+    """Return the values no step waits for: parameters, and what only updates and metrics read.
 
     Their collectives go together (`compiler.sbp.collective_schedule`).
     """

@@ -348,7 +348,7 @@ def body_layout(
 
 
 def _ways_inside(body: Body, parts: int) -> list[tuple[CandidateSignature, ...]]:
-    """Return, per node, the ways that meet nobody and know of no place; none of an operand."""
+    """Return, per node, the ways without a collective or a position; none for an operand."""
     types, found = body.graph.types, list[tuple[CandidateSignature, ...]]()
     for node in body.graph.nodes:
         if node.op is INPUT:

@@ -233,7 +233,7 @@ def zero_off_first_rank(b: GraphBuilder, value: ValueId, place: ShardIndex) -> V
 def _embedding_signatures(
     inputs: Types, outputs: Types, attrs: Attrs, parts: int
 ) -> list[SbpSignature]:
-    """Split ids, columns, or rows: whoever has no row of an id has zeros there."""
+    """Split ids, columns, or rows: a rank that does not hold the row of an id has zeros there."""
     names = list(map(str, range(inputs[1].rank)))
     by_rows = SbpSignature((Split(0), BROADCAST), (PARTIAL,))
     found = by_axes([["", "d"], names], [[*names, "d"]])

@@ -1,4 +1,4 @@
-"""From values to buffers: the launches, what they need, who shares bytes in place, when each runs.
+"""From values to buffers: launches, their kernels, in-place sharing, and when each launch runs.
 
 A *draft* is a launch with its kernel chosen by the target. A *buffer* is the bytes of one or more
 roots: an output takes over the buffer of an input that dies in the same launch, when the kernel

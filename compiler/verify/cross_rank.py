@@ -51,7 +51,7 @@ _OWN = ("streams", "num_streams")
 """Options that ranks choose by what their own kernels take; no order of collectives follows."""
 
 THREADS = "threads-"
-"""How the word of `Plan.target` begins that says how many threads its kernels have."""
+"""The prefix of the word in `Plan.target` that states the number of kernel threads."""
 
 _WITHOUT = {
     "accumulate": (1, "accumulate="),
@@ -218,7 +218,7 @@ def _circle(
 
 
 _NUM_NAMED = 6
-"""Those who wait that a message names."""
+"""The most waiting actors that an error message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +354,7 @@ def _check_same(
 
 
 def _words(move: CollectiveOp) -> str:
-    """Return what ranks must say alike of a move."""
+    """Return the properties of a collective that must be equal on all its ranks."""
     by = f" by {move.by}" if move.by else ""
     axes = f" along axis {' and '.join(map(str, move.axes))}" if move.axes else ""
     return f"{move.whole}{by}{axes} over {move.group_size} ranks"
@@ -507,7 +507,7 @@ class _JointGame:
             )
 
     def _waits(self, deadlock: Deadlock) -> Iterator[str]:
-        """Yield who waits for what, along the cycle."""
+        """Yield, along the cycle, each waiting actor and what it waits for."""
         for index in deadlock.cycle[:_NUM_NAMED]:
             wait = deadlock.waits[index]
             edge = self.edges[wait.edge]

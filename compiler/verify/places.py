@@ -1,4 +1,4 @@
-"""Where the versions of a plan lie: windows on registers, each written whole.
+"""The places of a plan's versions: windows on registers, each written whole.
 
 A *place* is a window on a register into which something writes. It holds one version at a time. A
 window is runs of bytes at one distance: a dense tensor is one run, and a part that is written into

@@ -53,7 +53,7 @@ class VersionMakers:
         self._makers: dict[int, Maker] = {}
 
     def make(self, version: int, maker: Maker) -> None:
-        """Note who makes a version. Raises InternalError where another one does too."""
+        """Record the maker of a version. Raises InternalError where it has another maker."""
         if version < 0 or self._makers.setdefault(version, maker) is not maker:
             raise InternalError(
                 f"{self.text(maker)} makes version {version}, and so does"
@@ -97,7 +97,7 @@ def interpret_chains(plan: Plan, extents: Sequence[StridedRange]) -> LoopCarried
 
 
 class _Play:
-    """What every place holds while the launches run, and who made which version."""
+    """The version in every place while the launches run, and the maker of each version."""
 
     def __init__(self, plan: Plan, extents: Sequence[StridedRange]) -> None:
         self._plan = plan

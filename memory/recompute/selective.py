@@ -229,7 +229,7 @@ class _SelectiveSearch:
         return cost - (1 - _SHARE_OF_SAVED) * sum([self._duration[op] for op in saved])
 
     def _would_idle(self, op: int, slot: int) -> bool:
-        """Return whether running `op` before this slot leaves nobody to read its first run."""
+        """Return whether nothing reads the first run of `op` if it runs again before this slot."""
         uses = [self.schedule.uses[b] for b in self.schedule.writes[op]]
         return all([len(u) > 1 and u[1] >= slot for u in uses])
 
