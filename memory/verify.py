@@ -72,6 +72,7 @@ class _PlacedBuffers:
         """Say what is wrong with buffer i alone; nothing where all is well."""
         if self.size[i] < 0 or self.last[i] < self.first[i]:
             return "has a negative size or ends before it starts"
+        # Bytes that live no time reach nowhere.
         reach = self.size[i] if self.last[i] > self.first[i] else 0
         if self.at[i] < 0 or self.at[i] + reach > arena_bytes:
             return f"lies outside the arena of {arena_bytes} bytes"
@@ -94,9 +95,11 @@ def _sweep(buffers: _PlacedBuffers) -> None:
     live_at: list[int] = []  # offsets, ascending; all distinct, as none overlap
     holder: dict[int, int] = {}
     for i in occupying:
+        # Intervals are half-open: what ends here is no longer live.
         while ends and ends[0][0] <= first[i]:
             del live_at[bisect_left(live_at, at[heappop(ends)[1]])]
         place = bisect_left(live_at, at[i])
+        # Live buffers do not overlap, so that only the two next to this offset can.
         for offset in live_at[max(place - 1, 0) : place + 1]:
             other = holder[offset]
             if at[other] < at[i] + size[i] and at[i] < at[other] + size[other]:

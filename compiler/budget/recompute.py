@@ -65,6 +65,7 @@ def describe(graph: Graph, drafts: Sequence[LaunchDraft]) -> Described:
     is_beside = overlaps_steps(graph)
     mine = [(node, draft) for node, draft in mine if not (per_step[node] or is_beside[node])]
     is_forward = _forward(graph, storage)
+    # The problem has all forward launches first, each half in its own order.
     ordered = [row for row in mine if is_forward[row[0]]]
     num_forward = len(ordered)
     ordered += [row for row in mine if not is_forward[row[0]]]
@@ -87,6 +88,7 @@ def _forward(graph: Graph, storage: Storage) -> list[bool]:
     marks, may_meet = [False] * len(graph.nodes), True
     for index, node in enumerate(graph.nodes):
         is_forward = storage.is_launch[index] and node.phase is Phase.FORWARD
+        # Once one collective is not taken, no later one is: their order is that of all ranks.
         if is_comm.get(node.op) and may_meet:
             there = [a or b for a, b in zip(marks, is_beside, strict=True)]
             needed = _waited_for(graph, made_by, there, index) if is_forward else ()
@@ -128,6 +130,7 @@ def _buffers(
         for value in graph.nodes[index].outputs:
             if storage.root[value] == value:
                 buffer_of[value] = len(sizes)
+                # Outputs lie in registers outside the block, so that they cost the planner nothing.
                 size = 0 if value in outputs else graph.types[value].size_bytes
                 sizes.append(size)
     return buffer_of, sizes
@@ -218,6 +221,7 @@ class _Repetition:
             self.nodes.append(replace(node, inputs=inputs, after=after))
             self._is_after_loss |= node.phase is Phase.BACKWARD and not self._is_forward[index]
             self._to_meet.subtract(_bucket_of(node))
+            # A bucket is one firing: only after its last launch there is something to wait for.
             is_whole = not any([self._to_meet[bucket] for bucket in _bucket_of(node)])
             if (
                 node.phase is not Phase.UPDATE
@@ -255,6 +259,7 @@ class _Repetition:
         node = self.graph.nodes[index]
         if self._is_launch[index] or is_source.get(node.op):
             return self.current[value]
+        # A view of a value that was made again is a view of the new one.
         base = self._find(node.inputs[0])
         key = (index, base)
         if key not in self._views:

@@ -52,7 +52,7 @@ class BudgetEvaluator:
         self.graph = graph
         self.hardware = hardware
         self.options = options
-        # Plans are large, so the last few stay; sizes and times are numbers, so all of them do.
+        # Plans are large: only the last few are kept. Sizes and times are numbers: all are kept.
         rewritten = lru_cache(_KEPT)(rewrite)
         self.plan = lru_cache(_KEPT)(lambda choice: lower(rewritten(choice)))
         """Return the plan of a choice."""

@@ -66,11 +66,13 @@ def open_regular(
             raise _refusal(error.errno, "not a regular file", path) from None
         raise
     try:
+        # Of the open descriptor, not of the name, which could be another file's by now.
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode):
             raise _refusal(errno.ENXIO, "not a regular file", path)
         if flags & (os.O_WRONLY | os.O_RDWR):
             _check_ours(path, facts, dir_fd)
+    # BaseException: an interrupt must not leak the descriptor either.
     except BaseException:
         os.close(fd)
         raise
@@ -137,11 +139,13 @@ def replace_regular(path: StrPath, content: bytes, *, is_shared: bool = False) -
     temporary = f"{os.fspath(path)}{own}{PARTIAL}"
     if not is_shared:
         with suppress(FileNotFoundError):  # of a writer that was killed, or somebody's trap
+            # Removed, not opened: O_EXCL below then never writes through somebody's link.
             os.unlink(temporary)
     fd = create_regular(temporary, 0o600 if is_shared else 0o666)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
+        # The name changes from the old file to the new one in one step.
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):

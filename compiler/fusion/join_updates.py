@@ -95,6 +95,7 @@ def mergeable_update(graph: Graph, node: Node) -> MergeableUpdate | None:
         return None
     found = MergeableUpdate(program_of(node.attrs), over, operands, rest, rule)
     storage = assign_storage(graph)
+    # Elements are walked by address, so that all operands must lie in one order.
     is_whole = all([is_dense(graph.types[v], storage.layout[v]) for v in found.full])
     is_taken = is_by_elements(found.program) and len(over) == len(found.program.outputs)
     return found if is_whole and is_taken else None
@@ -125,6 +126,7 @@ def merge_nodes(
 def merge_updates(graph: Graph, hardware: Hardware) -> Graph:
     """Return an ordered graph with updates joined. O(launches + updates)."""
     kinds = _kinds(graph, hardware)
+    # A single update has nothing to be joined with.
     if len(kinds) < 2:
         return graph
     join = _UpdateOrder(graph, hardware, kinds)
@@ -154,6 +156,8 @@ def _kinds(graph: Graph, hardware: Hardware) -> dict[int, _WaitingUpdate]:
         if alone is None:
             continue
         most = hardware.targets[node.device].max_merged_updates(len(alone.full))
+        # `MOST_WRITTEN` limits the outputs of one launch, and each update has as many as it writes
+        # over.
         most = min(most, MOST_WRITTEN // len(alone.over))
         if most > 1:
             same = node.device, per_step[index], node.phase
@@ -185,8 +189,10 @@ class _UpdateOrder:
         """Put a node at its place, or let it wait."""
         written = [self.storage.root[node.outputs[output]] for output, _ in node.writes]
         is_met = not self.made.isdisjoint((*node.inputs, *node.after))
+        # A node that reads what waits, or overwrites what it reads, may not pass it.
         if is_met or not self.read.isdisjoint(written):
             self.flush()
+        # Gradients live on while updates wait: the peak must not rise by that.
         if self.storage.is_launch[index] and not self.live.has_room(index, self.held):
             self.flush()
         kind = self.kinds.get(index)
@@ -237,6 +243,7 @@ class _LiveBytes:
         """Return those of a graph in its order, all devices together."""
         drafts = draft_launches(graph, storage, hardware)
         buffers = assign_buffers(graph, storage, drafts, ())
+        # Differences at both ends of each interval: their running sum is the live bytes.
         change = np.zeros(len(drafts) + 1, np.int64)
         for buffer in buffers.buffers:
             change[buffer.interval[0]] += buffer.size_bytes
@@ -276,6 +283,7 @@ def update_programs(graph: Graph) -> Graph:
         return graph
     layout, types = assign_storage(graph).layout, list(graph.types)
     taken_in = {i: _taken_in(graph, i) for i, node in enumerate(graph.nodes) if _has_program(node)}
+    # By identity: equal nodes may stand in the graph twice.
     gone = {id(step) for steps in taken_in.values() for step in steps}
     nodes: list[Node] = []
     for index, node in enumerate(graph.nodes):
@@ -340,6 +348,8 @@ def _with_operands_of(node: Node, steps: tuple[Node, ...]) -> Node:
     if not steps:
         return node
     count = update.get(node.op).num_operands
+    # The first operand of each step is the gradient; the others are numbers, and come after the
+    # update's own operands.
     more = [v for step in steps for v in step.inputs[1:]]
     own = (*node.inputs[:GRADIENT], steps[0].inputs[0], *node.inputs[GRADIENT + 1 : count])
     return replace(node, inputs=(*own, *more, *node.inputs[count:]))

@@ -47,6 +47,7 @@ def dense_operands(graph: Graph) -> Graph:
             nodes += _with_copies(members, index, space, types)
         else:
             nodes.append(node)
+    # By identity: most graphs need nothing, and keep their cached analyses.
     if all([before is after for before, after in zip(graph.nodes, nodes, strict=False)]):
         return graph
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
@@ -119,6 +120,7 @@ class _DenseCopies:
         """Return a copy of a value that lies as `shape` and is repeated to `stretched`."""
         if stretched != shape:
             own = self._types[value].shape
+            # A broadcast aligns at the last axis, which a reshape has to arrange first.
             if own != shape[len(shape) - len(own) :]:
                 value = self._emit(RESHAPE, Attrs({"shape": shape}), value, shape)
             value = self._emit(BROADCAST_TO, Attrs({"shape": stretched}), value, stretched)
@@ -185,6 +187,7 @@ def _evaluated(node: Node, numbers: dict[ValueId, Node], types: list[TensorType]
     if type_.num_elements != 1 or not is_exact.get(node.op):
         return node
     arrays = [constant_array(number) for number in held if number is not None]
+    # An operand that is no constant.
     if len(arrays) < len(held):
         return node
     with np.errstate(all="ignore"):
@@ -242,6 +245,7 @@ def _before_transpose(node: Node, turned: dict[ValueId, Node]) -> Node:
         return node
     perm = before.attrs.ints("perm")
     left = [own for axis, own in enumerate(perm) if axis not in axes]
+    # What is left must come in the same order, else the transpose is still needed.
     if left != sorted(left):
         return node
     own_axes = tuple(sorted([perm[axis] for axis in axes]))
@@ -255,6 +259,7 @@ def _staged_wide(node: Node, types: list[TensorType]) -> list[Node]:
     made = _staged(node, types)
     if len(made) == 1 or types[x].dtype not in HALVES:
         return made
+    # The stages are made again for float32: values of the first try are dropped.
     del types[count:]
     wide, result = [
         new_value(types, replace(types[value], dtype=DType.FLOAT32)) for value in (x, y)

@@ -50,6 +50,7 @@ class StateRegisters:
         graph = chains.program.graph
         written = {w.variable: w.value for w in graph.writes}
         homeless = [node for node in graph.nodes if node.op in (VARIABLE, CONSTANT)]
+        # Stable: False sorts first, so kept variables stand before the others, each in graph order.
         for node in sorted(homeless, key=lambda node: not is_kept(node)):
             value = node.outputs[0]
             if node.op is VARIABLE:
@@ -76,6 +77,8 @@ class StateRegisters:
             init = _pairs(node.attrs["init"])
             role, before = node.attrs.str_("role"), chains.versions.of(value)
             after = before if written is None else chains.versions.of(written)
+            # A variable that is written has a version of its own between steps; else all three are
+            # one.
             self._between[name] = before if written is None else self._plan.version()
             between, part = self._between[name], declared_part(node.attrs)
             self._plan.variables.append(
@@ -132,6 +135,7 @@ def snapshot_rate(options: CompileOptions, step_ns: float) -> int:
         return options.snapshot_every
     if options.mesh:
         return SHARED_SNAPSHOT_RATE
+    # Seconds to ns. One step at least, so that the rate is never 0.
     steps = options.snapshot_seconds * 1e9 / max(step_ns, 1.0)
     return int(min(max(steps / SNAPSHOTS_PER_PERIOD, 1), MAX_SNAPSHOT_RATE))
 
@@ -189,7 +193,11 @@ def add_snapshots(
     for stage in _stages(kept, plan.hardware, options):
         is_first = not filled
         copier = actors.add(
-            stage.actor, ActorKind.COPY, plan.stream_of(stage.stream), is_flushed=is_first
+            # The first copy runs once more at the end, so that the last steps are written, too.
+            stage.actor,
+            ActorKind.COPY,
+            plan.stream_of(stage.stream),
+            is_flushed=is_first,
         )
         if is_first:
             reason = f"{every}: one credit per step between two snapshots"
@@ -221,6 +229,7 @@ def copy_variables(chains: ChainActors, filled: Sequence[PlannedSnapshot]) -> No
         launches = [_launch(plan, one.stage, block) for block in _blocks(plan, pairs)]
         chains.actors.drafts[one.copier].launches = tuple(launches)
         made = {variable.name: copy for variable, copy in pairs}
+        # The next stage copies the copies of this one.
         kept = tuple([made[variable.name] for variable in kept])
     register = filled[-1].register
     plan.fields += [Field(row.name, register, row.view, row.source, row.version) for row in kept]
@@ -292,6 +301,7 @@ def _blocks(plan: PlanBuilder, pairs: Sequence[_Pair]) -> Iterator[tuple[_Pair, 
             plan.address(after.view) - plan.address(before.view)
             for before, after in ((here, next_here), (there, next_there))
         ]
+        # Neighbours only where both sides step alike: one block copy keeps all distances.
         if here.place != next_here.place or steps[0] != steps[1]:
             yield tuple(pairs[begun:index])
             begun = index

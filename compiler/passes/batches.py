@@ -94,6 +94,7 @@ class _Feeding:
         """Append a node that reads the copies on its device; a copy made already is left out."""
         device = _device_of(node)
         inputs = tuple([self._now(self._brought.get((v, device), v)) for v in node.inputs])
+        # The user's own copy of a batch that is brought there anyway stands for that one.
         if is_copy(node) and (node.inputs[0], device) in self._brought:
             self._stands_for[node.outputs[0]] = inputs[0]
             return
@@ -111,6 +112,7 @@ class _Feeding:
                 continue
             maker = graph.nodes[graph.producers()[output.value]]
             copy = replace(maker, inputs=(value,), after=(), device=device)
+            # Copies at one rate and device go together; rates never share a bucket.
             bucket = len(self._is_host) * (2 if output.value in rare else 1) + device
             outputs.append(Output(output.name, self._append(copy, HOST_SIDE, bucket)))
         return tuple(outputs)
@@ -208,6 +210,7 @@ def _with_owned_outputs(graph: Graph) -> Graph:
     for output in graph.outputs:
         value = output.value
         owns = storage.root[value] == value and storage.is_launch[producers[value]]
+        # A second output of one value needs bytes of its own, as each has its own field.
         if not owns or value in taken:
             node = graph.nodes[producers[value]]
             with b.like_node(node):
@@ -232,6 +235,7 @@ def _with_old_values(graph: Graph) -> Graph:
         for position, value in enumerate(node.inputs):
             if (index, position) not in late:
                 continue
+            # One copy serves all late readers of a value.
             if value not in copy_of:
                 copy_of[value] = made = new_value(types, graph.types[value])
                 nodes.append(
@@ -252,6 +256,7 @@ def _late_reads(graph: Graph) -> list[OldRead]:
     """
     is_launch = assign_storage(graph).is_launch
     reads = [r for r in old_reads(graph) if is_launch[r.reader]]
+    # Only a reader behind the writer in the given order can be part of a circle.
     late = [r for r in reads if r.reader >= r.writer]
     if not late:
         return late
@@ -304,6 +309,7 @@ def split_rates(graph: Graph) -> Graph:
     twin_of: dict[ValueId, ValueId] = {}
     for index, node in enumerate(graph.nodes):
         if not per_step[index] or is_source.get(node.op):
+            # A source is shared by both rates: it has no launch.
             _check_rate(node, is_per_step=per_step[index])
             nodes.append(node)
             continue

@@ -246,8 +246,7 @@ class _TurnChoice:
         found: dict[int, ScheduledCollective] = {}
         order = 0
         for number, bucket in enumerate([*buckets[:at], *twins, *buckets[at:]]):
-            # Numbers from `at` on that many are of the twins, put in before the buckets of the
-            # step.
+            # Numbers [at, at + len(twins)) are the twins', which stand before a step's buckets.
             is_twin = at <= number < at + len(twins)
             for index in bucket.nodes:
                 emitted = self.graph.nodes[index].attrs.int_("order")
