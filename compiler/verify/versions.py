@@ -255,9 +255,9 @@ class _Play:
 
     def _take_state(self) -> None:
         plan = self._plan
-        for constant in plan.constants:
+        for index, constant in enumerate(plan.constants):
             self._expect_rows(constant.view)
-            self._make(constant.version, "a constant")
+            self._make(constant.version, f"constant {index}")
             self._fill(constant.view, constant.version)
         for index, variable in enumerate(plan.variables):
             self._expect_rows(variable.view)

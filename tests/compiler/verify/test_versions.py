@@ -211,3 +211,30 @@ def test_an_update_before_a_reader_of_the_old_value_is_found(
 
 def test_an_update_after_all_readers_of_the_old_value_is_right(sketch, fake_target):
     verify_plan(lower(updating(sketch, is_early=False), fake_target, CompileOptions("job"), ""))
+
+
+def test_two_constants_of_one_version_are_refused(sketch, fake_target):
+    """A reader of either would find the version that it names, and the bytes of the other one."""
+    x, parts = sketch.input("x", (8, 8), "float32"), []
+    for value in (0.5, 2.0):
+        factors = sketch.constant(np.full((8, 8), value, np.float32))
+        parts.append(sketch.b.emit_one(MATMUL, x, factors))
+    total = sketch.b.emit_one(SUM, sketch.b.emit_one(ADD, *parts), axes=(0, 1), keepdims=False)
+    sketch.b.outputs = [Output("y", total)]
+    options = CompileOptions("job", is_training=False)
+    plan = compile_graph(sketch.b.freeze(), fake_target, options)
+    first, second = plan.constants
+    step = chain_of(plan)
+    launches = [
+        replace(
+            launch,
+            reads=tuple([first.version if v == second.version else v for v in launch.reads]),
+        )
+        for launch in step.launches
+    ]
+    wrong = with_launches(plan, launches)
+    wrong = replace(wrong, constants=(first, replace(second, version=first.version)))
+    with pytest.raises(
+        InternalError, match=r"constant 1 makes version \d+, and so does constant 0"
+    ):
+        verify_plan(wrong)
