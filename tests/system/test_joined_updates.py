@@ -42,7 +42,7 @@ def apart(monkeypatch):
         known = CudaTarget.fingerprint.fget
         own = property(lambda self: known(self) + " apart")
         monkeypatch.setattr(CudaTarget, "fingerprint", own)
-        monkeypatch.setattr(CudaTarget, "joined_updates", lambda self, num_full: 1)
+        monkeypatch.setattr(CudaTarget, "max_merged_updates", lambda self, num_full: 1)
 
     return set_apart
 

@@ -103,7 +103,7 @@ def test_stages_come_to_what_one_rank_comes_to_whichever_has_nothing_to_train(
 
 def test_with_zero_every_rank_has_its_part_of_all_state():
     for own in Training(options={"zero": True}).run(af.Mesh(data=2)):
-        parts = {v.name: v.part for v in own.plan.state}
+        parts = {v.name: v.sharding for v in own.plan.state}
         assert parts["conv.weight"].shape == (4, 2, 3, 3)
         assert parts["momentum/conv.weight"].splits == (("data", 0),)
         assert parts["step"] is None
