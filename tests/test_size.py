@@ -18,7 +18,7 @@ BUDGET = {
     "actors": 43_000,
     "compiler": 31_300,
     "memory": 3_800,
-    "tests": 96_900,
+    "tests": 97_000,
     "benchmarks": 14_300,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
