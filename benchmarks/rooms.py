@@ -29,7 +29,7 @@ LEADERS = (
     "compiled_plan",
     "compile_graph",
     "local_graphs",
-    "rewritten",
+    "run_passes",
     "_within_budget",
     "lower",
 )
