@@ -28,43 +28,64 @@ from compiler.contract.plan import Plan
 from compiler.contract.types import TensorType
 
 
-class FetchState:
-    """The fetches of a source, each of which ends once.
+class OpenCall:
+    """The calls of a function of the user, one at a time, each of which ends once.
 
-    It ends when the source answers (`settle`), or when it is given up because the run is to stop
-    and the source does not answer (`abandon`): then the answer no longer counts. `is_inside` says
-    that the thread is in the user's code.
+    It ends when the function returns (`settle`), or when it is given up because the run is to stop
+    and the function does not return (`abandon`): then what it brings no longer counts.
 
     Taking an item of a list is one atomic step, so the two need no lock.
     """
 
-    def __init__(self, source: DataSource) -> None:
-        self._source = source
-        # Holds one None while a fetch is open; whoever pops it decides whether the answer counts.
+    def __init__(self) -> None:
+        # Holds one None while a call is open; whoever pops it decides whether it counts.
         self._open: list[None] = []
         self._is_given_up = False
-        self.is_inside = False
 
     def begin(self) -> bool:
-        """Begin a fetch; return False when the source was given up."""
+        """Begin a call; return False when the function was given up."""
         # Appended before the flag is read, and `abandon` does the reverse: one of the two always
-        # sees the other, so no fetch begins unnoticed after a stop.
+        # sees the other, so no call begins unnoticed after a stop.
         self._open.append(None)
         if self._is_given_up:
             self._taken()
             return False
-        self.is_inside = True
         return True
+
+    def settle(self) -> bool:
+        """End a call that has returned; return whether that still counts."""
+        return self._taken()
+
+    def abandon(self) -> bool:
+        """Allow no more calls; return whether one was under way. What it brings does not count."""
+        self._is_given_up = True
+        return self._taken()
+
+    def _taken(self) -> bool:
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        return True
+
+
+class FetchState(OpenCall):
+    """The fetches of a source. `is_inside` says that the thread is in the user's code."""
+
+    def __init__(self, source: DataSource) -> None:
+        super().__init__()
+        self._source = source
+        self.is_inside = False
+
+    def begin(self) -> bool:
+        """Begin a fetch; return False when the source was given up."""
+        self.is_inside = super().begin()
+        return self.is_inside
 
     def settle(self) -> bool:
         """End a fetch that has its answer; return whether that still counts."""
         self.is_inside = False
-        return self._taken()
-
-    def abandon(self) -> bool:
-        """Allow no more fetches; return whether one was under way. Its answer no longer counts."""
-        self._is_given_up = True
-        return self._taken()
+        return super().settle()
 
     def close(self) -> None:
         """Ask a source that blocks in a fetch to stop, if it can be asked.
@@ -74,13 +95,6 @@ class FetchState:
         close = getattr(self._source, "close", None)
         if self.is_inside and callable(close):
             close()
-
-    def _taken(self) -> bool:
-        try:
-            self._open.pop()
-        except IndexError:
-            return False
-        return True
 
 
 # A checkpoint of step n saves the position after n's last batch, long after the source has moved
@@ -463,8 +477,7 @@ class MetricsPort:
         self._is_evaluation = is_evaluation
         self._step = first_step
         self._watch = watch
-        self._open: list[None] = []
-        self._is_given_up = False
+        self._call = OpenCall()
 
     def bind(self, tokens: tuple[Token, ...]) -> Launch:
         """Return the launch that reads the outputs of these steps."""
@@ -476,11 +489,10 @@ class MetricsPort:
         rare = [n for n in (tokens[0] if each > 1 and steps else ()) if n not in tokens[-1]]
 
         def read() -> None:
-            if self._is_given_up:
+            if not self._call.begin():
                 return
-            self._open.append(None)
             tell()
-            if not self._taken():
+            if not self._call.settle():
                 raise SourceExhausted  # nobody waits for it
 
         def tell() -> None:
@@ -495,22 +507,13 @@ class MetricsPort:
 
     def abandon(self) -> bool:
         """Hand on nothing more; return whether the listener still runs. See `AbandonablePort`."""
-        self._is_given_up = True
-        return self._taken()
+        return self._call.abandon()
 
     def _of_step(self, tokens: tuple[Token, ...], of_step: Token) -> dict[str, Any]:
         if self._batches_per_step == 1 and not self._is_evaluation:
             return _taken(tokens[0])
         told = [n for n, v in tokens[-1].items() if v.ndim == 0 or not self._is_evaluation]
         return {name: _mean([t[name] for t in tokens]) for name in told} | _taken(of_step)
-
-    def _taken(self) -> bool:
-        # Taking an item of a list is one atomic step, as in `FetchState`.
-        try:
-            self._open.pop()
-        except IndexError:
-            return False
-        return True
 
     def close(self) -> None:
         """Nothing blocks here."""

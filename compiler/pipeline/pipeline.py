@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import lcm
 from typing import NamedTuple
 
 import compiler.pipeline.standard_ops  # noqa: F401  # registers what the passes read
 from compiler.budget import offload, recompute
 from compiler.contract.attrs import PlainValue
-from compiler.contract.errors import CompileError
 from compiler.contract.plan import Plan
 from compiler.contract.types import DType
 from compiler.fusion import regions
@@ -29,7 +27,7 @@ from compiler.fusion.prepare import dense_operands, narrow_broadcasts, stage_red
 from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.fusion.regions import fuse_products
 from compiler.graph.graph import Graph
-from compiler.graph.target import BudgetChoice, CompileOptions, Hardware, in_words
+from compiler.graph.target import BudgetChoice, CompileOptions, Hardware
 from compiler.lowering import buckets
 from compiler.lowering.lower import lower
 from compiler.lowering.lower import run as compile_bodies
@@ -53,9 +51,6 @@ from compiler.sbp import distribute, stages
 from compiler.sbp.distribute import RankGraphs
 from compiler.storage import order
 from compiler.verify.verify import verify_plan
-
-MAX_PERIOD_BATCHES = 1 << 22
-"""Batches of one period of a plan; their token game is played in about a minute."""
 
 
 def _is_scaled(options: CompileOptions) -> bool:
@@ -408,7 +403,6 @@ def compile_graph(
     user can mend, InternalError for a bug of ours.
     """
     options = _completed(options, hardware)
-    _check_period(options)
     # Before any pass: it names what the user traced.
     fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
     steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
@@ -440,21 +434,6 @@ def compile_graph(
     # The plan is proven by other rules than those that made it.
     verify_plan(plan)
     return plan
-
-
-def _check_period(options: CompileOptions) -> None:
-    """Raise CompileError for intervals that coincide too seldom; else the proof takes minutes."""
-    names = ("snapshot_every", "evaluate_every", "metrics_every")
-    intervals = {name: getattr(options, name) for name in names if getattr(options, name) > 1}
-    # `lcm` of no numbers is 1.
-    steps = lcm(*intervals.values())
-    if steps * options.accumulate > MAX_PERIOD_BATCHES:
-        given = [f"{in_words(name, count)[0]} is {count:,}" for name, count in intervals.items()]
-        raise CompileError(
-            f"{' and '.join(given)}: they coincide every {steps:,} steps, and a plan is proven over"
-            f" all of these, {MAX_PERIOD_BATCHES // options.accumulate:,} at most; choose numbers"
-            " that are multiples of one another"
-        )
 
 
 def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:

@@ -20,6 +20,7 @@ from compiler.contract.errors import CompileError, InternalError
 from compiler.contract.plan import Plan, check_references, proof, sub_plans
 from compiler.contract.plan_tables import ActorKind, Launch, RegisterKind
 from compiler.contract.types import RegisterId
+from compiler.graph.target import in_words
 from compiler.ops.primitives.transfer import COPY_BLOCK
 from compiler.verify.places import LoopCarried, LoopCarriedCount, StridedRange, extents_of
 from compiler.verify.versions import interpret_chains
@@ -258,12 +259,37 @@ def edges_of(plan: Plan) -> tuple[list[RateEdge], list[RegisterId]]:
     return edges, registers
 
 
+MAX_FIRINGS = 1 << 24
+"""Firings of one period, all actors together; a real one has 10^6."""
+
+INTERVALS = ("snapshot_every", "evaluate_every", "metrics_every")
+"""Options of a plan that say after how many steps something happens."""
+
+
+def _check_period(plan: Plan, firings: int) -> None:
+    """Raise CompileError for a period that is too long to be played."""
+    if firings <= MAX_FIRINGS:
+        return
+    intervals = [(name, plan.option(name, 0)) for name in INTERVALS]
+    given = [
+        f"{in_words(name, count)[0]} is {count:,}"
+        for name, count in intervals
+        if isinstance(count, int) and count > 1
+    ]
+    reason = f" ({' and '.join(given)}; choose multiples of one another)" if given else ""
+    raise CompileError(
+        f"plan {plan.name!r}: a period, the steps until all intervals coincide, has {firings:,}"
+        f" firings, and a proof takes {MAX_FIRINGS:,} at most{reason}"
+    )
+
+
 def _check_liveness(plan: Plan, carried: LoopCarried) -> tuple[int, ...]:
     edges, registers = edges_of(plan)
     try:
         repetitions = repetition_vector(len(plan.actors), edges)
     except RatesError as error:
         raise CompileError(f"plan {plan.name!r}: {error}") from None
+    _check_period(plan, sum(repetitions))  # before it is played, which takes that long
     count = LoopCarriedCount(plan, carried, repetitions)
     # Firings are counted only where a read depends on how often another actor has fired.
     watch = (count.visit, count.skip) if carried.reads else (None, None)

@@ -27,7 +27,8 @@ member = current_rank()
 count = member.num_ranks
 toolchain = find_toolchain(os.environ, Path(cache))
 communicator = SharedMemory(
-    member.rank, Mesh(("data",), (count,)), member.all_gather_object, toolchain, deadline_s=float(deadline_s)
+    member.rank, Mesh(("data",), (count,)), member.all_gather_object, toolchain,
+    deadline_s=float(deadline_s),
 )
 type_ = TensorType(DType.FLOAT32, (1000,))
 array = communicator.allocate(type_.size_bytes, 64).view(np.float32)

@@ -6,7 +6,10 @@ from itertools import product
 import pytest
 
 from compiler.contract.errors import CompileError, InternalError
+from compiler.graph.graph import Output
 from compiler.graph.target import CompileOptions
+from compiler.ops.primitives.matmul import MATMUL
+from compiler.ops.primitives.reduce import SUM
 from compiler.pipeline.pipeline import LOWERING_NEEDS, PASSES, compile_graph
 from compiler.pipeline.rewrites import Pass, check_order
 
@@ -108,12 +111,14 @@ def test_what_a_budget_asks_for_runs_last_and_only_then():
 
 
 def test_intervals_that_coincide_too_seldom_are_refused_in_the_users_words(sketch, fake_target):
-    sketch.input("x", (2,), "float32")
-    seldom = CompileOptions("job", is_training=False, snapshot_every=7919, evaluate_every=6007)
+    x, w = sketch.input("x", (8, 8), "float32"), sketch.variable("w", (8, 8), "float32")
+    total = sketch.b.emit_one(SUM, sketch.b.emit_one(MATMUL, x, w), axes=(0, 1), keepdims=False)
+    sketch.b.outputs = [Output("y", total)]
+    seldom = CompileOptions("job", is_training=False, snapshot_every=7919, metrics_every=6007)
     with pytest.raises(CompileError) as caught:
         compile_graph(sketch.b.freeze(), fake_target, seldom)
     assert str(caught.value) == (
-        "the period of checkpoint= (every=) in steps is 7,919 and every= of evaluation= is 6,007:"
-        " they coincide every 47,569,433 steps, and a plan is proven over all of these, 4,194,304"
-        " at most; choose numbers that are multiples of one another"
+        "plan 'job': a period, the steps until all intervals coincide, has 95,158,799 firings, and"
+        " a proof takes 16,777,216 at most (the period of checkpoint= (every=) in steps is 7,919"
+        " and metrics_every= is 6,007; choose multiples of one another)"
     )
