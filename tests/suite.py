@@ -35,6 +35,9 @@ MEASURED = ROOT / "build" / "durations"
 NOTHING_COLLECTED = 5
 """Exit status of pytest where `-k` or `-m` leaves no test of the files."""
 
+SIDE_BY_SIDE = ("--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0")
+"""Options of pytest-xdist. Where it starts a process again that crashed, it hangs at the end."""
+
 OF_JOBS = ("tests/system", "tests/actorflow", "tests/benchmarks/compare", "tests/benchmarks/rows")
 """Whatever compiles or runs a job comes out otherwise with native kernels than with numpy's."""
 
@@ -169,7 +172,7 @@ def run(configuration: Configuration, files: Sequence[str], jobs: str, more: Seq
     subprocess.run(["make", "--silent", stamp], cwd=ROOT, check=True)
     command = [
         *(f"{configuration.environment}/bin/python", "-m", "pytest", "-q", "-n", jobs),
-        *("--dist", "loadfile", "--no-loadscope-reorder", "--configuration", configuration.name),
+        *(*SIDE_BY_SIDE, "--configuration", configuration.name),
         *("--measured", str(MEASURED / f"{configuration.name}.json")),
         *(*configuration.options, *more, *files),
     ]

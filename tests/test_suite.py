@@ -193,6 +193,18 @@ def test_a_configuration_that_fails_does_not_stop_the_next_and_says_how_to_repea
     ]
 
 
+def test_a_process_that_crashes_fails_the_run_which_ends(tmp_path):
+    for number in range(4):
+        crash = "import ctypes; ctypes.string_at(0)" if number == 1 else "pass"
+        lines = ["import pytest", "@pytest.mark.parametrize('n', range(4))", "def test(n):"]
+        file = tmp_path / f"test_{number}.py"
+        file.write_text("\n".join([*lines, f"    if n == 2: {crash}"]))
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", *suite.SIDE_BY_SIDE, tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "crashed while running 'test_1.py::test[2]'" in done.stdout
+
+
 def test_words_after_two_dashes_are_for_pytest(monkeypatch):
     ran = []
     monkeypatch.setattr(suite, "run", lambda *what: ran.append(what) or 0)

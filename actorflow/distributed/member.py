@@ -21,7 +21,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from types import FrameType
 
 import zmq
 
@@ -51,6 +50,7 @@ from actorflow.distributed.messages import (
 from actorflow.distributed.shared_run import RunCallbacks, SharedRun
 from actorflow.environment.settings import logger
 from actorflow.tensor.tracer import is_users, users_line
+from actors.machine.thread_stacks import StackCall, thread_stacks
 from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 
@@ -237,29 +237,26 @@ def user_stack_dump() -> str:
     user's that we call, such as `on_step` or a data source. Of each the innermost calls are told,
     and the user's innermost one.
     """
-    frames, main = sys._current_frames(), threading.main_thread()
+    stacks, main = thread_stacks(), threading.main_thread()
     threads = [t for t in threading.enumerate() if t is not threading.current_thread()]
-    others = [t for t in threads if t is not main and _users_call(frames.get(t.ident or 0))]
-    told = [_told(t, frames[t.ident or 0]) for t in others[:_MOST_THREADS]]
-    if main in threads and main.ident in frames:
-        told.append(_told(main, frames[main.ident]))
+    others = [t for t in threads if t is not main and _users_call(stacks.get(t.ident or 0, ()))]
+    told = [_told(t, stacks[t.ident or 0]) for t in others[:_MOST_THREADS]]
+    if main in threads and main.ident in stacks:
+        told.append(_told(main, stacks[main.ident]))
     return "\n".join(told)
 
 
-def _users_call(frame: FrameType | None) -> FrameType | None:
+def _users_call(stack: Sequence[StackCall]) -> StackCall | None:
     """Return the innermost call of the user's code, or None."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
+    return next((call for call in stack if is_users(call.file)), None)
 
 
-def _told(thread: threading.Thread, frame: FrameType) -> str:
-    stack = traceback.extract_stack(frame)
-    shown = stack[-_MOST_FRAMES:]
-    users = [call for call in stack if is_users(call.filename)]
-    if users and users[-1] not in shown:
-        shown = traceback.StackSummary.from_list([users[-1], *shown])
-    return f"thread {thread.name!r}:\n{''.join(traceback.format_list(shown))}"
+def _told(thread: threading.Thread, stack: Sequence[StackCall]) -> str:
+    shown, users = list(stack[:_MOST_FRAMES]), _users_call(stack)
+    if users is not None and users not in shown:
+        shown.append(users)
+    rows = [(call.file, call.line, call.function, None) for call in reversed(shown)]
+    return f"thread {thread.name!r}:\n{''.join(traceback.StackSummary.from_list(rows).format())}"
 
 
 _GLANCE_S = 0.25

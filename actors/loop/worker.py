@@ -25,6 +25,7 @@ from actors.loop.timeline import Timeline
 from actors.machine.errors import ActorFailed, SourceExhausted
 from actors.machine.protocol import Chain, Clock, DeviceFailure, Launch
 from actors.machine.table import MachineTable
+from actors.machine.thread_stacks import MAX_CALLS, thread_stacks
 from actors.machine.transitions import Message, message
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import PORTED, Actor
@@ -232,13 +233,15 @@ class ThreadActivity:
 
 def _calls_below(thread: threading.Thread, code: CodeType) -> tuple[str, ...]:
     """Return the innermost calls of a thread down to a function; () where it is not in it."""
-    # A snapshot: the thread runs on, so names and lines are exact only where it is stuck.
-    frame = sys._current_frames().get(thread.ident or 0)
+    # The thread runs on, so names and lines are exact only where it is stuck.
+    stack = thread_stacks().get(thread.ident or 0, ())
     calls: list[str] = []
-    while frame is not None and frame.f_code is not code:
-        calls.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
-        frame = frame.f_back
-    return () if frame is None else tuple(calls[:_INNERMOST])
+    for call in stack:
+        if (call.file, call.function) == (code.co_filename, code.co_name):
+            return tuple(calls[:_INNERMOST])
+        calls.append(f"{call.file}:{call.line} in {call.function}")
+    # A deep recursion hides where it began.
+    return tuple(calls[:_INNERMOST]) if len(stack) >= MAX_CALLS else ()
 
 
 def launch_number(chain: Chain, item: int, num_launches: int) -> int | None:

@@ -129,9 +129,10 @@ def impatient(monkeypatch):
     monkeypatch.setattr(stopping, "PATIENCE_S", 0.0)
 
 
-def stop_at_2(group):
+def stop_at_2(group, is_time=lambda: True):
     def on_step(step, outputs):
         if group.rank == 0 and step == 2:
+            assert is_time()
             raise af.StopTraining("enough")
 
     return on_step
@@ -158,7 +159,8 @@ def test_a_stop_waits_for_no_source_where_all_lack_the_same_batch(
 def test_a_stop_waits_for_a_source_whose_batch_another_rank_has_begun(
     on_ranks, plans, impatient, monkeypatch, native_toolchain
 ):
-    are_held, say, said = threading.Event(), DistributedRun.report_last_started, set()
+    has_begun, are_held = threading.Event(), threading.Event()
+    say, said = DistributedRun.report_last_started, set()
 
     def would_end(together, step):
         say(together, step)
@@ -172,9 +174,12 @@ def test_a_stop_waits_for_a_source_whose_batch_another_rank_has_begun(
         def before(number):
             if number == 3 and group.rank == 1:
                 assert are_held.wait(60)
+            if number == 4 and group.rank == 0:  # so its batch 3 is on the way
+                has_begun.set()
 
         runner, seen = af.Runner(plans[group.rank], group=group), source(0, before)
-        return runner.fit(seen, steps=99, progress=False, on_step=stop_at_2(group)).last_step
+        on_step = stop_at_2(group, lambda: has_begun.wait(60))
+        return runner.fit(seen, steps=99, progress=False, on_step=on_step).last_step
 
     first, second = on_ranks(one)
     assert first == second >= 3
