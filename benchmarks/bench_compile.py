@@ -161,6 +161,7 @@ def count_nodes(kind: str, units: int) -> int:
     from compiler.contract.placement import HOST
     from compiler.graph.target import CompileOptions
     from compiler.pipeline.pipeline import PASSES
+    from compiler.pipeline.rewrites import PassContext
 
     job, model, types = make(kind, units)
     graph, options, hardware = (
@@ -168,8 +169,9 @@ def count_nodes(kind: str, units: int) -> int:
         CompileOptions("train"),
         hardware_for((HOST,)),
     )
+    context = PassContext(hardware, options)
     for step in [step for step in PASSES if step.is_wanted(options)]:
-        graph = step.apply(graph, hardware, options)
+        graph = step.run(graph, context)
     return len(graph.nodes)
 
 
@@ -221,6 +223,7 @@ def by_pass(kind: str, units: int) -> dict[str, float]:
     from compiler.graph.target import CompileOptions
     from compiler.lowering.lower import lower
     from compiler.pipeline.pipeline import PASSES
+    from compiler.pipeline.rewrites import PassContext
     from compiler.verify.verify import verify_plan
 
     small, tiny_model, types = make(kind, 1)
@@ -241,10 +244,9 @@ def by_pass(kind: str, units: int) -> dict[str, float]:
     enable_native(settings)
     options, hardware = CompileOptions("train"), hardware_for((HOST,))
     timed("key", lambda: cache_key(graph, options, hardware))
+    context = PassContext(hardware, options)
     for step in [step for step in PASSES if step.is_wanted(options)]:
-        graph = timed(
-            step.name, lambda step=step, graph=graph: step.apply(graph, hardware, options)
-        )
+        graph = timed(step.name, lambda step=step, graph=graph: step.run(graph, context))
     plan = timed("lower", lambda: lower(graph, hardware, options, ""))
     timed("verify", lambda: verify_plan(plan))
     timed("races", lambda: check_races(plan))

@@ -35,7 +35,7 @@ LEADERS = (
 )
 """Functions by their qualified names, from the outside in."""
 
-THROUGH = ("Pass.apply", "DevicePass.apply", "JobPass.apply", "proof.<locals>.once", "<lambda>")
+THROUGH = ("of_graph.<locals>.<lambda>", "proof.<locals>.once", "<lambda>")
 """Functions that only call what they were made of, such as the lambdas of `PASSES`: they are no
 stops, and their caller leads on."""
 

@@ -384,7 +384,7 @@ def run_passes(options: argparse.Namespace) -> int:
     from compiler.pipeline.rewrites import registered, with_added
 
     load_plugins()
-    files = {added.step.name: ", ".join(added.files) for added in registered()}
+    files = {added.name: ", ".join(added.files) for added in registered()}
     print("| pass | needs | provides | from |")
     print("|---|---|---|---|")
     for step in with_added(PASSES):

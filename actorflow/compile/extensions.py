@@ -30,7 +30,6 @@ from compiler.graph.graph import Graph
 from compiler.graph.program_builder import expand, has_plugin_kernel
 from compiler.graph.registry import all_ops, find_op
 from compiler.pipeline import rewrites
-from compiler.pipeline.rewrites import Pass
 
 Rewriting = Callable[[Graph], Graph]
 K = TypeVar("K", bound=type)
@@ -64,8 +63,8 @@ def graph_pass(
         texts = [called, *_facts(needs), *_facts(provides), before, after]
         if not all([isinstance(text, str) for text in texts]):
             raise ValueError(f"names of passes and facts are texts, got {texts}")
-        step = Pass(called, run, _facts(needs), _facts(provides))
-        rewrites.register(step, before=before, after=after, where=where)
+        facts = {"needs": _facts(needs), "provides": _facts(provides)}
+        rewrites.register(called, run, **facts, before=before, after=after, where=where)
         return run
 
     return known if run is None else known(run)

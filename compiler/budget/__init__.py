@@ -2,7 +2,7 @@
 
 Launches of the forward pass run again in the backward pass, or bytes live on the host while nobody
 needs them. The search tries choices (`BudgetChoice`) on the ordered graph. Three rewrites carry a
-choice out; the pipeline lists them last, as `BudgetPass`. A choice counts only by its plan: it is
+choice out; the pipeline lists them last, with `per_choice`. A choice counts only by its plan: it is
 rewritten, lowered, and its arena measured.
 
     search      the trials of choices, recomputation, host memory, and the better of both

@@ -279,6 +279,9 @@ class BudgetChoice:
     activations: tuple[ValueId, ...] = ()
 
 
+NO_CHOICE = BudgetChoice()
+
+
 # The options are part of the plan's key and are recorded in the plan.
 
 SKIPPED = "skipped"

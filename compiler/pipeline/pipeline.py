@@ -27,7 +27,7 @@ from compiler.fusion.prepare import dense_operands, narrow_broadcasts, stage_red
 from compiler.fusion.recompute_cheap import recompute_cheap
 from compiler.fusion.regions import fuse_products
 from compiler.graph.graph import Graph
-from compiler.graph.target import BudgetChoice, CompileOptions, Hardware
+from compiler.graph.target import NO_CHOICE, BudgetChoice, CompileOptions, Hardware
 from compiler.lowering import buckets
 from compiler.lowering.lower import lower
 from compiler.lowering.lower import run as compile_bodies
@@ -35,13 +35,11 @@ from compiler.ops.primitives.body import hash_graph
 from compiler.ops.primitives.transfer import STAGE
 from compiler.passes import autodiff, batches, channels_last, place, precision, simplify
 from compiler.pipeline.rewrites import (
-    AnyPass,
-    BudgetPass,
-    DevicePass,
-    JobPass,
     Pass,
+    PassContext,
     Watch,
     check_order,
+    of_graph,
     registered,
     run_passes,
     verify_and_dump,
@@ -53,17 +51,35 @@ from compiler.storage import order
 from compiler.verify.verify import verify_plan
 
 
+def _asks_for_less(options: CompileOptions) -> bool:
+    return options.asks_for_less
+
+
+def _with_layouts_of_step(graph: Graph, context: PassContext) -> Graph:
+    """Return a graph that evaluates with the SBP of the step's variables; O(nodes of both)."""
+    if context.step is None:
+        return graph
+    mesh, zero = context.hardware.ranks.mesh, context.options.zero
+    return distribute.with_variable_sbp_of(graph, context.step, mesh, zero=zero)
+
+
+def _with_devices_of_step(graph: Graph, context: PassContext) -> Graph:
+    """Return a graph that evaluates with the step's variables where they lie for the step."""
+    if context.step is None:
+        return graph
+    return place.with_variable_devices_of(graph, context.step, context.hardware)
+
+
 def _is_scaled(options: CompileOptions) -> bool:
     return options.is_training and options.precision == "fp16"
 
 
 def _prepare_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
     """Return a body, as a job of its own, as it is lowered."""
-    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     # Its operands lie on the device already: nothing is fed from the host's side.
-    steps = tuple([step for step in steps if step.name != "feed"])
+    steps = [step for step in _steps(options) if step.name != "feed" and not step.per_choice]
     verify_and_dump(body, "trace", options, None)
-    return run_passes(body, steps, hardware, options, None)
+    return run_passes(body, steps, PassContext(hardware, options), None)
 
 
 def _lower_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Plan:
@@ -73,48 +89,69 @@ def _lower_body(body: Graph, hardware: Hardware, options: CompileOptions) -> Pla
     return plan
 
 
-PASSES: tuple[AnyPass, ...] = (
-    JobPass(
+PASSES: tuple[Pass, ...] = (
+    Pass(
+        "variable_layouts",
+        _with_layouts_of_step,
+        (),
+        ("layouts of the step's variables",),
+        lambda options: bool(options.mesh and options.evaluate_every),
+    ),
+    Pass(
         "stages",
-        lambda graph, hardware, options: stages.run(graph, hardware.ranks.mesh.extent(STAGE)),
+        lambda graph, context: stages.run(graph, context.hardware.ranks.mesh.extent(STAGE)),
         (),
         ("a stage for every node",),
     ),
     Pass(
         "fuse_attention",
-        simplify.fuse_attention,
+        of_graph(simplify.fuse_attention),
         ("a stage for every node",),  # it puts nodes where those are that it takes the place of
         ("attention by the block",),
     ),
-    Pass("buffers", batches.chain_buffers, (), ("buffers from batch to batch",)),
+    Pass("buffers", of_graph(batches.chain_buffers), (), ("buffers from batch to batch",)),
     Pass(
         "autodiff",
-        autodiff.differentiate,
+        of_graph(autodiff.differentiate),
         ("attention by the block", "buffers from batch to batch"),  # gradients are of the new ops
         ("gradients",),
     ),
-    Pass("narrow_bodies", simplify.narrow_bodies, ("gradients",), ("bodies of what is read",)),
     Pass(
-        "simplify", simplify.simplify_graph, ("gradients", "bodies of what is read"), ("minimal",)
+        "narrow_bodies",
+        of_graph(simplify.narrow_bodies),
+        ("gradients",),
+        ("bodies of what is read",),
     ),
-    Pass("unscale", autodiff.unscale, ("minimal",), ("gradients without scale",), _is_scaled),
-    JobPass(
+    Pass(
+        "simplify",
+        of_graph(simplify.simplify_graph),
+        ("gradients", "bodies of what is read"),
+        ("minimal",),
+    ),
+    Pass(
+        "unscale",
+        of_graph(autodiff.unscale),
+        ("minimal",),
+        ("gradients without scale",),
+        _is_scaled,
+    ),
+    Pass(
         "skip_updates",
-        lambda graph, hardware, options: autodiff.skip_updates(graph, options.losses or ("loss",)),
+        lambda graph, context: autodiff.skip_updates(graph, context.options.losses or ("loss",)),
         ("minimal", "gradients without scale"),
         ("updates that a broken step skips",),
         is_wanted=lambda options: options.skips_broken_steps,
     ),
     Pass(
         "rescale",
-        autodiff.rescale,
+        of_graph(autodiff.rescale),
         ("updates that a broken step skips",),
         ("a scale after the step",),
         _is_scaled,
     ),
-    JobPass(
+    Pass(
         "clip",
-        lambda graph, hardware, options: autodiff.clip_gradients(graph, options),
+        lambda graph, context: autodiff.clip_gradients(graph, context.options),
         # What is clipped is the gradient of the whole step, as large as it is.
         (
             "gradients without scale",
@@ -126,17 +163,22 @@ PASSES: tuple[AnyPass, ...] = (
     ),
     Pass(
         "stage_updates",
-        autodiff.stage_updates,
+        of_graph(autodiff.stage_updates),
         # What it emits reads gradients, which no pass after it may put others in the place of.
         ("minimal", "clipped gradients"),
         ("updates by programs",),
     ),
     Pass(
-        "averages", autodiff.follow_updates, ("updates by programs",), ("averages of new values",)
+        "averages",
+        of_graph(autodiff.follow_updates),
+        ("updates by programs",),
+        ("averages of new values",),
     ),
-    JobPass(
+    Pass(
         "distribute",
-        lambda graph, hardware, options: distribute.run(graph, hardware.ranks, zero=options.zero),
+        lambda graph, context: distribute.run(
+            graph, context.hardware.ranks, zero=context.options.zero
+        ),
         # Of all that a step is, each rank gets its share; what comes after is a rank's own affair.
         # Norms and products of whole parameters are made whole where they stand as such.
         (
@@ -152,9 +194,17 @@ PASSES: tuple[AnyPass, ...] = (
         ("parts of values",),
         lambda options: bool(options.mesh),
     ),
+    # First of what a rank does alone: by then it is known what the whole step has where.
+    Pass(
+        "variable_devices",
+        _with_devices_of_step,
+        ("parts of values",),
+        ("devices of the step's variables",),
+        lambda options: len(options.devices) > 1 and bool(options.evaluate_every),
+    ),
     Pass(
         "sparse_update",
-        autodiff.update_rows,
+        of_graph(autodiff.update_rows),
         # A gradient that is searched, clipped, or summed over ranks, is needed in one piece.
         (
             "minimal",
@@ -167,21 +217,21 @@ PASSES: tuple[AnyPass, ...] = (
     ),
     Pass(
         "precision",
-        precision.narrow_products,
+        of_graph(precision.narrow_products),
         ("minimal", "updates by programs"),
         ("products in bfloat16",),
         lambda options: options.precision == "bf16",
     ),
     Pass(
         "half_precision",
-        partial(precision.narrow_products, low=DType.FLOAT16),
+        of_graph(partial(precision.narrow_products, low=DType.FLOAT16)),
         ("minimal", "updates by programs"),
         ("products in float16",),
         lambda options: options.precision == "fp16",
     ),
-    DevicePass(
+    Pass(
         "place",
-        place.place_nodes,
+        lambda graph, context: place.place_nodes(graph, context.hardware),
         (
             "updates of rows",
             "updates by programs",
@@ -191,28 +241,28 @@ PASSES: tuple[AnyPass, ...] = (
         ("a device for every node",),
         lambda options: len(options.devices) > 1,
     ),
-    DevicePass(
+    Pass(
         "insert_copies",
-        place.insert_copies,
+        lambda graph, context: place.insert_copies(graph, context.hardware),
         ("a device for every node",),
         ("copies between devices",),
         lambda options: len(options.devices) > 1,
     ),
-    JobPass(
+    Pass(
         "hold_weights",
-        channels_last.hold_weights,
+        lambda graph, context: channels_last.hold_weights(graph, context.hardware, context.options),
         ("minimal", "copies between devices"),
         ("weights held",),
     ),
-    DevicePass(
+    Pass(
         "channels_last",
-        channels_last.put_channels_last,
+        lambda graph, context: channels_last.put_channels_last(graph, context.hardware),
         ("minimal", "copies between devices", "updates by programs", "weights held"),
         ("layouts of images",),
     ),
     Pass(
         "rates",
-        batches.split_rates,
+        of_graph(batches.split_rates),
         (
             "minimal",
             "layouts of images",
@@ -226,15 +276,17 @@ PASSES: tuple[AnyPass, ...] = (
     ),
     Pass(
         "outputs",
-        batches.copy_outputs,
+        of_graph(batches.copy_outputs),
         # From here on no value is replaced by another: bytes are given to what there is.
         ("rates", "updates of rows", "products in bfloat16", "products in float16"),
         ("owned outputs",),
     ),
-    Pass("update_programs", update_programs, ("owned outputs",), ("programs of updates",)),
-    DevicePass(
+    Pass(
+        "update_programs", of_graph(update_programs), ("owned outputs",), ("programs of updates",)
+    ),
+    Pass(
         "round_in_updates",
-        precision.round_in_updates,
+        lambda graph, context: precision.round_in_updates(graph, context.hardware),
         ("programs of updates", "products in bfloat16"),
         ("weights rounded by their updates",),
         # What a cast may make again later, a variable keeps; and a rank has slices of variables.
@@ -244,86 +296,105 @@ PASSES: tuple[AnyPass, ...] = (
     ),
     Pass(
         "stage_reductions",
-        stage_reductions,
+        of_graph(stage_reductions),
         ("owned outputs",),
         ("reductions by rows",),
     ),
     Pass(
         "narrow_broadcasts",
-        narrow_broadcasts,
+        of_graph(narrow_broadcasts),
         ("reductions by rows",),
         ("narrow operands",),
     ),
-    DevicePass(
+    Pass(
         "recompute_cheap",
-        lambda graph, hardware: recompute_cheap(graph, hardware.wide_values),
+        lambda graph, context: recompute_cheap(graph, context.hardware.wide_values),
         ("narrow operands",),
         ("cheap values made where they are read",),
     ),
     Pass(
         "dense_operands",
-        dense_operands,
+        of_graph(dense_operands),
         ("cheap values made where they are read",),
         ("operands that a fused kernel can read",),
     ),
-    DevicePass(
+    Pass(
         "fuse",
-        lambda graph, hardware: fuse_launches(
-            graph, ends_at_saved=True, finishes=hardware.epilogue_ops
+        lambda graph, context: fuse_launches(
+            graph, ends_at_saved=True, finishes=context.hardware.epilogue_ops
         ),
         ("operands that a fused kernel can read",),
         ("fused kernels",),
     ),
-    DevicePass(
+    Pass(
         "chunk_wide",
-        lambda graph, hardware: regions.run(graph, hardware.wide_values),
+        lambda graph, context: regions.run(graph, context.hardware.wide_values),
         ("fused kernels",),
         ("wide values by the chunk",),
     ),
     Pass(
         "fuse_products",
-        fuse_products,
+        of_graph(fuse_products),
         ("wide values by the chunk",),  # regions begin at products that stand alone
         ("products with what reads them",),
     ),
-    JobPass(
+    Pass(
         "bodies",
-        partial(compile_bodies, prepare=_prepare_body, lower=_lower_body),
+        lambda graph, context: compile_bodies(
+            graph, context.hardware, context.options, _prepare_body, _lower_body
+        ),
         ("owned outputs", "products with what reads them"),  # constants are all made
         ("plans of bodies",),
     ),
-    Pass("order", order.run, ("owned outputs", "plans of bodies"), ("order",)),
+    Pass("order", of_graph(order.run), ("owned outputs", "plans of bodies"), ("order",)),
     Pass(
         "buckets",
-        buckets.run,
+        of_graph(buckets.run),
         ("order", "parts of values"),
         ("collectives by the bucket",),
     ),
-    DevicePass(
+    Pass(
         "feed",
-        lambda graph, hardware: batches.feed_devices(graph, hardware.devices),
+        lambda graph, context: batches.feed_devices(graph, context.hardware.devices),
         ("order", "collectives by the bucket"),  # it puts copies at the ends of the order
         ("ports on the host's side",),
         lambda options: options.has_device,
     ),
     # In host memory lies what the launches of the plan read, those that run again among them.
-    BudgetPass(
+    Pass(
         "recompute",
-        lambda graph, choice, hardware: recompute.run(graph, choice.launches),
+        lambda graph, context: recompute.run(graph, context.choice.launches),
         ("order", "ports on the host's side"),
         ("launches that run again",),
+        _asks_for_less,
+        per_choice=True,
     ),
-    BudgetPass(
+    Pass(
         "offload",
-        lambda graph, choice, hardware: offload.offload_variables(graph, choice.state, hardware),
+        lambda graph, context: offload.offload_variables(
+            graph, context.choice.state, context.hardware
+        ),
         ("launches that run again",),
         ("state in host memory",),
+        _asks_for_less,
+        per_choice=True,
     ),
-    BudgetPass(
+    Pass(
         "spill",
-        lambda graph, choice, hardware: offload.spill_values(graph, choice.activations, hardware),
+        lambda graph, context: offload.spill_values(
+            graph, context.choice.activations, context.hardware
+        ),
         ("state in host memory",),
         ("activations in host memory",),
+        _asks_for_less,
+        per_choice=True,
+    ),
+    Pass(
+        "merge_updates",
+        lambda graph, context: merge_updates(graph, context.hardware),
+        ("order", "activations in host memory"),  # of what was chosen, whatever that is
+        ("updates by the launch",),
+        per_choice=True,
     ),
 )
 
@@ -360,21 +431,21 @@ def local_graphs(
     Raises CompileError.
     """
     options = _completed(options, hardware)
-    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
     verify_and_dump(graph, "trace", options, None)
-    before, of_ranks, _ = _parted(steps)
+    context = PassContext(hardware, options)
+    before, of_ranks, _ = _parted(_steps(options))
     # Before `distribute` all ranks have the same graph.
-    whole = run_passes(graph, before, hardware, options, watch)
-    step = run_passes(whole, of_ranks, hardware, options, watch)
+    whole = run_passes(graph, before, context, watch)
+    step = run_passes(whole, of_ranks, context, watch)
     if evaluation is None:
         return LocalGraphs(step)
-    # How variables of all stages lie says `whole` alone: `step` has those of one.
-    mesh, zero, its = hardware.ranks.mesh, options.zero, options.of_evaluation
-    evaluation = distribute.with_variable_sbp_of(evaluation, whole, mesh, zero=zero)
     verify_and_dump(evaluation, "trace", options, None)
-    before, of_ranks, _ = _parted(check_order(with_added(PASSES), its, LOWERING_NEEDS))
-    steps = (*before, *of_ranks)
-    return LocalGraphs(step, run_passes(evaluation, steps, hardware, its, watch, "evaluation "))
+    # How variables of all stages lie says `whole` alone: `step` has those of one.
+    its = PassContext(hardware, options.of_evaluation, step=whole)
+    before, of_ranks, _ = _parted(_steps(its.options))
+    return LocalGraphs(
+        step, run_passes(evaluation, (*before, *of_ranks), its, watch, "evaluation ")
+    )
 
 
 def graphs_of_ranks(graph: Graph, hardware: Hardware, options: CompileOptions) -> RankGraphs:
@@ -383,8 +454,8 @@ def graphs_of_ranks(graph: Graph, hardware: Hardware, options: CompileOptions) -
     Raises CompileError.
     """
     options = _completed(options, hardware)
-    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
-    shared = run_passes(graph, _parted(steps)[0], hardware, options, None)
+    before, _, _ = _parted(_steps(options))
+    shared = run_passes(graph, before, PassContext(hardware, options), None)
     return RankGraphs(shared, hardware.ranks, zero=options.zero)
 
 
@@ -404,36 +475,36 @@ def compile_graph(
     """
     options = _completed(options, hardware)
     # Before any pass: it names what the user traced.
-    fingerprint, added = hash_graph(graph), tuple([a.step.name for a in registered()])
-    steps = check_order(with_added(PASSES), options, LOWERING_NEEDS)
+    fingerprint, added = hash_graph(graph), tuple([plugin.name for plugin in registered()])
     record: list[tuple[str, PlainValue]] = [("passes", added)] if added else []
     if evaluation is not None:
         record.append(("evaluation", hash_graph(evaluation)))
     if local is None:
         local = local_graphs(graph, hardware, options, watch, evaluation)
     graph, evaluation = local
-    graph = run_passes(graph, _parted(steps)[-1], hardware, options, watch)
+    graph = run_passes(graph, _parted(_steps(options))[-1], PassContext(hardware, options), watch)
     if evaluation is not None:
-        evaluation, its = (
-            place.with_variable_devices_of(evaluation, graph, hardware),
-            options.of_evaluation,
-        )
-        rest = _parted(check_order(with_added(PASSES), its, LOWERING_NEEDS))[-1]
-        evaluation = run_passes(evaluation, rest, hardware, its, watch, "evaluation ")
+        its = PassContext(hardware, options.of_evaluation, step=graph)
+        rest = _parted(_steps(its.options))[-1]
+        evaluation = run_passes(evaluation, rest, its, watch, "evaluation ")
 
     def lowered(ordered: Graph) -> Plan:
-        joined = merge_updates(ordered, hardware)  # of what a budget has chosen, whatever that is
-        return lower(joined, hardware, options, fingerprint, evaluation)
+        return lower(ordered, hardware, options, fingerprint, evaluation)
 
-    if any([isinstance(step, BudgetPass) for step in steps]):
+    if _asks_for_less(options):
         plan = _within_budget(graph, hardware, options, lowered, watch)
     else:
-        plan = lowered(graph)
+        plan = lowered(with_choice(graph, NO_CHOICE, hardware, options, watch))
     if record:
         plan = replace(plan, options=(*plan.options, *record))
     # The plan is proven by other rules than those that made it.
     verify_plan(plan)
     return plan
+
+
+def _steps(options: CompileOptions) -> tuple[Pass, ...]:
+    """Return the passes that the options want, in order, those from elsewhere among them."""
+    return check_order(with_added(PASSES), options, LOWERING_NEEDS)
 
 
 def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:
@@ -442,8 +513,12 @@ def _completed(options: CompileOptions, hardware: Hardware) -> CompileOptions:
     return replace(options, devices=devices, mesh=hardware.ranks.mesh.axes)
 
 
-def _parted(steps: Sequence[AnyPass]) -> tuple[Sequence[AnyPass], ...]:
-    """Return the passes over what all ranks have, the one that shares it out, and those after."""
+def _parted(steps: Sequence[Pass]) -> tuple[Sequence[Pass], ...]:
+    """Return the passes over what all ranks have, the one that shares it out, and those after.
+
+    Those that run for each choice of a budget are left out: `with_choice` runs them.
+    """
+    steps = [step for step in steps if not step.per_choice]
     names = [step.name for step in steps]
     # Without a mesh `distribute` does not run, and every pass is a rank's own.
     at = names.index(LAST_OF_RANKS) if LAST_OF_RANKS in names else 0
@@ -479,9 +554,6 @@ def with_choice(
     options: CompileOptions,
     watch: Watch | None = None,
 ) -> Graph:
-    """Return an ordered graph with what was chosen for a budget."""
-    for step in PASSES:
-        if isinstance(step, BudgetPass):
-            graph = step.run(graph, choice, hardware)
-            verify_and_dump(graph, step.name, options, watch)
-    return graph
+    """Return an ordered graph, ready to be lowered, with what was chosen for a budget."""
+    steps = [step for step in _steps(options) if step.per_choice]
+    return run_passes(graph, steps, PassContext(hardware, options, choice), watch)

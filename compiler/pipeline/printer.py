@@ -14,7 +14,7 @@ from compiler.contract.plan_tables import (
     member_ops,
 )
 from compiler.contract.region import TiledLoop
-from compiler.graph.graph import UNSTAGED, Graph
+from compiler.graph.graph import UNSTAGED, Graph, Node
 from compiler.ops.primitives.body import Body
 from memory.report import format_bytes, memory_table
 
@@ -120,25 +120,10 @@ def _recomputation(note: Recomputation) -> str:
 
 
 def print_graph(graph: Graph) -> list[str]:
-    """Return one line per node: values, op, types, attributes, device but 0, stage, scope, line."""
+    """Return one line per node, those of its bodies indented below it."""
     lines = []
     for node in graph.nodes:
-        made = ", ".join(f"%{v}: {graph.types[v]}" for v in node.outputs)
-        read = ", ".join(f"%{v}" for v in node.inputs)
-        op = " + ".join(member_ops(node.op.name, node.attrs))
-        attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, (bytes, Body, SubPlan))}
-        if "program" in attrs:
-            attrs = {k: attrs[k] for k in ("rows", "columns")}
-        elif isinstance(region := attrs.get("region"), TiledLoop):
-            attrs = {"rows": region.rows, "columns": region.columns}
-        shown = f" {attrs}" if attrs else ""
-        if node.after:
-            shown += f" after {', '.join(f'%{v}' for v in node.after)}"
-        if node.device:
-            shown += f" on device {node.device}"
-        if node.stage != UNSTAGED:
-            shown += f" on stage {node.stage}"
-        lines.append(f"{made} = {op}({read}){shown}  # {node.scope} {node.source}")
+        lines.append(node_line(graph, node))
         for inner in node.attrs.values():
             if isinstance(inner, Body):
                 lines += [f"    {line}" for line in print_graph(inner.graph)]
@@ -147,6 +132,26 @@ def print_graph(graph: Graph) -> list[str]:
     lines.extend(f"output {output.name} = %{output.value}" for output in graph.outputs)
     lines.extend(f"write %{write.variable} <- %{write.value}" for write in graph.writes)
     return lines
+
+
+def node_line(graph: Graph, node: Node) -> str:
+    """Return a node's values, op, types, attributes, device but 0, stage, scope and line."""
+    made = ", ".join(f"%{v}: {graph.types[v]}" for v in node.outputs)
+    read = ", ".join(f"%{v}" for v in node.inputs)
+    op = " + ".join(member_ops(node.op.name, node.attrs))
+    attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, (bytes, Body, SubPlan))}
+    if "program" in attrs:
+        attrs = {k: attrs[k] for k in ("rows", "columns")}
+    elif isinstance(region := attrs.get("region"), TiledLoop):
+        attrs = {"rows": region.rows, "columns": region.columns}
+    shown = f" {attrs}" if attrs else ""
+    if node.after:
+        shown += f" after {', '.join(f'%{v}' for v in node.after)}"
+    if node.device:
+        shown += f" on device {node.device}"
+    if node.stage != UNSTAGED:
+        shown += f" on stage {node.stage}"
+    return f"{made} = {op}({read}){shown}  # {node.scope} {node.source}"
 
 
 def print_plan(plan: Plan) -> list[str]:

@@ -8,35 +8,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 from compiler.contract.errors import ActorflowError, CompileError, InternalError
-from compiler.graph.graph import Graph
+from compiler.graph.graph import Graph, Node
 from compiler.graph.registry import infer_type
-from compiler.graph.target import BudgetChoice, CompileOptions, Hardware
+from compiler.graph.target import NO_CHOICE, BudgetChoice, CompileOptions, Hardware
+from compiler.pipeline.printer import node_line
 
 # The graph verifier: inputs are produced before they are read, types are as inferred. It runs after
 # every pass in tests and under ACTORFLOW_VERIFY=1.
 
+_NODES_AROUND = 7
+"""How many nodes before and after a broken one an error shows."""
+
 
 def check(graph: Graph, after: str) -> Graph:
-    """Return `graph` unchanged. Raises InternalError naming the node and the pass it came from."""
+    """Return `graph` unchanged. Raises InternalError naming the node and the pass it came from.
+
+    The error shows the nodes around it.
+    """
     is_known = [False] * len(graph.types)
-    for node in graph.nodes:
-        where = f"after {after}: {node.op} at {node.source}"
-        for value in node.inputs:
-            if not 0 <= value < len(is_known) or not is_known[value]:
-                raise InternalError(f"{where} reads value {value} before it is produced")
-        for value in node.after:
-            if not 0 <= value < len(is_known) or not is_known[value]:
-                raise InternalError(f"{where} waits for value {value}, which comes later")
-        inferred = infer_type.get(node.op)(tuple([graph.types[v] for v in node.inputs]), node.attrs)
-        if inferred != tuple([graph.types[v] for v in node.outputs]):
-            raise InternalError(f"{where} has output types other than inference gives")
+    for index, node in enumerate(graph.nodes):
+        problem = _problem(graph, node, is_known)
+        if problem:
+            where = f"after {after}: {node.op} at {node.source}"
+            raise InternalError(f"{where} {problem}\n{_listing(graph, index)}\n")
         for value in node.outputs:
-            if is_known[value]:
-                raise InternalError(f"{where} produces value {value}, which has a producer already")
             is_known[value] = True
     for value in graph.roots():
         if not is_known[value]:
@@ -44,8 +42,52 @@ def check(graph: Graph, after: str) -> Graph:
     return graph
 
 
+def _problem(graph: Graph, node: Node, is_known: Sequence[bool]) -> str:
+    """Return what is wrong with a node, "" if nothing; `is_known`: values that have a producer."""
+    for value in node.inputs:
+        if not 0 <= value < len(is_known) or not is_known[value]:
+            return f"reads value {value} before it is produced"
+    for value in node.after:
+        if not 0 <= value < len(is_known) or not is_known[value]:
+            return f"waits for value {value}, which comes later"
+    inferred = infer_type.get(node.op)(tuple([graph.types[v] for v in node.inputs]), node.attrs)
+    if inferred != tuple([graph.types[v] for v in node.outputs]):
+        return "has output types other than inference gives"
+    known = [value for value in node.outputs if is_known[value]]
+    return f"produces value {known[0]}, which has a producer already" if known else ""
+
+
+def _listing(graph: Graph, index: int) -> str:
+    """Return the nodes around one, a line each, and a mark at that one."""
+    first, last = max(0, index - _NODES_AROUND), index + _NODES_AROUND + 1
+    rows = enumerate(graph.nodes[first:last], first)
+    return "\n".join([f"{'>' if at == index else ' '} {node_line(graph, n)}" for at, n in rows])
+
+
 Watch = Callable[[str, Graph], None]
 """Called with the name of each pass and the graph it returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What a pass may read besides the graph.
+
+    `choice` is what the search for a budget tries. `step` is the graph of the step, as far as it
+    has come, for the graph that evaluates between steps; None for any other.
+    """
+
+    hardware: Hardware
+    options: CompileOptions
+    choice: BudgetChoice = NO_CHOICE
+    step: Graph | None = None
+
+
+PassFunction = Callable[[Graph, PassContext], Graph]
+
+
+def of_graph(rewrite: Callable[[Graph], Graph]) -> PassFunction:
+    """Return the function of a pass that reads the graph alone."""
+    return lambda graph, context: rewrite(graph)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,76 +95,21 @@ class Pass:
     """One rewrite: its name, what must have happened before, what holds afterwards, and when.
 
     `needs` and `provides` are facts. A need is a fact that some pass provides: what is needed of a
-    pass that the options leave out is waived, for whoever needs it does as well without.
+    pass that the options leave out is waived, for whoever needs it does as well without. A pass
+    `per_choice` runs once for every choice that a search for a budget tries; such passes come last.
     """
 
     name: str
-    run: Callable[[Graph], Graph]
+    run: PassFunction
     needs: tuple[str, ...]
     provides: tuple[str, ...]
     is_wanted: Callable[[CompileOptions], bool] = lambda options: True
-
-    def apply(self, graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
-        """Return the rewritten graph, the same one for all hardware."""
-        return self.run(graph)
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePass:
-    """A rewrite that depends on what devices the job has."""
-
-    name: str
-    run: Callable[[Graph, Hardware], Graph]
-    needs: tuple[str, ...]
-    provides: tuple[str, ...]
-    is_wanted: Callable[[CompileOptions], bool] = lambda options: True
-
-    def apply(self, graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
-        """Return the graph, rewritten for this hardware."""
-        return self.run(graph, hardware)
-
-
-@dataclass(frozen=True, slots=True)
-class JobPass:
-    """A rewrite that depends on what the whole job is compiled for."""
-
-    name: str
-    run: Callable[[Graph, Hardware, CompileOptions], Graph]
-    needs: tuple[str, ...]
-    provides: tuple[str, ...]
-    is_wanted: Callable[[CompileOptions], bool] = lambda options: True
-
-    def apply(self, graph: Graph, hardware: Hardware, options: CompileOptions) -> Graph:
-        """Return the graph, rewritten for this job."""
-        return self.run(graph, hardware, options)
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetPass:
-    """A rewrite of the ordered graph that does what a search for a budget has chosen.
-
-    It runs once for every choice that is tried, and returns the graph itself where the choice has
-    nothing for it.
-    """
-
-    name: str
-    run: Callable[[Graph, BudgetChoice, Hardware], Graph]
-    needs: tuple[str, ...]
-    provides: tuple[str, ...]
-
-    def is_wanted(self, options: CompileOptions) -> bool:
-        """Whether anything may be asked of it."""
-        return options.asks_for_less
-
-
-AnyPass = Pass | DevicePass | JobPass | BudgetPass
-
-Rewrite = TypeVar("Rewrite", Pass, AnyPass)
+    per_choice: bool = False
 
 
 def check_order(
-    passes: Sequence[Rewrite], options: CompileOptions, wanted: Sequence[str]
-) -> tuple[Rewrite, ...]:
+    passes: Sequence[Pass], options: CompileOptions, wanted: Sequence[str]
+) -> tuple[Pass, ...]:
     """Return the passes that the options want, in order; a few microseconds.
 
     Raises InternalError, naming pass and fact, where one needs what none before it provides, where
@@ -151,18 +138,15 @@ def check_order(
 
 def run_passes(
     graph: Graph,
-    steps: Sequence[AnyPass],
-    hardware: Hardware,
-    options: CompileOptions,
+    steps: Sequence[Pass],
+    context: PassContext,
     watch: Watch | None,
     prefix: str = "",
 ) -> Graph:
-    """Run passes over a graph, but for those that a budget asks for."""
+    """Run passes over a graph."""
     for step in steps:
-        if isinstance(step, BudgetPass):
-            continue
-        graph = step.apply(graph, hardware, options)
-        verify_and_dump(graph, step.name, options, watch, prefix)
+        graph = step.run(graph, context)
+        verify_and_dump(graph, step.name, context.options, watch, prefix)
     return graph
 
 
@@ -178,7 +162,7 @@ def verify_and_dump(
 
 # Passes from elsewhere: a script or an installed package adds one, and edits nothing of ours.
 #
-#     register(Pass("drop_abs", run, needs=("minimal",), provides=()), before="order")
+#     register("drop_abs", rewrite, needs=("minimal",), before="order")
 #
 # The place of an added pass follows from the facts that it needs and provides, as for our own, and
 # from the names of passes that it wants to be before or after. It is as early as all of that
@@ -188,19 +172,22 @@ def verify_and_dump(
 
 @dataclass(frozen=True, slots=True)
 class PluginPass:
-    """A pass with the names of those that it stands before and after ("": no matter).
+    """A pass from elsewhere, and the passes that it stands before and after ("": no matter).
 
     `files` are the one that registered it, and the one that holds its function; a prompt has a name
     in angle brackets instead.
     """
 
-    step: Pass
+    name: str
+    rewrite: Callable[[Graph], Graph]
+    needs: tuple[str, ...]
+    provides: tuple[str, ...]
     before: str
     after: str
     files: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"pass {self.step.name!r} ({self.files[0]})"
+        return f"pass {self.name!r} ({self.files[0]})"
 
 
 _added: list[PluginPass] = []
@@ -209,24 +196,34 @@ _times: dict[str, int] = {}
 """How often each name was registered in this process: the next pass of a name is another one."""
 
 
-def register(step: Pass, *, before: str = "", after: str = "", where: str | None = None) -> None:
+def register(
+    name: str,
+    rewrite: Callable[[Graph], Graph],
+    *,
+    needs: tuple[str, ...] = (),
+    provides: tuple[str, ...] = (),
+    before: str = "",
+    after: str = "",
+    where: str | None = None,
+) -> None:
     """Add a pass, for all compilations that follow.
 
     It runs inside of a compilation, so it must not compile. `where` is the file that knows it, by
     default the caller's; a file that is run again, or a cell of a notebook, replaces its own.
     Raises ValueError, naming the file, where another one has a pass of that name.
     """
-    _times[step.name] = _times.get(step.name, 0) + 1
-    code = getattr(step.run, "__code__", None)
-    held_by = getattr(code, "co_filename", None) or f"<{type(step.run).__module__}>"
+    _times[name] = _times.get(name, 0) + 1
+    code = getattr(rewrite, "__code__", None)
+    held_by = getattr(code, "co_filename", None) or f"<{type(rewrite).__module__}>"
     where = where or sys._getframe(1).f_code.co_filename
-    added = PluginPass(step, before, after, tuple(dict.fromkeys((where, held_by))))
+    files = tuple(dict.fromkeys((where, held_by)))
+    added = PluginPass(name, rewrite, needs, provides, before, after, files)
     for index, other in enumerate(_added):
-        modules = {getattr(run, "__module__", "") for run in (step.run, other.step.run)}
+        modules = {getattr(run, "__module__", "") for run in (rewrite, other.rewrite)}
         is_same = other.files == added.files or modules == {"__main__"}
-        if other.step.name == step.name and not is_same:
+        if other.name == name and not is_same:
             raise ValueError(f"{other} exists already; give that of {where} another name")
-        if other.step.name == step.name:
+        if other.name == name:
             _added[index] = added
             return
     _added.append(added)
@@ -235,7 +232,7 @@ def register(step: Pass, *, before: str = "", after: str = "", where: str | None
 def unregister(name: str) -> None:
     """Take back a pass. Raises LookupError when there is none of that name."""
     for index, added in enumerate(_added):
-        if added.step.name == name:
+        if added.name == name:
             del _added[index]
             return
     raise LookupError(f"no pass called {name!r} was registered")
@@ -253,14 +250,11 @@ def registered_files() -> tuple[str, ...]:
 
 def identity() -> str:
     """Return what a plan depends on besides those files: names, places, needs and facts."""
-    rows = [
-        (a.step.name, _times[a.step.name], a.before, a.after, a.step.needs, a.step.provides)
-        for a in _added
-    ]
+    rows = [(a.name, _times[a.name], a.before, a.after, a.needs, a.provides) for a in _added]
     return repr(rows) if rows else ""
 
 
-def with_added(passes: tuple[AnyPass, ...]) -> tuple[AnyPass, ...]:
+def with_added(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
     """Return the passes with those from elsewhere among them.
 
     Raises CompileError, naming pass and file, where one cannot stand anywhere.
@@ -274,39 +268,41 @@ def with_added(passes: tuple[AnyPass, ...]) -> tuple[AnyPass, ...]:
         ready = [added for added in waiting if _is_ready(added, names, facts)]
         if not ready:
             raise CompileError(_missing(waiting[0], placed))
-        placed.insert(_place(ready[0], placed), replace(ready[0].step, run=_Checked(ready[0])))
-        waiting.remove(ready[0])
+        added = ready[0]
+        step = Pass(added.name, _Checked(added), added.needs, added.provides)
+        placed.insert(_place(added, placed), step)
+        waiting.remove(added)
     return tuple(placed)
 
 
 def _is_ready(added: PluginPass, names: set[str], facts: set[str]) -> bool:
     """Whether all that a pass refers to has its place already: another added one may not yet."""
-    return {n for n in (added.before, added.after) if n} <= names and {*added.step.needs} <= facts
+    return {n for n in (added.before, added.after) if n} <= names and {*added.needs} <= facts
 
 
-def _missing(added: PluginPass, placed: Sequence[AnyPass]) -> str:
+def _missing(added: PluginPass, placed: Sequence[Pass]) -> str:
     names = [step.name for step in placed]
     for name in (added.before, added.after):
         if name and name not in names:
             side = "before" if name == added.before else "after"
             return f"{added} is to run {side} {name!r}, which is no pass; there are {names}"
     facts = [fact for step in placed for fact in step.provides]
-    fact = next(fact for fact in added.step.needs if fact not in facts)
+    fact = next(fact for fact in added.needs if fact not in facts)
     return f"{added} needs {fact!r}, and no pass provides it; provided are {facts}"
 
 
-def _place(added: PluginPass, placed: list[AnyPass]) -> int:
+def _place(added: PluginPass, placed: list[Pass]) -> int:
     """Return the index at which a pass is inserted."""
-    step, first, last, why = added.step, 0, len(placed), "at the end"
+    first, last, why = 0, len(placed), "at the end"
     for index, other in enumerate(placed):
-        twice = [fact for fact in step.provides if fact in other.provides]
+        twice = [fact for fact in added.provides if fact in other.provides]
         if twice:
             raise CompileError(f"{added} provides {twice[0]!r}, as {other.name!r} does")
-        if other.name == added.after or {*step.needs} & {*other.provides}:
+        if other.name == added.after or {*added.needs} & {*other.provides}:
             first, why = index + 1, f"after {other.name!r}"
         # What a budget asks for is done last, for the choice names launches of the ordered graph.
-        is_limit = other.name == added.before or {*step.provides} & {*other.needs}
-        if last == len(placed) and (is_limit or isinstance(other, BudgetPass)):
+        is_limit = other.name == added.before or {*added.provides} & {*other.needs}
+        if last == len(placed) and (is_limit or other.per_choice):
             last = index
     if first > last:
         raise CompileError(
@@ -322,10 +318,10 @@ class _Checked:
     def __init__(self, added: PluginPass) -> None:
         self._added = added
 
-    def __call__(self, graph: Graph) -> Graph:
+    def __call__(self, graph: Graph, context: PassContext) -> Graph:
         """Return what the pass returns. Raises CompileError where that is no graph."""
         try:
-            result = self._added.step.run(graph)
+            result = self._added.rewrite(graph)
         except ActorflowError:
             raise
         except Exception as error:
@@ -333,7 +329,7 @@ class _Checked:
         if not isinstance(result, Graph):
             raise CompileError(f"{self._added} returned {result!r:.60}, expected a graph")
         try:
-            check(result, self._added.step.name)
+            check(result, self._added.name)
         except InternalError as error:
             reason = str(error).partition(" (this is a bug")[0]
             raise CompileError(f"{self._added} returned a broken graph: {reason}") from None

@@ -9,12 +9,11 @@ from graphs import made_up
 from actors.race.race import check_races
 from compiler.contract.placement import MeshLink, joined
 from compiler.contract.rank_plans import RankPlans
-from compiler.fusion.join_updates import merge_updates
-from compiler.graph.target import CompileOptions
+from compiler.graph.target import NO_CHOICE, CompileOptions
 from compiler.lowering.lower import lower
 from compiler.ops.primitives.body import hash_graph
-from compiler.pipeline.pipeline import LOWERING_NEEDS, PASSES, _within_budget
-from compiler.pipeline.rewrites import check_order, run_passes
+from compiler.pipeline.pipeline import LOWERING_NEEDS, PASSES, _within_budget, with_choice
+from compiler.pipeline.rewrites import PassContext, check_order, run_passes
 from compiler.sbp.distribute import SbpAssignment, distribute, turns_between
 from compiler.sbp.infer import MeshAxis, Speed, choose
 from compiler.verify.cross_rank import verify_ranks
@@ -49,8 +48,8 @@ def ordered(local, mesh, hardware=None, **asked):
     options = CompileOptions("job", **own, **asked)
     steps = [s for s in check_order(PASSES, options, LOWERING_NEEDS) if s.name != "distribute"]
     names = [step.name for step in steps]
-    steps = steps[names.index("stage_updates") :]
-    return run_passes(local, steps, hardware, options, None), hardware, options
+    steps = [step for step in steps[names.index("stage_updates") :] if not step.per_choice]
+    return run_passes(local, steps, PassContext(hardware, options), None), hardware, options
 
 
 def plan_of(local, mesh, fingerprint="", hardware=None, **asked):
@@ -58,12 +57,12 @@ def plan_of(local, mesh, fingerprint="", hardware=None, **asked):
     graph, hardware, options = ordered(local, mesh, hardware, **asked)
 
     def lowered(ordered):
-        return lower(merge_updates(ordered, hardware), hardware, options, fingerprint)
+        return lower(ordered, hardware, options, fingerprint)
 
     if options.asks_for_less:
         plan = _within_budget(graph, hardware, options, lowered, None)
     else:
-        plan = lowered(graph)
+        plan = lowered(with_choice(graph, NO_CHOICE, hardware, options))
     verify_plan(plan)
     check_races(plan)
     return plan

@@ -10,7 +10,7 @@ from compiler.pipeline import rewrites
 def without_passes():
     yield
     for added in rewrites.registered():
-        rewrites.unregister(added.step.name)
+        rewrites.unregister(added.name)
 
 
 def test_the_decorator_stands_with_brackets_and_without():
@@ -22,13 +22,13 @@ def test_the_decorator_stands_with_brackets_and_without():
     def other(graph):
         return graph
 
-    steps = [added.step for added in rewrites.registered()]
+    steps = rewrites.registered()
     assert [(step.name, step.needs, step.provides) for step in steps] == [
         ("plain", (), ()),
         ("named", ("rates",), ("tea",)),
     ]
-    assert steps[0].run is plain
-    assert steps[1].run is other
+    assert steps[0].rewrite is plain
+    assert steps[1].rewrite is other
     assert rewrites.registered_files() == (__file__,)
 
 
@@ -43,7 +43,7 @@ def test_a_pass_of_another_cell_takes_the_place_of_the_old_one():
     for number in range(2):
         exec(compile(cell, f"<cell {number}>", "exec"), {"af": af, "__name__": "__main__"})
         identities.add(rewrites.identity())
-    assert [added.step.name for added in rewrites.registered()] == ["mine"]
+    assert [added.name for added in rewrites.registered()] == ["mine"]
     assert len(identities) == 2
 
 

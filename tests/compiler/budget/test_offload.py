@@ -31,7 +31,7 @@ from compiler.ops.primitives.sources import INPUT, VARIABLE
 from compiler.ops.primitives.transfer import COPY_TO, is_copy, value_devices
 from compiler.pipeline import pipeline
 from compiler.pipeline.pipeline import with_choice
-from compiler.pipeline.rewrites import check
+from compiler.pipeline.rewrites import PassContext, check
 from compiler.sbp import distribute
 from compiler.verify.verify import check_shared_bytes, verify_plan
 
@@ -67,8 +67,9 @@ def adam_job(depth=4, every=1, rng=None, ranks=1):
     loss = b.emit_one(MEAN, value, axes=(0, 1), keepdims=False)
     adam(b, loss, weights, every)
     graph, job = b.freeze(), CompileOptions("job")
-    for step_ in [p for p in pipeline.PASSES if p.is_wanted(job)]:
-        graph = check(step_.apply(graph, linked(), job), step_.name)
+    context = PassContext(linked(), job)
+    for step_ in [p for p in pipeline.PASSES if p.is_wanted(job) and not p.per_choice]:
+        graph = check(step_.run(graph, context), step_.name)
         if step_.name == "simplify":
             graph = distribute.run(graph, joined(Mesh(("data",), (ranks,)), MeshLink()))
     return graph

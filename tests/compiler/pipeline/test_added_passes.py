@@ -12,7 +12,6 @@ from compiler.ops.families.arithmetic import ABS, NEG
 from compiler.pipeline import rewrites
 from compiler.pipeline.pipeline import PASSES, compile_graph
 from compiler.pipeline.printer import summarise
-from compiler.pipeline.rewrites import Pass
 
 NAMES = [step.name for step in PASSES]
 
@@ -23,7 +22,7 @@ def add():
     names = []
 
     def register(name="mine", run=lambda graph: graph, needs=(), provides=(), **place):
-        rewrites.register(Pass(name, run, needs, provides), **place)
+        rewrites.register(name, run, needs=needs, provides=provides, **place)
         names.append(name)
 
     yield register
@@ -79,7 +78,7 @@ def test_added_passes_may_need_each_other_in_any_order_of_registration(add):
         ({"needs": ("tea",)}, r"'mine' \(.*test_added_passes.py\) needs 'tea', and no pass prov"),
         (
             {"after": "fusee"},
-            r"is to run after 'fusee', which is no pass; there are \['stages', ",
+            r"is to run after 'fusee', which is no pass; there are \['variable_layouts', ",
         ),
         ({"before": "fusee"}, "is to run before 'fusee', which is no pass"),
         ({"after": "order", "before": "simplify"}, "cannot stand anywhere: .*'order', and before"),
@@ -150,7 +149,7 @@ def test_a_plan_says_which_passes_from_elsewhere_made_it(add, graph, fake_target
 def test_a_name_is_taken_by_one_file(add):
     add("mine")
     add("mine", needs=("rates",))  # the same file, run again
-    assert [added.step.needs for added in rewrites.registered()] == [("rates",)]
+    assert [added.needs for added in rewrites.registered()] == [("rates",)]
     with pytest.raises(ValueError, match=r"'mine' .*exists already; give that of other.py"):
         add("mine", where="other.py")
 

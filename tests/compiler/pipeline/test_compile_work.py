@@ -19,6 +19,7 @@ from compiler.ops.primitives.reduce import MEAN
 from compiler.ops.primitives.sources import INPUT
 from compiler.passes import simplify
 from compiler.pipeline.pipeline import PASSES
+from compiler.pipeline.rewrites import PassContext
 from compiler.storage.buffers import draft_launches
 from compiler.storage.storage import assign_storage
 from compiler.verify.verify import verify_plan
@@ -40,13 +41,13 @@ def traced(depth):
 
 
 def wanted_passes():
-    return [step for step in PASSES if step.is_wanted(OPTIONS)]
+    return [step for step in PASSES if step.is_wanted(OPTIONS) and not step.per_choice]
 
 
 def ordered(depth, target):
     graph = traced(depth)
     for step in wanted_passes():
-        graph = step.apply(graph, target, OPTIONS)
+        graph = step.run(graph, PassContext(target, OPTIONS))
     return graph
 
 
@@ -78,7 +79,7 @@ def work(depth, target):
     counted("hash", lambda: hash_graph(graph, with_sources=True))
     for step in wanted_passes():
         graph = counted(
-            step.name, lambda step=step, graph=graph: step.apply(graph, target, OPTIONS)
+            step.name, lambda step=step, graph=graph: step.run(graph, PassContext(target, OPTIONS))
         )
     plan = counted("lower", lambda: lower(graph, target, OPTIONS, ""))
     counted("verify", lambda: verify_plan(plan))
@@ -116,7 +117,7 @@ def test_the_target_is_asked_once_for_equal_calls(fake_target):
 def test_simplifying_what_is_simple_keeps_the_nodes_themselves():
     graph = traced(6)
     for step in wanted_passes():
-        graph = step.apply(graph, one_device(HostCosts()), OPTIONS)
+        graph = step.run(graph, PassContext(one_device(HostCosts()), OPTIONS))
         if step.name == "simplify":
             break
     again = simplify.simplify_graph(graph)

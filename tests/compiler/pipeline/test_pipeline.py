@@ -11,7 +11,7 @@ from compiler.graph.target import CompileOptions
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import SUM
 from compiler.pipeline.pipeline import LOWERING_NEEDS, PASSES, compile_graph
-from compiler.pipeline.rewrites import Pass, check_order
+from compiler.pipeline.rewrites import Pass, check, check_order
 
 EVERYTHING = CompileOptions(
     "job",
@@ -21,6 +21,7 @@ EVERYTHING = CompileOptions(
     memory_budget=1,
     devices=("host:0", "sim:0"),
     mesh=(("data", 2),),
+    evaluate_every=1,
 )
 IN_FLOAT16 = replace(EVERYTHING, precision="fp16")
 FREE = replace(EVERYTHING, memory_budget=0, mesh=())
@@ -90,7 +91,7 @@ def test_what_the_options_leave_out_is_waived_and_not_refused():
 
 
 def test_two_passes_that_provide_one_fact_are_refused():
-    again = Pass("again", lambda graph: graph, (), ("order",))
+    again = Pass("again", lambda graph, context: graph, (), ("order",))
     with pytest.raises(InternalError, match="pass 'again' provides 'order', as 'order' does"):
         check_order((*PASSES, again), EVERYTHING, LOWERING_NEEDS)
 
@@ -105,9 +106,12 @@ def test_a_pass_that_runs_after_the_order_was_decided_must_say_so():
 
 def test_what_a_budget_asks_for_runs_last_and_only_then():
     names = [step.name for step in check_order(PASSES, EVERYTHING, LOWERING_NEEDS)]
-    assert names[-5:] == ["buckets", "feed", "recompute", "offload", "spill"]
+    assert names[-6:] == ["buckets", "feed", "recompute", "offload", "spill", "merge_updates"]
     plain = replace(EVERYTHING, memory_budget=0)
-    assert [step.name for step in check_order(PASSES, plain, LOWERING_NEEDS)] == names[:-3]
+    assert [step.name for step in check_order(PASSES, plain, LOWERING_NEEDS)] == [
+        *names[:-4],
+        names[-1],
+    ]
 
 
 def test_intervals_that_coincide_too_seldom_are_refused_in_the_users_words(sketch, fake_target):
@@ -122,3 +126,19 @@ def test_intervals_that_coincide_too_seldom_are_refused_in_the_users_words(sketc
         " a proof takes 16,777,216 at most (the period of checkpoint= (every=) in steps is 7,919"
         " and metrics_every= is 6,007; choose multiples of one another)"
     )
+
+
+def test_a_broken_graph_is_shown_around_the_node_that_breaks_it(sketch):
+    x = sketch.input("x", (2, 2))
+    for _ in range(20):
+        x = sketch.b.emit_one(MATMUL, x, x)
+    graph = sketch.b.freeze()
+    nodes = list(graph.nodes)
+    nodes[10] = replace(nodes[10], inputs=(nodes[12].outputs[0],) * 2)
+    with pytest.raises(InternalError) as caught:
+        check(replace(graph, nodes=tuple(nodes)), "swap")
+    first, *lines = str(caught.value).splitlines()
+    assert first.startswith("after swap: matmul at ")
+    assert first.endswith(f"reads value {nodes[12].outputs[0]} before it is produced")
+    shown = [line.partition(":")[0] for line in lines[:15]]
+    assert shown == [f"{'>' if i == 10 else ' '} %{nodes[i].outputs[0]}" for i in range(3, 18)]
