@@ -49,10 +49,10 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
         "host",
         "devices of jobs that name none: host, cuda, sim, or several: sim:0,sim:1",
     ),
-    EnvVar("ACTORFLOW_DUMP", "", "folder that gets graph and plan after each pass"),
-    EnvVar("ACTORFLOW_TRACE", "", "file that gets the Chrome trace of every firing"),
+    EnvVar("ACTORFLOW_DUMP", "", "folder for the graph and the plan after each pass"),
+    EnvVar("ACTORFLOW_TRACE", "", "file for the Chrome trace of every firing"),
     EnvVar("ACTORFLOW_VERIFY", "0", "1 verifies the graph after each pass"),
-    EnvVar("ACTORFLOW_LOG", "warning", f"least level that is logged: {', '.join(_LEVELS)}"),
+    EnvVar("ACTORFLOW_LOG", "warning", f"lowest level that is logged: {', '.join(_LEVELS)}"),
     EnvVar(
         "ACTORFLOW_CACHE",
         "$XDG_CACHE_HOME/actorflow or ~/.cache/actorflow",
@@ -61,30 +61,30 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
     EnvVar(
         "ACTORFLOW_CACHE_SIZE",
         "1GiB",
-        "bytes that plans may take there; those used longest ago, or not for 90 days, are removed",
+        "bytes of plans in the cache; the least recently used, or unused for 90 days, are removed",
     ),
     EnvVar("ACTORFLOW_THREADS", "all cores", "threads that a CPU kernel uses"),
     EnvVar("ACTORFLOW_NATIVE", "1", "0 runs numpy's kernels only, without a C compiler"),
     EnvVar(
         "ACTORFLOW_STALL_SECONDS",
         "60",
-        "seconds without a firing after which a run says who holds it up; 0 never",
+        "seconds without a firing after which a run reports a stall; 0 never",
     ),
     EnvVar(
         "ACTORFLOW_RANK_SECONDS",
         "600",
-        "seconds that ranks wait for one that does not come, or was stopped; 0 for ever",
+        "seconds that ranks wait for a rank that is missing or stopped; 0 for ever",
     ),
-    EnvVar("ACTORFLOW_SIM_SEED", "0", "how late the streams of simulated devices are"),
-    EnvVar("ACTORFLOW_GPU", "the one here", "GPU that jobs on cuda are planned for, such as h200"),
+    EnvVar("ACTORFLOW_SIM_SEED", "0", "seed of the delays of simulated devices"),
+    EnvVar("ACTORFLOW_GPU", "the one present", "GPU that jobs on cuda are planned for, such as h200"),
     EnvVar(
         "ACTORFLOW_CUDA",
         "",
-        "emulated runs plans for cuda on the host, slowly, as 8 GPUs; emulated:2 as two",
+        "emulated runs plans for cuda on the host, slowly, as 8 GPUs; emulated:2 as 2 GPUs",
     ),
-    EnvVar("ACTORFLOW_CUDNN", "where it is installed", "1 plans cuDNN's kernels for cuda, 0 none"),
+    EnvVar("ACTORFLOW_CUDNN", "where it is installed", "1 plans cuDNN's kernels for cuda, 0 does not"),
     EnvVar(
-        "ACTORFLOW_SYNC", "0", "1 waits on cuda after each launch, so that a fault names its op"
+        "ACTORFLOW_SYNC", "0", "1 waits on cuda after each launch, so that an error names its op"
     ),
 )
 

@@ -44,8 +44,8 @@ def test_the_folders_of_the_house_are_there():
         assert (ROOT / room / "__init__.py").exists()
 
 
-def printed_first():
-    """What the demo says of its plan with numpy's kernels, which are the same on every machine."""
+def demo_output():
+    """Return what the demo prints of its plan with numpy kernels: the same on every machine."""
     environment = {**os.environ, "ACTORFLOW_NATIVE": "0"}
     demo = "examples/char_gpt.py"
     done = subprocess.run(
@@ -56,9 +56,9 @@ def printed_first():
 
 
 @pytest.mark.host("the device is in the text")
-def test_what_it_prints_first_is_what_it_prints_first():
-    _, _, section = README.partition("## What it prints first\n")
+def test_the_output_of_the_demo_is_what_the_demo_prints():
+    _, _, section = README.partition("## Output of the demo\n")
     shown = section.partition("```\n")[2].partition("```")[0]
     # An edit of the demo that moves no line changes the plan's name for itself and nothing else.
     without_id = re.compile(r"^(plan '\w+') [0-9a-f]{12} ")
-    assert without_id.sub(r"\1 ", shown) == without_id.sub(r"\1 ", printed_first())
+    assert without_id.sub(r"\1 ", shown) == without_id.sub(r"\1 ", demo_output())
