@@ -134,12 +134,13 @@ def page() -> str:
     lines = [
         "# Functions: types, gradients, kernels",
         "",
-        "Written by `python docs/write_ops.py` from the cases that are held against torch"
-        " (tests/oracle). Types are those that a job compiles with in place of the floats of a"
-        " case; kernels are those of plans in float32, for the host with a C compiler"
-        " (`deterministic=True`: which library multiplies fastest is measured otherwise) and for an"
-        " H200. numpy's kernels compute all of it, too. `actorflow ops` prints what is known of"
-        " each op.",
+        "This page is for users who look up whether a function supports a dtype, a gradient or a"
+        " device. `python docs/write_ops.py` writes it from the cases that are compared with torch"
+        " (tests/oracle). Types are those with which a job compiles in place of the floats of a"
+        " case. Kernels are those of plans in float32, for the host with a C compiler"
+        " (`deterministic=True`, because the fastest library is measured otherwise) and for an"
+        " H200. numpy's kernels compute every function, too. `actorflow ops` prints the attributes"
+        " of each op.",
     ]
     subject = ""
     for name, case in cases():
