@@ -60,12 +60,12 @@ class _BufferColumns:
 def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `actorflow pack` to its parser."""
     parser.epilog = (
-        "Exit code 3 where the buffers do not fit the capacity, 1 for a file that is none."
+        "Exit code 3 if the buffers do not fit the capacity, 1 if the file is not such a CSV file."
     )
     add = parser.add_argument
     add("file", help="a CSV file with the columns id,lower,upper,size")
-    add("--capacity", type=_bytes, metavar="BYTES", help="must hold it all: 1048576, or 1MiB")
-    add("--alignment", type=_bytes, default=1, metavar="N", help="of offsets, in bytes (default 1)")
+    add("--capacity", type=_bytes, metavar="BYTES", help="size of the arena: 1048576, or 1MiB")
+    add("--alignment", type=_bytes, default=1, metavar="N", help="alignment of offsets (default 1)")
     add("--json", action="store_true", help="print the placement as JSON")
 
 
@@ -244,7 +244,7 @@ def add_ckpt_arguments(parser: argparse.ArgumentParser) -> None:
     listing.set_defaults(command=_list)
     verify = actions.add_parser("verify", help="check every file and tensor against its hash")
     verify.add_argument("directory", help=_WHERE)
-    verify.add_argument("--step", type=int, help="of a run: only this step")
+    verify.add_argument("--step", type=int, help="verify only this step of the run")
     verify.set_defaults(command=_verify)
 
 
@@ -323,7 +323,7 @@ LEGEND = (
 
 def add_ops_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `actorflow ops` to its parser."""
-    parser.add_argument("files", nargs="*", help="Python files that define ops: they are run first")
+    parser.add_argument("files", nargs="*", help="Python files that define ops; they run first")
 
 
 def run_ops(options: argparse.Namespace) -> int:

@@ -28,16 +28,16 @@ _MOST_GRACE_S = 86_400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `actorflow launch` to its parser."""
     parser.add_argument(
-        "-n", "--ranks", type=int, required=True, metavar="P", help="how many processes run it"
+        "-n", "--ranks", type=int, required=True, metavar="P", help="number of ranks"
     )
     parser.add_argument(
         "--grace",
         type=float,
         default=_GRACE_S,
         metavar="SECONDS",
-        help="how long the others may take to end after a rank failed (default %(default)g)",
+        help="time for the other ranks to exit after a rank failed (default %(default)g)",
     )
-    parser.add_argument("file", help="a Python script; its own arguments follow it")
+    parser.add_argument("file", help="a Python script; its arguments follow it")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from actorflow.compile.compiling import CompileRequest
 
 
-TUNE_HELP = "measure anew which library multiplies fastest, for every shape"
+TUNE_HELP = "measure again which library multiplies fastest, for every shape"
 
 
 # `actorflow plan --rank R SCRIPT.py`.
@@ -64,7 +64,7 @@ _OF_LAUNCH = re.compile(r"-n\d*|--ranks(=.*)?")
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
     """Add the option that says whose plan it is, of the ranks of a job's mesh."""
-    text = "of the job's mesh, whose plan it is (default 0); no process of another is needed"
+    text = "plan of this rank of the job's mesh (default 0), made in one process"
     parser.add_argument("--rank", type=int, metavar="R", help=text)
 
 
@@ -85,8 +85,8 @@ def check_no_launch(own: Sequence[str], parser: argparse.ArgumentParser) -> None
             return
         if _OF_LAUNCH.fullmatch(word):
             parser.error(
-                f"{own[0]} needs no {word}: how many ranks there are the job's mesh says. plan"
-                " shows that of one rank, by --rank R (default 0), and simulate runs those of all"
+                f"{own[0]} needs no {word}: the job's mesh sets the number of ranks. plan shows the"
+                " plan of one rank, by --rank R (default 0), and simulate runs those of all ranks"
             )
 
 
@@ -112,13 +112,13 @@ def _no_arguments(parser: argparse.ArgumentParser) -> None:
 
 _OTHERS = (
     ("launch", launch.add_arguments, launch.run,
-     "run a script as several processes of one job: ranks"),
+     "run a script as several ranks: processes of one job"),
     ("pack", add_pack_arguments, run_pack, "place the buffers of a CSV file, with a certificate"),
-    ("top", top.add_arguments, top.run, "watch a run: its actors, and what they wait for"),
-    ("ops", add_ops_arguments, run_ops, "print the table of ops, what is known of each"),
+    ("top", top.add_arguments, top.run, "watch a run: its actors, and what each waits for"),
+    ("ops", add_ops_arguments, run_ops, "print the table of ops and their attributes"),
     ("passes", _no_arguments, run_passes, "print the passes of the compiler in order"),
     ("doctor", _no_arguments, lambda options: doctor.main(),
-     "say what this machine offers and what holds it back"),
+     "report what this machine offers and what slows it down"),
 )  # fmt: skip
 """Commands of modules of their own: name, what adds the arguments, what runs, and in words."""
 
@@ -220,9 +220,9 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="actorflow",
-        description="Static plans of actors for training deep networks.",
-        epilog="A script's own arguments follow it. For plan and simulate, put -- before those that"
-        " are called like options of theirs.",
+        description="Train deep networks with static plans of actors.",
+        epilog="The arguments of a script follow its name. For plan and simulate, put -- before"
+        " script arguments that have the name of an option of the command.",
     )
     parser.add_argument("--version", action="version", version=f"actorflow {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -267,9 +267,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_device(parser: argparse.ArgumentParser, when: str = "") -> None:
-    text = "run jobs that name no device there: host, cuda, sim, or several: sim:0,sim:1"
+    text = "device of jobs that name none: host, cuda, sim, or several: sim:0,sim:1"
     parser.add_argument("--device", metavar="NAME", help=when + text)
-    text = "plan jobs on cuda for this GPU (default: the one that is here), such as h200"
+    text = "plan jobs on cuda for this GPU, such as h200 (default: the one present)"
     parser.add_argument("--gpu", metavar="NAME", help=when + text)
 
 

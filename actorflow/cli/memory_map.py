@@ -470,12 +470,12 @@ def _ink_on(colour: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the memory map to those of `plan`."""
     parser.add_argument(
-        "--memory", metavar="FILE", help="draw who holds which bytes when: FILE.html or FILE.png"
+        "--memory", metavar="FILE", help="draw the arena over time: FILE.html or FILE.png"
     )
     parser.add_argument(
         "--without",
         metavar="PLAN",
-        help="a plan file of the same job without a memory budget, to be drawn beside (.html)",
+        help="plan file of the same job without a memory budget, drawn for comparison (.html)",
     )
 
 

@@ -56,26 +56,26 @@ if TYPE_CHECKING:
 
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for what joins the ranks, and for how their speeds differ."""
+    """Add the options of the network between ranks and of the ranks' speeds."""
     add = parser.add_argument
-    add("--devices", type=int, metavar="N", help="ranks (default: as many as the plan is for)")
+    add("--devices", type=int, metavar="N", help="ranks (default: those of the plan)")
     add("--link", type=float, default=12.5, metavar="GB/s",
-        help="of each host each way, shared by its ranks (default 12.5)")  # fmt: skip
+        help="rate of a host's link each way, shared by its ranks (default 12.5)")  # fmt: skip
     add("--latency", type=float, default=5.0, metavar="US",
-        help="per message between hosts (default 5)")  # fmt: skip
-    add("--per-host", type=int, default=1, metavar="K", help="ranks of a host (default 1)")
+        help="latency of a message between hosts (default 5)")  # fmt: skip
+    add("--per-host", type=int, default=1, metavar="K", help="ranks per host (default 1)")
     add("--inside", type=float, default=50.0, metavar="GB/s",
-        help="of each rank to the others of its host (default 50)")  # fmt: skip
+        help="rate of each rank inside its host (default 50)")  # fmt: skip
     add("--inside-latency", type=float, default=1.0, metavar="US",
-        help="per message inside a host (default 1)")  # fmt: skip
+        help="latency of a message inside a host (default 1)")  # fmt: skip
     add("--per-rack", type=int, default=0, metavar="H",
-        help="hosts of a rack (default: all hosts at one switch)")  # fmt: skip
+        help="hosts per rack (default: all hosts at one switch)")  # fmt: skip
     add("--uplink", type=float, metavar="GB/s",
-        help="of each rack each way, shared by its hosts (default: as --link)")  # fmt: skip
-    add("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0], help="of the all-reduce")
+        help="rate of a rack's link each way, shared by its hosts (default: --link)")  # fmt: skip
+    add("--algorithm", choices=ALGORITHMS, default=ALGORITHMS[0], help="kind of all-reduce")
     add("--straggler", type=float, default=1.0, metavar="F", help="one rank is F times as slow")
     add("--spread", type=float, default=0.0, metavar="S",
-        help="ranks are exp(S x) times as slow, x normal for each rank (default 0: all alike)",
+        help="each rank is exp(S x) times as slow, x normal (default 0: all equally fast)",
         )  # fmt: skip
 
 
@@ -301,13 +301,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--steps", type=int, default=100, help="steps to simulate (default 100)")
     add_network_arguments(parser)
-    add("--jitter", type=float, default=0.0, metavar="J", help="durations vary by a share of J")
-    add("--seed", type=int, default=0, metavar="S", help="of jitter and speeds (default 0)")
+    add("--jitter", type=float, default=0.0, metavar="J", help="durations vary by this fraction")
+    add("--seed", type=int, default=0, metavar="S", help="seed of jitter and speeds (default 0)")
     add(
         "--calibrate",
         action=argparse.BooleanOptionalAction,
-        help="measure this machine anew; --no-calibrate: use the plan's estimates (default: what"
-        " was measured before)",
+        help="measure this machine again; --no-calibrate: use the plan's estimates (default: use"
+        " the last measurement)",
     )
     add("--trace", metavar="FILE.json", help="write the timeline for chrome://tracing or Perfetto")
     add("--json", action="store_true", help="print the report as JSON")

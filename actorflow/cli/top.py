@@ -30,7 +30,7 @@ _LATE_S = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("run", metavar="RUN", help="directory of the run (fit's checkpoint=)")
-    parser.add_argument("--once", action="store_true", help="print one view and leave")
+    parser.add_argument("--once", action="store_true", help="print one view and exit")
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="seconds between views (default 1)"
     )

@@ -76,13 +76,17 @@ ENVIRONMENT: tuple[EnvVar, ...] = (
         "seconds that ranks wait for a rank that is missing or stopped; 0 for ever",
     ),
     EnvVar("ACTORFLOW_SIM_SEED", "0", "seed of the delays of simulated devices"),
-    EnvVar("ACTORFLOW_GPU", "the one present", "GPU that jobs on cuda are planned for, such as h200"),
+    EnvVar(
+        "ACTORFLOW_GPU", "the one present", "GPU that jobs on cuda are planned for, such as h200"
+    ),
     EnvVar(
         "ACTORFLOW_CUDA",
         "",
         "emulated runs plans for cuda on the host, slowly, as 8 GPUs; emulated:2 as 2 GPUs",
     ),
-    EnvVar("ACTORFLOW_CUDNN", "where it is installed", "1 plans cuDNN's kernels for cuda, 0 does not"),
+    EnvVar(
+        "ACTORFLOW_CUDNN", "where it is installed", "1 plans cuDNN's kernels for cuda, 0 does not"
+    ),
     EnvVar(
         "ACTORFLOW_SYNC", "0", "1 waits on cuda after each launch, so that an error names its op"
     ),

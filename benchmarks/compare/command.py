@@ -64,8 +64,8 @@ def main(words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="actorflow bench",
-        description="Compare with other engines, row by row: the same models, in turns, after their"
-        " losses were found equal. `make bench-env` makes the environments of the others.",
+        description="Compare with other engines, row by row: the same models, alternately, after"
+        " their losses are compared. `make bench-env` makes the environments of the others.",
     )
     add = parser.add_argument
     here, there = [",".join([e.name for e in rivals]) for rivals in (RIVALS, RIVALS_ON_GPU)]
@@ -75,23 +75,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ENGINES",
         help=f"default {here}, and on a GPU {there}; '' for none",
     )
-    add(
-        "--device", choices=("host", "cuda"), default="host", help="where all compute: host or cuda"
-    )
-    add("--gpu", metavar="NAME", help="plan our rows for this GPU (default: the one that is here)")
-    add("--rounds", type=int, default=5, metavar="N", help="turns of each engine (default 5)")
+    add("--device", choices=("host", "cuda"), default="host", help="device of all engines")
+    add("--gpu", metavar="NAME", help="plan our rows for this GPU (default: the one present)")
+    add("--rounds", type=int, default=5, metavar="N", help="rounds of each engine (default 5)")
     add("--busy", action="store_true", help="measure again while another process spins on a core")
     add("--cold", action="store_true", help="measure first steps with empty caches too")
     add("--tune", action="store_true", help=TUNE_HELP)
     add("--launches", action="store_true", help="print the longest launches of our plans")
     add("--json", metavar="FILE", help="write the results as JSON")
-    add("--markdown", metavar="FILE", help="write the report, which is printed anyway")
+    add("--markdown", metavar="FILE", help="also write the printed report")
     add("--png", metavar="FILE", help="draw the ratios; needs matplotlib")
     add(
         "--env",
         metavar="DIR",
         default=str(ROOT / ".bench-env"),
-        help="folder of the rivals' environments (default: .bench-env of the clone)",
+        help="folder of the other engines' environments (default: .bench-env of the clone)",
     )
     return parser
 

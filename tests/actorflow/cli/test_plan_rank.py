@@ -91,6 +91,6 @@ def test_a_number_of_ranks_as_for_launch_is_none_for_plan(planned, capsys, own):
     with pytest.raises(SystemExit) as ended:
         planned(*own, mesh=["data=4"])
     assert ended.value.code == 2
-    assert f"plan needs no {own[0]}: how many ranks there are the job's mesh says." in (
+    assert f"plan needs no {own[0]}: the job's mesh sets the number of ranks." in (
         capsys.readouterr().err
     )
