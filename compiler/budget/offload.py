@@ -73,7 +73,7 @@ def state_updates(graph: Graph) -> tuple[StateUpdate, ...]:
         for node in graph.nodes
         if node.op is VARIABLE and node.attrs.str_("role") == OPTIMIZER
     }
-    found: list[StateUpdate] = []
+    updates: list[StateUpdate] = []
     for index, node in enumerate(graph.nodes):
         positions = tuple(
             [
@@ -87,8 +87,8 @@ def state_updates(graph: Graph) -> tuple[StateUpdate, ...]:
         )
         if positions:
             names = tuple([name_of[node.inputs[position]] for position in positions])
-            found.append(StateUpdate(index, positions, names))
-    return tuple(found)
+            updates.append(StateUpdate(index, positions, names))
+    return tuple(updates)
 
 
 def state_names(graph: Graph) -> tuple[str, ...]:
@@ -131,22 +131,22 @@ def with_early_updates(graph: Graph) -> Graph:
 
 def _chosen(graph: Graph, names: Sequence[str]) -> tuple[StateUpdate, ...]:
     """Return the updates of the named state, each with the positions of that state only."""
-    wanted = dict.fromkeys(names)
-    found = state_names(graph)
-    unknown = [name for name in wanted if name not in found]
+    requested = dict.fromkeys(names)
+    movable = state_names(graph)
+    unknown = [name for name in requested if name not in movable]
     if unknown:
         raise CompileError(
             f"variable {unknown[0]!r} cannot live in host memory: only optimizer state that nothing"
-            f" but its update reads can; here that is {', '.join(found) or 'none'}"
+            f" but its update reads can; here that is {', '.join(movable) or 'none'}"
         )
-    chosen: list[StateUpdate] = []
+    updates: list[StateUpdate] = []
     for update in state_updates(graph):
         pairs = zip(update.positions, update.names, strict=True)
-        own = [(position, name) for position, name in pairs if name in wanted]
-        if own:
-            positions, kept = zip(*own, strict=True)
-            chosen.append(StateUpdate(update.node, positions, kept))
-    return tuple(chosen)
+        selected = [(position, name) for position, name in pairs if name in requested]
+        if selected:
+            positions, own_names = zip(*selected, strict=True)
+            updates.append(StateUpdate(update.node, positions, own_names))
+    return tuple(updates)
 
 
 def fill_buckets(
@@ -163,13 +163,13 @@ def fill_buckets(
     # At most `MAX_BUCKETS` even shares, unless those were too small to pay for their cuts.
     most = bucket_bytes or max(MIN_BUCKET_BYTES, -(-sum(sizes) // MAX_BUCKETS))
     buckets: list[list[T]] = []
-    held = 0
+    filled_bytes = 0
     for item, size in zip(items, sizes, strict=True):
-        if not buckets or held + size > most or is_apart(buckets[-1], item):
+        if not buckets or filled_bytes + size > most or is_apart(buckets[-1], item):
             buckets.append([])
-            held = 0
+            filled_bytes = 0
         buckets[-1].append(item)
-        held += size
+        filled_bytes += size
     return tuple([tuple(bucket) for bucket in buckets])
 
 
@@ -324,13 +324,13 @@ def idle_values(graph: Graph, hardware: Hardware) -> tuple[Idle, ...]:
             readers.setdefault(root, []).append(index)
     fixed = _fixed(graph, storage)
     place = {node: launch for launch, node in enumerate(times.nodes)}
-    found: list[Idle] = []
+    idles: list[Idle] = []
     for launch, index in enumerate(times.nodes):
         for value in graph.nodes[index].outputs:
-            known = storage.root[value] == value and value not in fixed
-            if known and readers.get(value) and graph.types[value].size_bytes:
-                found.append(_idle(value, launch, readers[value], times, place))
-    return tuple(found)
+            may_move = storage.root[value] == value and value not in fixed
+            if may_move and readers.get(value) and graph.types[value].size_bytes:
+                idles.append(_idle(value, launch, readers[value], times, place))
+    return tuple(idles)
 
 
 def _fixed(graph: Graph, storage: Storage) -> set[ValueId]:
@@ -372,19 +372,19 @@ def spill_values(
     """
     if not values:
         return graph
-    wanted = dict.fromkeys(values)
-    chosen = [idle for idle in idle_values(graph, hardware) if idle.value in wanted]
-    if len(chosen) < len(wanted):
-        known = {idle.value for idle in chosen}
-        stays = next(value for value in wanted if value not in known)
+    requested = dict.fromkeys(values)
+    idles = [idle for idle in idle_values(graph, hardware) if idle.value in requested]
+    if len(idles) < len(requested):
+        movable = {idle.value for idle in idles}
+        stays = next(value for value in requested if value not in movable)
         raise CompileError(
             f"value %{stays} cannot go to host memory: only what a launch makes and launches of"
             " the same batch read can, unless it is an output or written over"
         )
     # All of a bucket is made before the first late reader of any of it.
     buckets = fill_buckets(
-        chosen,
-        [graph.types[idle.value].size_bytes for idle in chosen],
+        idles,
+        [graph.types[idle.value].size_bytes for idle in idles],
         bucket_bytes,
         lambda bucket, idle: idle.maker >= _first_reader(bucket),
     )
@@ -454,10 +454,10 @@ class _SpillCopies:
         for index, node in enumerate(self._graph.nodes):
             for k in in_at.get(index, ()):
                 self._copy_in(k, back)
-            own = late.get(index, set())
-            if own:
-                read = [self._shown(v, back) if root[v] in own else v for v in node.inputs]
-                node = replace(node, inputs=tuple(read))
+            moved = late.get(index, set())
+            if moved:
+                inputs = [self._shown(v, back) if root[v] in moved else v for v in node.inputs]
+                node = replace(node, inputs=tuple(inputs))
             self._nodes.append(node)
             for k in out_at.get(index, ()):
                 self._copy_out(k)

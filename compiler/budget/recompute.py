@@ -107,14 +107,14 @@ def _waited_for(
     graph: Graph, made_by: Sequence[int], is_there: Sequence[bool], index: int
 ) -> tuple[int, ...]:
     """Return the launches that one waits for, but for those that are there already."""
-    found, todo = dict[int, None](), [index]
+    launches, todo = dict[int, None](), [index]
     for at in todo:  # grows while it is walked
         node = graph.nodes[at]
         for maker in [made_by[v] for v in (*node.inputs, *node.after)]:
-            if maker >= 0 and not is_there[maker] and maker not in found:
-                found[maker] = None
+            if maker >= 0 and not is_there[maker] and maker not in launches:
+                launches[maker] = None
                 todo.append(maker)
-    return tuple(found)
+    return tuple(launches)
 
 
 def _buffers(
@@ -145,9 +145,9 @@ def _op(
     node = draft.node
     roots = dict.fromkeys([storage.root[v] for v in node.inputs])
     pairs = [
-        (node.outputs[output], storage.root[node.inputs[given]])
-        for output, given in draft.info.in_place
-        if may_share_bytes(graph, storage, draft, output, given)
+        (node.outputs[output], storage.root[node.inputs[source]])
+        for output, source in draft.info.in_place
+        if may_share_bytes(graph, storage, draft, output, source)
     ]
     return ProblemOp(
         reads=tuple([buffer_of[r] for r in roots if r in buffer_of]),
@@ -156,9 +156,9 @@ def _op(
         duration=draft.info.duration_ns,
         in_place=tuple(
             [
-                (buffer_of[out], buffer_of[given])
-                for out, given in pairs
-                if out in buffer_of and given in buffer_of
+                (buffer_of[out], buffer_of[source])
+                for out, source in pairs
+                if out in buffer_of and source in buffer_of
             ]
         ),
         is_once=node.phase is not Phase.FORWARD or not may_repeat(node),
@@ -268,12 +268,12 @@ class _Repetition:
                 self.nodes.append(replace(node, inputs=(base, *node.inputs[1:])))
                 self._views[key] = value
             else:
-                made = self._new_value(value)
+                copy = self._new_value(value)
                 phase = Phase.RECOMPUTE
                 self.nodes.append(
-                    replace(node, inputs=(base, *node.inputs[1:]), outputs=(made,), phase=phase)
+                    replace(node, inputs=(base, *node.inputs[1:]), outputs=(copy,), phase=phase)
                 )
-                self._views[key] = made
+                self._views[key] = copy
         return self._views[key]
 
     def _new_value(self, like: ValueId) -> ValueId:

@@ -68,9 +68,9 @@ class BudgetEvaluator:
 
 def fullest(plan: Plan) -> int:
     """Return the number of the arena, of those that devices compute in, that is the largest."""
-    own = [i for i, arena in enumerate(plan.arenas) if arena.place == arena.device.place]
+    arenas = [i for i, arena in enumerate(plan.arenas) if arena.place == arena.device.place]
     # Of arenas of one size the first.
-    return max(own, key=lambda i: (plan.arenas[i].size_bytes, -i))
+    return max(arenas, key=lambda i: (plan.arenas[i].size_bytes, -i))
 
 
 def fullest_arenas(plan: Plan) -> tuple[int, ...]:
@@ -150,11 +150,11 @@ class _RecomputeSearch:
         if self.options.recompute == "blocks":
             return self._blocks()
         budget = self.options.memory_budget
-        found = self._within(budget) or self._smallest()
-        if found.size_bytes > budget:
-            raise self._nothing_fits(found.size_bytes)
-        return found.choice, _with_recompute_notes(
-            self.trials, self.base, found.choice, found.planned
+        fitting = self._within(budget) or self._smallest()
+        if fitting.size_bytes > budget:
+            raise self._nothing_fits(fitting.size_bytes)
+        return fitting.choice, _with_recompute_notes(
+            self.trials, self.base, fitting.choice, fitting.planned
         )
 
     def _within(self, budget: int) -> _Fitting | None:
@@ -164,12 +164,12 @@ class _RecomputeSearch:
             planned = self.planner.plan(max(room, 0))
             if planned is None:
                 return None
-            found = self._found(planned)
-            missed = found.size_bytes - budget
-            if missed <= 0:
-                return found
+            fitting = self._found(planned)
+            excess_bytes = fitting.size_bytes - budget
+            if excess_bytes <= 0:
+                return fitting
             # Less than it planned with: for a little less room the same plan would come back.
-            room = planned.peak_bytes - missed
+            room = planned.peak_bytes - excess_bytes
         return None
 
     def _blocks(self) -> tuple[BudgetChoice, Plan]:
@@ -191,11 +191,11 @@ class _RecomputeSearch:
         And what is planned for fewer bytes may be placed better than what needs the fewest.
         """
         saved = _Fitting(self.base, self.trials.arena_bytes(self.base), None)
-        found = min(self._found(self.planner.smallest), saved, key=lambda x: x.size_bytes)
+        smallest = min(self._found(self.planner.smallest), saved, key=lambda x: x.size_bytes)
         # Each is smaller by a byte at least, so this ends.
-        while smaller := self._within(found.size_bytes - 1):
-            found = smaller
-        return found
+        while smaller := self._within(smallest.size_bytes - 1):
+            smallest = smaller
+        return smallest
 
     def _nothing_fits(self, size: int) -> BudgetError:
         """Return the error for a budget below the smallest size found."""
@@ -351,7 +351,7 @@ def _chosen(candidates: Sequence[_Candidate]) -> BudgetChoice:
 
 def _candidates(graph: Graph, hardware: Hardware, step_ns: float) -> list[_Candidate]:
     """Return all candidates, state first, each kind in order of time."""
-    found: list[_Candidate] = []
+    candidates: list[_Candidate] = []
     early = offload.with_early_updates(graph)
     updates = offload.state_updates(early)
     if updates:
@@ -365,7 +365,7 @@ def _candidates(graph: Graph, hardware: Hardware, step_ns: float) -> list[_Candi
             spare_ns = times.begin_ns[update.node] - free_ns
             free_ns = times.begin_ns[update.node]
             if hardware.link(node.device, HOST_SIDE) is not None:
-                found.append(
+                candidates.append(
                     _candidate(update.names, None, types, spare_ns, None, hardware, node.device)
                 )
     for idle in offload.idle_values(graph, hardware):
@@ -375,8 +375,8 @@ def _candidates(graph: Graph, hardware: Hardware, step_ns: float) -> list[_Candi
         is_worth_it = is_long and type_.size_bytes >= MIN_ACTIVATION_BYTES
         if is_worth_it and hardware.link(device, HOST_SIDE) is not None:
             times_ns = idle.idle_ns, idle.made_ns
-            found.append(_candidate((), idle.value, [type_], *times_ns, hardware, device))
-    return found
+            candidates.append(_candidate((), idle.value, [type_], *times_ns, hardware, device))
+    return candidates
 
 
 def _candidate(
@@ -452,17 +452,17 @@ def meet_budget(trials: BudgetEvaluator) -> tuple[BudgetChoice, Plan]:
     may_move = options.offload != "none" and has_way(trials.hardware)
     if not may_move or not budget or trials.arena_bytes(NOTHING) <= budget:
         return fit_by_recompute(trials, NOTHING)
-    missed: list[BudgetError] = []
-    again = _fitted(trials, NOTHING, missed)
-    moved = choose_offload(trials)
-    if trials.arena_bytes(moved) <= budget:
-        extra = _extra_time(trials, moved)
-        if again is None or extra <= again[1].recomputation[0].extra:
-            return moved, _with_choice_notes(trials, moved, extra)
-    found = again or _fitted(trials, state_on_host, missed)
-    if found is None:
-        raise _nearest(trials, moved, missed)
-    return found
+    errors: list[BudgetError] = []
+    recomputed = _fitted(trials, NOTHING, errors)
+    offloaded = choose_offload(trials)
+    if trials.arena_bytes(offloaded) <= budget:
+        extra = _extra_time(trials, offloaded)
+        if recomputed is None or extra <= recomputed[1].recomputation[0].extra:
+            return offloaded, _with_choice_notes(trials, offloaded, extra)
+    fallback = recomputed or _fitted(trials, state_on_host, errors)
+    if fallback is None:
+        raise _nearest(trials, offloaded, errors)
+    return fallback
 
 
 def _fitted(

@@ -63,21 +63,21 @@ def memory_categories(plan: Plan) -> tuple[MemoryCategory, ...]:
     workspaces = {plan.views[x.workspace].register for x in launches if x.workspace is not None}
     staged = {port.register for actor in _snapshots(plan) for port in actor.outputs}
     ported = _registers_of(plan.actors, *PORTED)
-    found: list[MemoryCategory] = []
+    kinds: list[MemoryCategory] = []
     for register in plan.registers:
         if register.kind is RegisterKind.VARIABLE:
-            found.append(_OF_ROLE.get(roles.get(register.id, ""), MemoryCategory.OTHER_VARIABLE))
+            kinds.append(_OF_ROLE.get(roles.get(register.id, ""), MemoryCategory.OTHER_VARIABLE))
         elif register.kind is RegisterKind.CONSTANT:
-            found.append(MemoryCategory.CONSTANT)
+            kinds.append(MemoryCategory.CONSTANT)
         elif register.kind is RegisterKind.TEMPORARY:
-            found.append(
+            kinds.append(
                 MemoryCategory.WORKSPACE if register.id in workspaces else MemoryCategory.TEMPORARY
             )
         elif register.id in staged:
-            found.append(MemoryCategory.STAGING)
+            kinds.append(MemoryCategory.STAGING)
         else:
-            found.append(MemoryCategory.SLOT if register.id in ported else MemoryCategory.CROSSING)
-    return tuple(found)
+            kinds.append(MemoryCategory.SLOT if register.id in ported else MemoryCategory.CROSSING)
+    return tuple(kinds)
 
 
 def chain_launches(plan: Plan) -> tuple[tuple[Actor, Launch], ...]:
@@ -107,15 +107,15 @@ def account(plan: Plan, arena: int, lower_bound_bytes: int, text: str) -> Device
 
     `lower_bound_bytes` and `text` are what the packing proved of it.
     """
-    of = memory_categories(plan)
+    kinds = memory_categories(plan)
     alignment = plan.arenas[arena].alignment
-    held = [r for r in plan.registers if r.arena == arena and r.size_bytes]
-    parts = _by_address(held, of, alignment)
+    registers = [r for r in plan.registers if r.arena == arena and r.size_bytes]
+    parts = _by_address(registers, kinds, alignment)
     # A slot reaches to the next multiple of the alignment, for nothing else can begin before it.
-    sizes = np.array([_aligned(r, alignment) * r.num_slots for r in held], np.int64)
-    lower = np.array([r.interval[0] for r in held], np.int64)
-    upper = np.array([r.interval[1] for r in held], np.int64)
-    is_workspace = np.array([of[r.id] is MemoryCategory.WORKSPACE for r in held], np.bool_)
+    sizes = np.array([_aligned(r, alignment) * r.num_slots for r in registers], np.int64)
+    lower = np.array([r.interval[0] for r in registers], np.int64)
+    upper = np.array([r.interval[1] for r in registers], np.int64)
+    is_workspace = np.array([kinds[r.id] is MemoryCategory.WORKSPACE for r in registers], np.bool_)
     live_bytes, peak_launch = lower_bound(lower, upper, sizes)
     is_live = (lower <= peak_launch) & (peak_launch < upper)
     return DeviceMemory(
@@ -141,28 +141,28 @@ def account(plan: Plan, arena: int, lower_bound_bytes: int, text: str) -> Device
 
 def _snapshots(plan: Plan) -> list[Actor]:
     """Return the actors that copy variables, or copies of them, for a sink and for no chain."""
-    kept = {plan.views[variable.view].register for variable in plan.variables}
+    state = {plan.views[variable.view].register for variable in plan.variables}
     chains = [a for a in plan.actors if a.kind not in (*PORTED, ActorKind.COPY)]
     computed = _registers_of(tuple(chains), *ActorKind)
-    found: list[Actor] = []
+    snapshots: list[Actor] = []
     # In actor order, so that a copy of a copy is found after what it copies.
     for actor in plan.actors:
-        made = {port.register for port in actor.outputs}
-        is_apart = actor.kind is ActorKind.COPY and made and not made & (computed | kept)
-        read = [plan.views[view].register for x in actor.launches for view in x.inputs]
-        if is_apart and kept.issuperset(read):
-            kept |= made
-            found.append(actor)
-    return found
+        outputs = {port.register for port in actor.outputs}
+        is_apart = actor.kind is ActorKind.COPY and outputs and not outputs & (computed | state)
+        inputs = [plan.views[view].register for x in actor.launches for view in x.inputs]
+        if is_apart and state.issuperset(inputs):
+            state |= outputs
+            snapshots.append(actor)
+    return snapshots
 
 
 def _registers_of(actors: tuple[Actor, ...], *kinds: ActorKind) -> set[RegisterId]:
     """Return what actors of some kinds put out and take in."""
-    found: set[RegisterId] = set()
+    registers: set[RegisterId] = set()
     for actor in actors:
         if actor.kind in kinds:
-            found.update([port.register for port in actor.inputs + actor.outputs])
-    return found
+            registers.update([port.register for port in actor.inputs + actor.outputs])
+    return registers
 
 
 def _aligned(register: Register, alignment: int) -> int:
@@ -181,8 +181,8 @@ def _by_address(
     parts: dict[MemoryCategory, int] = {}
     covered = 0
     # In the order of `MemoryCategory`: an address that several use counts for the first.
-    for share, own in ranges.items():
-        claimed += own
+    for share, spans in ranges.items():
+        claimed += spans
         union = _union_bytes(claimed)
         parts[share] = union - covered
         covered = union
@@ -202,19 +202,19 @@ def _union_bytes(ranges: list[tuple[int, int]]) -> int:
 
 def slots_in(plan: Plan, arena: int) -> list[tuple[Register, int]]:
     """Return the slots of all registers that have bytes in an arena, in order."""
-    held = [r for r in plan.registers if r.arena == arena and r.size_bytes]
-    return [(register, slot) for register in held for slot in range(register.num_slots)]
+    registers = [r for r in plan.registers if r.arena == arena and r.size_bytes]
+    return [(register, slot) for register in registers for slot in range(register.num_slots)]
 
 
 def largest_tensor(plan: Plan) -> str:
     """Return in words what the largest tensor is, and where it is made; after a message."""
     # Of tensors of one size the last one stands for all.
-    found = {
+    labels = {
         plan.views[v].type.size_bytes: f"{launch.label!r} ({plan.sources[launch.source]})"
         for actor in plan.actors
         for launch in actor.launches
         for v in launch.outputs
     }
-    found |= {plan.views[v.view].type.size_bytes: f"variable {v.name!r}" for v in plan.state}
-    most = max(found, default=0)
-    return f"; its largest tensor is of {format_bytes(most)}, {found[most]}" if found else ""
+    labels |= {plan.views[v.view].type.size_bytes: f"variable {v.name!r}" for v in plan.state}
+    size = max(labels, default=0)
+    return f"; its largest tensor is of {format_bytes(size)}, {labels[size]}" if labels else ""

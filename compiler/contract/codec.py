@@ -76,10 +76,10 @@ def member_of(cls: type[Enum]) -> Convert:
 
     def member_of(item: Any) -> Enum:
         # Only a str is looked up: a mapping from a broken file has no hash.
-        found = members.get(item) if type(item) is str else None
-        if found is None:
+        member = members.get(item) if type(item) is str else None
+        if member is None:
             raise DecodeError(item, f"one of {', '.join(members)}")
-        return found
+        return member
 
     return member_of
 
@@ -142,8 +142,8 @@ def shown(value: object) -> str:
     if isinstance(value, dict):
         return f"a mapping of {len(value)}"
     # ASCII only, so that a value from a file can draw nothing on a terminal.
-    said = ascii(value)
-    return said if len(said) <= 60 else f"{said[:60]}..."
+    text = ascii(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 MOST_SHOWN = 200
@@ -362,11 +362,11 @@ def _instance_of(cls: type) -> Convert:
 
 def _tuple_of(*hints: Any) -> Convert:
     if len(hints) == 2 and hints[1] is Ellipsis:
-        read = _reader(hints[0])
+        reader = _reader(hints[0])
         # Two passes in C over the whole sequence instead of a call for each number.
-        if isinstance(read, functools.partial) and read.func is int_in and read.args[0]:
-            return _ints_in(read.args[0], read)
-        return functools.partial(_items, read)
+        if isinstance(reader, functools.partial) and reader.func is int_in and reader.args[0]:
+            return _ints_in(reader.args[0], reader)
+        return functools.partial(_items, reader)
     readers = [_reader(hint) for hint in hints]
 
     def tuple_of(row: Any) -> tuple[Any, ...]:
@@ -404,14 +404,14 @@ def _read(
 
     Each is read once: a second time, to find which it was, would be two times at every depth.
     """
-    made: list[Any] = []
+    items: list[Any] = []
     try:
-        for read, item in zip(readers, row, strict=True):
-            made.append(read(item))  # how many there are tells which is wrong
+        for reader, item in zip(readers, row, strict=True):
+            items.append(reader(item))  # how many there are tells which is wrong
     except DecodeError as wrong:
-        wrong.way = f"{step.format(places[len(made)])}{wrong.way}"
+        wrong.way = f"{step.format(places[len(items)])}{wrong.way}"
         raise
-    return made
+    return items
 
 
 def _one_of(hint: Any) -> Convert:
@@ -423,11 +423,11 @@ def _one_of(hint: Any) -> Convert:
         return _plain
     if set(kinds) == {int, float}:
         return decode_number
-    some = [kind for kind in kinds if kind is not type(None)]
-    if len(some) != 1 or len(kinds) != 2:
+    types = [kind for kind in kinds if kind is not type(None)]
+    if len(types) != 1 or len(kinds) != 2:
         raise TypeError(f"no reader of {hint}: only of a number, or one type or None")
-    read = _reader(some[0])
-    return lambda item: None if item is None else read(item)
+    reader = _reader(types[0])
+    return lambda item: None if item is None else reader(item)
 
 
 def _attribute(value: Any) -> Any:

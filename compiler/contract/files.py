@@ -108,10 +108,10 @@ def read_regular(path: StrPath, most_bytes: int, *, is_link_followed: bool = Fal
         if size_bytes > most_bytes:
             why = f"it has {size_bytes:,} bytes, and at most {most_bytes:,} are read"
             raise _refusal(errno.EFBIG, why, path)
-        parts, left = [], most_bytes  # it may grow meanwhile
-        while left and (part := os.read(fd, min(left, max(size_bytes, _CHUNK_BYTES)))):
+        parts, remaining = [], most_bytes  # it may grow meanwhile
+        while remaining and (part := os.read(fd, min(remaining, max(size_bytes, _CHUNK_BYTES)))):
             parts.append(part)
-            left -= len(part)
+            remaining -= len(part)
     finally:
         os.close(fd)
     return b"".join(parts)
@@ -134,9 +134,9 @@ def replace_regular(path: StrPath, content: bytes, *, is_shared: bool = False) -
     Raises:
         OSError: the folder cannot be written; nothing of ours is left in it then.
     """
-    own = f".{uuid.uuid4().hex}" if is_shared else ""
+    suffix = f".{uuid.uuid4().hex}" if is_shared else ""
     # In the same folder: a rename is atomic only within one file system.
-    temporary = f"{os.fspath(path)}{own}{PARTIAL}"
+    temporary = f"{os.fspath(path)}{suffix}{PARTIAL}"
     if not is_shared:
         with suppress(FileNotFoundError):  # of a writer that was killed, or somebody's trap
             # Removed, not opened: O_EXCL below then never writes through somebody's link.

@@ -93,10 +93,10 @@ class Device:
 
 def distinct_devices(texts: Sequence[object]) -> tuple[Device, ...]:
     """Return the devices of some texts, in order. Raises ValueError for none, or one twice."""
-    found = tuple([Device.parse(text) for text in texts])
-    if len({*found}) < len(found):
-        raise ValueError(f"devices must differ, got {', '.join(map(str, found))}")
-    return found
+    devices = tuple([Device.parse(text) for text in texts])
+    if len({*devices}) < len(devices):
+        raise ValueError(f"devices must differ, got {', '.join(map(str, devices))}")
+    return devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,34 +176,34 @@ class Mesh:
         """Return where a rank is. Raises ValueError for one that is not in the mesh."""
         if not 0 <= rank < self.num_ranks:
             raise ValueError(f"rank {rank} is not in a mesh of {self.num_ranks} ranks")
-        found = []
+        indices = []
         # Row-major: the last axis counts fastest.
         for extent in reversed(self.shape):
-            found.append(rank % extent)
+            indices.append(rank % extent)
             rank //= extent
-        return tuple(reversed(found))
+        return tuple(reversed(indices))
 
     def rank(self, coordinates: Sequence[int]) -> int:
         """Return the number of the rank at some coordinates."""
-        found = 0
-        for own, extent in zip(coordinates, self.shape, strict=True):
-            found = found * extent + own
-        return found
+        number = 0
+        for index, extent in zip(coordinates, self.shape, strict=True):
+            number = number * extent + index
+        return number
 
     def group(self, rank: int, axis: int) -> tuple[int, ...]:
         """Return the ranks that differ from one along an axis alone, itself among them."""
-        own = list(self.coordinates(rank))
-        found = []
+        coordinates = list(self.coordinates(rank))
+        ranks = []
         for index in range(self.shape[axis]):
-            own[axis] = index
-            found.append(self.rank(own))
-        return tuple(found)
+            coordinates[axis] = index
+            ranks.append(self.rank(coordinates))
+        return tuple(ranks)
 
     def axis(self, name: str) -> int:
         """Return the number of an axis. Raises CompileError for a name that none has."""
         if name not in self.names:
-            known = ", ".join(map(repr, self.names)) or "none"
-            raise CompileError(f"the mesh has no axis {name!r}; its axes are: {known}")
+            names = ", ".join(map(repr, self.names)) or "none"
+            raise CompileError(f"the mesh has no axis {name!r}; its axes are: {names}")
         return self.names.index(name)
 
     def extent(self, name: str) -> int:
@@ -212,8 +212,8 @@ class Mesh:
 
     def without(self, name: str) -> Mesh:
         """Return the mesh of ranks that differ along other axes alone, if there is that axis."""
-        kept = [axis for axis in self.axes if axis[0] != name]
-        return Mesh(tuple([n for n, _ in kept]), tuple([extent for _, extent in kept]))
+        axes = [axis for axis in self.axes if axis[0] != name]
+        return Mesh(tuple([n for n, _ in axes]), tuple([extent for _, extent in axes]))
 
     def __str__(self) -> str:
         return " x ".join([f"{name}={extent}" for name, extent in self.axes])
@@ -224,14 +224,14 @@ def mesh_of(pairs: AttrValue) -> Mesh:
 
     Raises InternalError for anything else.
     """
-    found: dict[str, int] = {}
+    extents: dict[str, int] = {}
     for row in pairs if isinstance(pairs, tuple) else (pairs,):
         match row:
-            case (str() as name, int() as extent) if name not in found and extent > 0:
-                found[name] = extent
+            case (str() as name, int() as extent) if name not in extents and extent > 0:
+                extents[name] = extent
             case _:
                 raise InternalError(f"option mesh is {pairs!a:.60}, no pairs of names and extents")
-    mesh = Mesh(tuple(found), tuple(found.values()))
+    mesh = Mesh(tuple(extents), tuple(extents.values()))
     if mesh.num_ranks > _MOST_RANKS_READ:
         raise InternalError(f"option mesh is {mesh}: {_MOST_RANKS_READ} ranks at most")
     return mesh

@@ -370,17 +370,17 @@ def _check_actor(plan: Plan, actor: Actor) -> None:
     if actor.launches and actor.kind in PORTED:
         raise InternalError(f"{where} is a {actor.kind.value}, which has no launches")
     for index, launch in enumerate(actor.launches):
-        said = f"{where}.launches[{index}]"
-        _check_places(f"{said} has an operand", (*launch.inputs, *launch.outputs), plan.views)
+        place = f"{where}.launches[{index}]"
+        _check_places(f"{place} has an operand", (*launch.inputs, *launch.outputs), plan.views)
         if launch.workspace is not None:
-            _check_place(f"{said}.workspace", launch.workspace, plan.views)
-        _check_place(f"{said}.source", launch.source, plan.sources)
-        named = (len(launch.reads), len(launch.writes))
-        if named != (len(launch.inputs), len(launch.outputs)):
-            raise InternalError(f"{said} names {named} versions for other than its operands")
+            _check_place(f"{place}.workspace", launch.workspace, plan.views)
+        _check_place(f"{place}.source", launch.source, plan.sources)
+        counts = (len(launch.reads), len(launch.writes))
+        if counts != (len(launch.inputs), len(launch.outputs)):
+            raise InternalError(f"{place} names {counts} versions for other than its operands")
         # -1 - k names part k (`Launch.reads`). A number from 0 on is a version: no table holds
         # those.
-        _check_places(f"{said} reads part", [-1 - v for v in launch.reads if v < 0], plan.parts)
+        _check_places(f"{place} reads part", [-1 - v for v in launch.reads if v < 0], plan.parts)
 
 
 def _check_join(plan: Plan, where: str, join: ElidedConcat) -> None:
@@ -401,8 +401,8 @@ def _check_join(plan: Plan, where: str, join: ElidedConcat) -> None:
         shape = (*whole.type.shape[:axis], view.type.shape[axis], *whole.type.shape[axis + 1 :])
         # The stride of an axis of one element leads nowhere.
         strides = [
-            own if n > 1 else step
-            for n, own, step in zip(shape, view.strides_bytes, whole.strides_bytes, strict=True)
+            stride if n > 1 else step
+            for n, stride, step in zip(shape, view.strides_bytes, whole.strides_bytes, strict=True)
         ]
         # Part i begins where the parts before it end; `stop` counts their slices along the axis.
         place = whole.register, offset + stop * whole.strides_bytes[axis]
@@ -429,8 +429,8 @@ def _check_fields(plan: Plan) -> None:
             raise InternalError(f"fields[{index}] ({item.name!r}) is of a register without data")
         _check_part(plan, f"field {item.name!r}", item.sharding, plan.views[item.view].type)
         names.setdefault(item.register, []).append(item.name)
-    for register, own in names.items():
-        _check_names(f"field of register {plan.registers[register].name!r}", own)
+    for register, field_names in names.items():
+        _check_names(f"field of register {plan.registers[register].name!r}", field_names)
 
 
 def _check_part(plan: Plan, what: str, part: ShardingSpec | None, type_: TensorType) -> None:
@@ -449,9 +449,9 @@ def _check_state(plan: Plan) -> None:
     """Check variables and constants: each has a register of its own kind to itself."""
     views = [row.view for row in plan.variables], [row.view for row in plan.constants]
     kinds = ("variables", RegisterKind.VARIABLE), ("constants", RegisterKind.CONSTANT)
-    for (name, kind), own in zip(kinds, views, strict=True):
+    for (name, kind), view_ids in zip(kinds, views, strict=True):
         holders: set[int] = set()
-        for index, view in enumerate(own):
+        for index, view in enumerate(view_ids):
             _check_place(f"{name}[{index}].view", view, plan.views)
             register = plan.registers[plan.views[view].register]
             if register.kind is not kind or register.id in holders:
@@ -467,10 +467,10 @@ def _check_state(plan: Plan) -> None:
         type_ = plan.views[variable.view].type
         _check_part(plan, f"variable {variable.name!r}", variable.sharding, type_)
     for index, constant in enumerate(plan.constants):
-        needed = plan.views[constant.view].type.size_bytes
-        if len(constant.data) != needed:
+        size_bytes = plan.views[constant.view].type.size_bytes
+        if len(constant.data) != size_bytes:
             raise InternalError(
-                f"constants[{index}] has {len(constant.data)} bytes for a view of {needed}"
+                f"constants[{index}] has {len(constant.data)} bytes for a view of {size_bytes}"
             )
 
 
@@ -480,9 +480,9 @@ def _check_place(what: str, place: int, table: Sequence[object]) -> None:
 
 
 def _check_places(what: str, places: Iterable[int], table: Sequence[object]) -> None:
-    found = tuple(places)
-    if found and not 0 <= min(found) <= max(found) < len(table):
-        wrong = next(place for place in found if not 0 <= place < len(table))
+    indices = tuple(places)
+    if indices and not 0 <= min(indices) <= max(indices) < len(table):
+        wrong = next(place for place in indices if not 0 <= place < len(table))
         raise InternalError(f"{what} {wrong}, and there are {len(table)}")
 
 

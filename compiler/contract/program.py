@@ -210,13 +210,13 @@ def _check(
     _expect(op, len(instruction.constants) == _NUM_CONSTANTS.get(op, 0), "another few constants")
     kinds = tuple([program.kind_of(v) for v in operands])
     dtypes = tuple([program.dtype_of(v) for v in operands])
-    late = any([is_late[v] for v in operands])
+    is_sum = any([is_late[v] for v in operands])
     if op in ELEMENTWISE:
         if dtypes != _operand_dtypes(op, dtypes):
-            came = ", ".join([dtype.value for dtype in dtypes])
-            raise ProgramError(f"{op}, needs other dtypes than ({came})")
-        made = DType.BOOL if op in COMPARISONS else dtypes[-1]
-        _expect_result(instruction, made, joined(list(kinds)))
+            names = ", ".join([dtype.value for dtype in dtypes])
+            raise ProgramError(f"{op}, needs other dtypes than ({names})")
+        expected = DType.BOOL if op in COMPARISONS else dtypes[-1]
+        _expect_result(instruction, expected, joined(list(kinds)))
     elif op in ROW_REDUCTIONS + COLUMN_REDUCTIONS:
         _expect(op, len(kinds) == 1, "one operand")
         _expect(op, dtypes[0] is not DType.BOOL, "numbers")
@@ -226,9 +226,9 @@ def _check(
     else:
         raise ProgramError(f"{op!a:.40}, is no instruction")
     # Sums over all rows are complete after the last row: only COLUMN values can still be computed.
-    late = late or op in COLUMN_REDUCTIONS
-    _expect(op, not late or instruction.kind is Kind.COLUMN, "no sum over all rows to read")
-    return late
+    is_sum = is_sum or op in COLUMN_REDUCTIONS
+    _expect(op, not is_sum or instruction.kind is Kind.COLUMN, "no sum over all rows to read")
+    return is_sum
 
 
 def _operand_dtypes(op: str, dtypes: tuple[DType, ...]) -> tuple[DType, ...] | None:
@@ -402,19 +402,19 @@ def _erfc(x: Array) -> Array:
 def _far(coefficients: tuple[float, ...], x: Array) -> Array:
     """Return e^(x^2) erfc(x) from 1/2 on."""
     share = 1 / (x + x.dtype.type(_CENTRE))
-    made: Array = _polynomial(coefficients, (x - x.dtype.type(_CENTRE)) * share) * share
-    return made
+    y: Array = _polynomial(coefficients, (x - x.dtype.type(_CENTRE)) * share) * share
+    return y
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
     first, second, *others = [x.dtype.type(c) for c in coefficients]
     # Horner's rule in place: one temporary for all terms.
-    made: Array = x * first
-    made += second
+    y: Array = x * first
+    y += second
     for coefficient in others:
-        made *= x
-        made += coefficient
-    return made
+        y *= x
+        y += coefficient
+    return y
 
 
 def power(x: Array, n: Array, out: Array | None = None) -> Array:
@@ -426,9 +426,9 @@ def power(x: Array, n: Array, out: Array | None = None) -> Array:
     if not is_limit.any():
         return np.asarray(np.power(x, n, out=out))
     limits = np.abs(x)  # before it is written over
-    made = np.asarray(np.power(x, n, out=out))
-    np.copyto(made, limits, where=is_limit)
-    return made
+    powers = np.asarray(np.power(x, n, out=out))
+    np.copyto(powers, limits, where=is_limit)
+    return powers
 
 
 UFUNCS: dict[str, Callable[..., Array]] = {

@@ -103,8 +103,8 @@ def collective_groups(plan: Plan) -> tuple[CollectiveGroup, ...]:
 
     Raises InternalError where a launch does not say whom it meets, or two are one by what they say.
     """
-    found: list[CollectiveGroup] = []
-    known: set[tuple[str, int | None, tuple[int, int]]] = set()
+    meetings: list[CollectiveGroup] = []
+    keys: set[tuple[str, int | None, tuple[int, int]]] = set()
     for actor in plan.actors:
         if actor.kind is not ActorKind.COMM:
             continue
@@ -115,17 +115,17 @@ def collective_groups(plan: Plan) -> tuple[CollectiveGroup, ...]:
                 rows.append((group, peer, []))
             rows[-1][2].append(move)
         for turn, (group, peer, moves) in enumerate(rows):
-            own = CollectiveGroup(
+            meeting = CollectiveGroup(
                 actor.id, turn, group, peer, int(is_evaluation_actor(actor.name)), tuple(moves)
             )
-            if (group, peer, own.place) in known:
+            if (group, peer, meeting.place) in keys:
                 raise InternalError(
-                    f"two collectives of plan {plan.name!r} are number {own.moves[0].order} of"
-                    f" their group along {group!r}, the second one is {own.moves[0]}"
+                    f"two collectives of plan {plan.name!r} are number {meeting.moves[0].order} of"
+                    f" their group along {group!r}, the second one is {meeting.moves[0]}"
                 )
-            known.add((group, peer, own.place))
-            found.append(own)
-    return tuple(found)
+            keys.add((group, peer, meeting.place))
+            meetings.append(meeting)
+    return tuple(meetings)
 
 
 def _move(plan: Plan, launch: Launch) -> tuple[str, int | None, CollectiveOp]:
@@ -150,22 +150,22 @@ def _move(plan: Plan, launch: Launch) -> tuple[str, int | None, CollectiveOp]:
 
 def _whole(plan: Plan, launch: Launch, attrs: Attrs) -> tuple[TensorType, Parts]:
     """Return what the ranks of a launch have together, and this rank's part along each axis."""
-    read = [plan.views[view].type for view in launch.inputs]
-    made = [plan.views[view].type for view in launch.outputs]
+    inputs = [plan.views[view].type for view in launch.inputs]
+    outputs = [plan.views[view].type for view in launch.outputs]
     if launch.op == "reduce_scatter":
         axis = attrs.int_("axis")
-        return read[0], ((axis, read[0].shape[axis], made[0].shape[axis]),)
+        return inputs[0], ((axis, inputs[0].shape[axis], outputs[0].shape[axis]),)
     if launch.op == "all_gather":
         axis = attrs.int_("axis")
-        return made[0], ((axis, made[0].shape[axis], read[0].shape[axis]),)
+        return outputs[0], ((axis, outputs[0].shape[axis], inputs[0].shape[axis]),)
     if launch.op == "all_to_all":
-        axis, to_axis, x = attrs.int_("axis"), attrs.int_("to_axis"), read[0]
+        axis, to_axis, x = attrs.int_("axis"), attrs.int_("to_axis"), inputs[0]
         shape = (*x.shape[:axis], attrs.int_("rows"), *x.shape[axis + 1 :])
-        own = made[0].shape[to_axis]
-        parts = ((axis, shape[axis], x.shape[axis]), (to_axis, shape[to_axis], own))
+        extent = outputs[0].shape[to_axis]
+        parts = ((axis, shape[axis], x.shape[axis]), (to_axis, shape[to_axis], extent))
         return TensorType(x.dtype, shape), parts
     # The other ops keep the shape: what a rank has is the whole.
-    return (made if launch.op == RECEIVE else read)[0], ()
+    return (outputs if launch.op == RECEIVE else inputs)[0], ()
 
 
 Kind = tuple[str, int | None]
@@ -207,19 +207,19 @@ class RankPlans:
     def _groups(self) -> dict[tuple[Kind, int], tuple[int, ...]]:
         """The ranks that a rank meets, by kind and rank; equal groups are one tuple."""
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        found: dict[tuple[Kind, int], tuple[int, ...]] = {}
+        groups: dict[tuple[Kind, int], tuple[int, ...]] = {}
         # One meeting per kind will do: group and peer alone decide which ranks meet.
-        first = [{(m.group, m.peer): m for m in own} for own in self.meetings]
+        first = [{(m.group, m.peer): m for m in meetings} for meetings in self.meetings]
         for rank, number in enumerate(self.class_of):
             for kind, meeting in first[number].items():
-                if (kind, rank) in found:
+                if (kind, rank) in groups:
                     continue
                 group = meeting.ranks_at(self.mesh, rank)
                 group = shared.setdefault(group, group)
                 # All along an axis have one group. Of a pair each end finds it by its own peer.
                 members = group if kind[1] is None else (rank,)
-                found |= {(kind, member): group for member in members}
-        return found
+                groups |= {(kind, member): group for member in members}
+        return groups
 
     def group(self, rank: int, meeting: CollectiveGroup) -> tuple[int, ...]:
         """Return the ranks that a rank meets in one of its meetings, itself among them."""
@@ -238,14 +238,14 @@ class RankPlans:
 
     @cached_property
     def _beside(self) -> dict[tuple[Kind, int | None], tuple[tuple[int, ...], ...]]:
-        found: dict[tuple[Kind, int | None], dict[tuple[int, ...], None]] = {}
+        groups_at: dict[tuple[Kind, int | None], dict[tuple[int, ...], None]] = {}
         for (kind, rank), group in self._groups.items():
             place = None
             if kind[1] is not None:
                 place = self.mesh.coordinates(rank)[self.mesh.axis(kind[0])]
                 group = (rank, *[member for member in group if member != rank])
-            found.setdefault((kind, place), {})[group] = None
-        return {key: tuple(sorted(groups)) for key, groups in found.items()}
+            groups_at.setdefault((kind, place), {})[group] = None
+        return {key: tuple(sorted(groups)) for key, groups in groups_at.items()}
 
     def equivalence_classes(self, marks: Sequence[Hashable] | None = None) -> tuple[int, ...]:
         """Return the kind of each rank, numbered in the order of the ranks.
@@ -253,20 +253,20 @@ class RankPlans:
         `marks` tell ranks apart that their plans do not; only ranks of one mark are alike.
         O(ranks x groups of a rank) for each round, of which there are as many as kinds at most.
         """
-        kinds_of = [tuple(dict.fromkeys([(m.group, m.peer) for m in own])) for own in self.meetings]
-        every = range(self.mesh.num_ranks)
+        kinds_of = [tuple(dict.fromkeys([(m.group, m.peer) for m in row])) for row in self.meetings]
+        ranks = range(self.mesh.num_ranks)
         # Refine from the plans (and marks) by the kinds that are met, until no round splits a kind.
         kinds = _numbered(list(zip(self.class_of, marks or self.class_of, strict=True)))
         while True:
             # By group: all its members meet the same kinds, so that these are collected once.
-            met: dict[tuple[int, ...], frozenset[int]] = {}
+            kinds_met: dict[tuple[int, ...], frozenset[int]] = {}
             rows: list[Hashable] = []
-            for rank in every:
+            for rank in ranks:
                 groups = [self._groups[kind, rank] for kind in kinds_of[self.class_of[rank]]]
                 for group in groups:
-                    if group not in met:
-                        met[group] = frozenset([kinds[member] for member in group])
-                rows.append((kinds[rank], *[met[group] for group in groups]))
+                    if group not in kinds_met:
+                        kinds_met[group] = frozenset([kinds[member] for member in group])
+                rows.append((kinds[rank], *[kinds_met[group] for group in groups]))
             finer = _numbered(rows)
             # Numbers go by first occurrence, so equal partitions are equal lists.
             if finer == kinds:

@@ -97,8 +97,8 @@ class TiledLoop(PlanAttribute):
 
     def is_wide(self, value: int) -> bool:
         """Whether a value exists by the chunk."""
-        held = self.held_at(value)
-        return held is not None and held.kind is Kind.FULL
+        tile = self.held_at(value)
+        return tile is not None and tile.kind is Kind.FULL
 
     def chunks(self) -> list[tuple[int, int]]:
         """Return the first row of every chunk, and the row behind its last."""
@@ -127,7 +127,7 @@ def check_region(region: TiledLoop, inputs: Types) -> None:
         raise ProgramError(f"a region of {region.num_inputs} operands, called with {len(inputs)}")
     if region.chunk_rows > region.rows:
         raise ProgramError(f"chunks of {region.chunk_rows} rows, of {region.rows}")
-    if any([held.kind not in (Kind.FULL, Kind.ROW) for held in region.held]):
+    if any([tile.kind not in (Kind.FULL, Kind.ROW) for tile in region.held]):
         raise ProgramError("a value inside of a region is neither full nor of rows")
     checker = _Checker(region, inputs)
     for number, step in enumerate(region.steps):
@@ -190,10 +190,10 @@ class _Checker:
 
     def _expect_dtypes(self, step: TileStep) -> None:
         dtypes = {self._dtype(v) for v in step.reads}
-        made = self._dtype(step.makes[0])
+        dtype = self._dtype(step.makes[0])
         # Halves may be multiplied, or added up, into float32.
-        is_upcast = dtypes in [{half} for half in HALVES] and made is DType.FLOAT32
-        _expect(made.is_float and (dtypes == {made} or is_upcast), "floats of one type")
+        is_upcast = dtypes in [{half} for half in HALVES] and dtype is DType.FLOAT32
+        _expect(dtype.is_float and (dtypes == {dtype} or is_upcast), "floats of one type")
 
     def _check_program(self, step: TileStep) -> None:
         program, region = step.program, self.region
@@ -212,10 +212,10 @@ class _Checker:
             self._expect_operand(value, program.dtype_of(number), kind)
 
     def _expect_operand(self, value: int, dtype: DType, kind: Kind, count: int = 0) -> None:
-        region, held = self.region, self.region.held_at(value)
+        region, tile = self.region, self.region.held_at(value)
         _expect(self._dtype(value) is dtype, f"value {value} to be of {dtype}")
-        if held is not None:
-            is_so = held.kind is kind and count in (0, region.rows)
+        if tile is not None:
+            is_so = tile.kind is kind and count in (0, region.rows)
         else:
             rows, columns = count or region.rows, region.columns
             sizes = {Kind.FULL: rows * columns, Kind.ROW: rows, Kind.COLUMN: columns}
@@ -223,9 +223,9 @@ class _Checker:
         _expect(is_so, f"value {value} to be {kind.value}")
 
     def _expect_made(self, value: int, rows: int, columns: int) -> None:
-        held = self.region.held_at(value)
-        if held is not None:
-            is_so = held.kind is Kind.FULL and columns == self.region.columns
+        tile = self.region.held_at(value)
+        if tile is not None:
+            is_so = tile.kind is Kind.FULL and columns == self.region.columns
         else:
             is_so = self._type_of(value).num_elements == rows * columns
         _expect(is_so, f"a result of {rows} rows and {columns} columns")
@@ -245,8 +245,8 @@ class _Checker:
         return self.region.outputs[value - self.region.first_output]
 
     def _dtype(self, value: int) -> DType:
-        held = self.region.held_at(value)
-        return self._type_of(value).dtype if held is None else held.dtype
+        tile = self.region.held_at(value)
+        return self._type_of(value).dtype if tile is None else tile.dtype
 
 
 def _is_by_rows(program: FusedProgram, rows: int) -> bool:

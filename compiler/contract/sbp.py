@@ -114,24 +114,24 @@ def shard_range(extent: int, parts: int, index: int) -> range:
 
 def local_shape(shape: Shape, sbp: NdSbp, mesh: Sequence[int], coordinates: Sequence[int]) -> Shape:
     """Return the shape of the part that the rank at some coordinates of a mesh has."""
-    found = list(shape)
+    extents = list(shape)
     for word, parts, index in zip(sbp, mesh, coordinates, strict=True):
         if isinstance(word, Split):
-            found[word.axis] = len(shard_range(found[word.axis], parts, index))
-    return tuple(found)
+            extents[word.axis] = len(shard_range(extents[word.axis], parts, index))
+    return tuple(extents)
 
 
 def local_slices(
     shape: Shape, sbp: NdSbp, mesh: Sequence[int], coordinates: Sequence[int]
 ) -> tuple[slice, ...]:
     """Return where in the whole that part lies; for partial values it is all of it."""
-    found = [range(extent) for extent in shape]
+    ranges = [range(extent) for extent in shape]
     for word, parts, index in zip(sbp, mesh, coordinates, strict=True):
         if isinstance(word, Split):
-            rows = found[word.axis]
-            own = shard_range(len(rows), parts, index)
-            found[word.axis] = rows[own.start : own.stop]
-    return tuple([slice(rows.start, rows.stop) for rows in found])
+            rows = ranges[word.axis]
+            shard = shard_range(len(rows), parts, index)
+            ranges[word.axis] = rows[shard.start : shard.stop]
+    return tuple([slice(rows.start, rows.stop) for rows in ranges])
 
 
 Splits = tuple[tuple[str, int], ...]
@@ -147,12 +147,12 @@ def splits_of(words: NdSbp, mesh: Mesh) -> Splits:
 def shard_slices(part: ShardingSpec, mesh: Mesh, rank: int) -> tuple[slice, ...]:
     """Return where in the whole a rank's part lies. Raises ValueError for a rank of no mesh."""
     coordinates = mesh.coordinates(rank)
-    found = [range(extent) for extent in part.shape]
+    ranges = [range(extent) for extent in part.shape]
     for name, axis in part.splits:
         number = mesh.axis(name)
-        own = shard_range(len(found[axis]), mesh.shape[number], coordinates[number])
-        found[axis] = found[axis][own.start : own.stop]
-    return tuple([slice(rows.start, rows.stop) for rows in found])
+        shard = shard_range(len(ranges[axis]), mesh.shape[number], coordinates[number])
+        ranges[axis] = ranges[axis][shard.start : shard.stop]
+    return tuple([slice(rows.start, rows.stop) for rows in ranges])
 
 
 def is_part(part: ShardingSpec, mesh: Mesh, shape: Shape) -> bool:
@@ -167,4 +167,4 @@ def is_part(part: ShardingSpec, mesh: Mesh, shape: Shape) -> bool:
     for name, axis in part.splits:
         parts = mesh.shape[mesh.axis(name)]
         possible[axis] = {size for n in possible[axis] for size in (n // parts, -(-n // parts))}
-    return all([extent in found for extent, found in zip(shape, possible, strict=True)])
+    return all([extent in extents for extent, extents in zip(shape, possible, strict=True)])

@@ -105,12 +105,12 @@ def _split(shape: Shape, stretched: Shape, columns: int) -> tuple[Shape, Shape] 
     for axis in range(len(stretched) - 1, -1, -1):
         extent = stretched[axis]
         if inner * extent > columns:
-            width, rest = divmod(columns, inner)
-            if rest or extent % width:
+            width, remainder = divmod(columns, inner)
+            if remainder or extent % width:
                 return None
-            own = (extent // width, width) if shape[axis] == extent else (1, 1)
+            factors = (extent // width, width) if shape[axis] == extent else (1, 1)
             return (
-                (*shape[:axis], *own, *shape[axis + 1 :]),
+                (*shape[:axis], *factors, *shape[axis + 1 :]),
                 (*stretched[:axis], extent // width, width, *stretched[axis + 1 :]),
             )
         inner *= extent
@@ -119,10 +119,10 @@ def _split(shape: Shape, stretched: Shape, columns: int) -> tuple[Shape, Shape] 
 
 def _repeated_block(shape: Shape, stretched: Shape) -> tuple[int, int] | None:
     """Return (every, count) of a row-major block that repeats along the stretched axes."""
-    own = [axis for axis, n in enumerate(shape) if n != 1]
-    if not own:
+    axes = [axis for axis, n in enumerate(shape) if n != 1]
+    if not axes:
         return 1, 1
-    low, high = own[0], own[-1] + 1
+    low, high = axes[0], axes[-1] + 1
     if shape[low:high] != stretched[low:high]:
         return None
     return math.prod(stretched[high:]), math.prod(shape[low:high])
@@ -220,5 +220,5 @@ class Windows(NamedTuple):
                 places.append(
                     slice(first * stride + begin, (stop - 1) * stride + begin + 1, stride)
                 )
-            if all([own.start < own.stop for own in at[1:]]):
+            if all([span.start < span.stop for span in at[1:]]):
                 yield Tap(number, (..., *tap), tuple(at), tuple(places))

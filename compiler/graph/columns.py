@@ -73,19 +73,19 @@ def by_axes(
     do not have it are partial; without, all results must have it.
     """
     names = dict.fromkeys([name for labels in inputs for name in labels if name])
-    found = []
+    signatures = []
     for name in names:
-        made = [_word(labels, name, PARTIAL if sums else None) for labels in outputs]
-        if None not in made:
-            given = [_word(labels, name, BROADCAST) for labels in inputs]
-            found.append(SbpSignature(tuple(filter(None, given)), tuple(filter(None, made))))
-    return found
+        outs = [_word(labels, name, PARTIAL if sums else None) for labels in outputs]
+        if None not in outs:
+            ins = [_word(labels, name, BROADCAST) for labels in inputs]
+            signatures.append(SbpSignature(tuple(filter(None, ins)), tuple(filter(None, outs))))
+    return signatures
 
 
 def linear_in(number: int, inputs: int, outputs: int = 1, by: Partial = PARTIAL) -> SbpSignature:
     """Return the signature of an op that is linear in one operand, the others being whole."""
-    given = [by if i == number else BROADCAST for i in range(inputs)]
-    return SbpSignature(tuple(given), (by,) * outputs)
+    sbps = [by if i == number else BROADCAST for i in range(inputs)]
+    return SbpSignature(tuple(sbps), (by,) * outputs)
 
 
 def _word(labels: Labels, name: str, other: Sbp | None) -> Sbp | None:
@@ -94,9 +94,9 @@ def _word(labels: Labels, name: str, other: Sbp | None) -> Sbp | None:
 
 def last_labels(names: Sequence[str], shape: Sequence[int], wide: Sequence[int]) -> Labels:
     """Return the names of the axes of an operand that numpy's rule stretches to a wide shape."""
-    own = names[len(names) - len(shape) :]
+    labels = names[len(names) - len(shape) :]
     last = wide[len(wide) - len(shape) :]
-    return [name if n == m else "" for name, n, m in zip(own, shape, last, strict=True)]
+    return [name if n == m else "" for name, n, m in zip(labels, shape, last, strict=True)]
 
 
 # Decorators by which most cells of ops with one output are written.
@@ -212,7 +212,7 @@ local_attrs = OpAttr[LocalAttrs](
 
 def shape_of(part: Part) -> Shape:
     """Return the extents of a part."""
-    return tuple([own.stop - own.start for own in part])
+    return tuple([span.stop - span.start for span in part])
 
 
 def with_local_shape(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:

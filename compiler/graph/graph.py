@@ -101,13 +101,13 @@ class Node:
     def writes(self) -> tuple[tuple[int, int], ...]:
         """The pairs (output, input) of its op's column `writes` that it has."""
         # Operands may be optional: a pair counts where the node has both ends.
-        pairs, made, given = input_output_aliases.get(self.op), len(self.outputs), len(self.inputs)
-        return tuple([p for p in pairs if p[0] < made and p[1] < given]) if pairs else pairs
+        pairs, n_out, n_in = input_output_aliases.get(self.op), len(self.outputs), len(self.inputs)
+        return tuple([p for p in pairs if p[0] < n_out and p[1] < n_in]) if pairs else pairs
 
     def with_values(self, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Node:
         """Return the node with other inputs and outputs; a fifth of the time of `replace`."""
-        kept = self.attrs, self.scope, self.source, self.phase, self.after, self.device, self.stage
-        return Node(self.op, inputs, outputs, *kept)
+        same = self.attrs, self.scope, self.source, self.phase, self.after, self.device, self.stage
+        return Node(self.op, inputs, outputs, *same)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,14 +312,14 @@ class GraphBuilder:
         try:
             output_types = infer_type.get(op)(input_types, frozen)
         except OpTypeError as error:
-            came = ", ".join(map(str, input_types))
+            operands = ", ".join(map(str, input_types))
             raise CompileError(
-                f"{self._source}: {op}({came}){_in_scope(self._scope)}: {error}"
+                f"{self._source}: {op}({operands}){_in_scope(self._scope)}: {error}"
             ) from error.__cause__
-        for made in output_types:
-            if not made.is_possible:
+        for out in output_types:
+            if not out.is_possible:
                 raise CompileError(
-                    f"{self._source}: {op}{_in_scope(self._scope)} would make {made}: extents are 0"
+                    f"{self._source}: {op}{_in_scope(self._scope)} would make {out}: extents are 0"
                     f" or more, and a tensor has at most {MOST_ELEMENTS:,} elements"
                 )
         outputs = numbers(len(self.types), len(output_types))
@@ -353,12 +353,12 @@ class GraphBuilder:
         For a gradient that needs more of a node than whoever emitted it asked for.
         """
         index = self._producers[value]
-        made = numbers(len(self.types), len(types))
+        outputs = numbers(len(self.types), len(types))
         self.types.extend(types)
         self._producers.extend([index] * len(types))
         node = self.nodes[index]
-        self.nodes[index] = replace(node, attrs=attrs, outputs=(*node.outputs, *made))
-        return made
+        self.nodes[index] = replace(node, attrs=attrs, outputs=(*node.outputs, *outputs))
+        return outputs
 
     def emit_one(self, op: Op, *inputs: ValueId, **attrs: AttrValue) -> ValueId:
         """Append a node of an op with one output and return that value."""
@@ -439,15 +439,15 @@ def prune(graph: Graph) -> Graph:
     A pass that gives a reader something else to read leaves the old node where it is, and its last
     line is this: so no pass decides by itself what is still read.
     """
-    kept = needed_nodes(graph)
-    if len(kept) == len(graph.nodes) and _is_dense(graph):
+    needed = needed_nodes(graph)
+    if len(needed) == len(graph.nodes) and _is_dense(graph):
         return graph
     # Not by `GraphBuilder.copy`: half of the time of a compilation's rewrites would go there.
     new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
     # This builder is only frozen, so its column of producers stays empty.
     b = GraphBuilder()
     types, nodes = b.types, b.nodes
-    for node in kept:
+    for node in needed:
         inputs = tuple([new_id[v] for v in node.inputs])
         outputs = numbers(len(types), len(node.outputs))
         for value, new in zip(node.outputs, outputs, strict=True):

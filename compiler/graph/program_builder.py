@@ -74,8 +74,8 @@ class ProgramBuilder:
 
     def constant(self, number: float, dtype: DType) -> int:
         """Emit a number as a SCALAR."""
-        held = number if dtype.is_float else int(bool(number) if dtype is DType.BOOL else number)
-        return self._emit("constant", (), dtype, Kind.SCALAR, (held,))
+        value = number if dtype.is_float else int(bool(number) if dtype is DType.BOOL else number)
+        return self._emit("constant", (), dtype, Kind.SCALAR, (value,))
 
     def constant_like(self, number: float, value: int) -> int:
         """Emit a number as a SCALAR of the dtype of another value."""
@@ -151,10 +151,10 @@ class ProgramBuilder:
 
         Kinds are those of the inputs here, which may be lesser ones than the program's.
         """
-        own = list(values)
-        for made in program.instructions:
-            own.append(self.repeat(made, tuple([own[v] for v in made.operands])))
-        return tuple([own[v] for v in program.outputs])
+        ids = list(values)
+        for instruction in program.instructions:
+            ids.append(self.repeat(instruction, tuple([ids[v] for v in instruction.operands])))
+        return tuple([ids[v] for v in program.outputs])
 
     def repeat(self, made: Instruction, operands: tuple[int, ...]) -> int:
         """Emit an instruction of another program on operands of this one."""
@@ -179,35 +179,37 @@ class ProgramBuilder:
 
         Raises InternalError for an output that is an input: no instruction makes it.
         """
-        needed = [False] * len(self._values)
+        is_needed = [False] * len(self._values)
         for value in outputs:
-            needed[value] = True
+            is_needed[value] = True
             if isinstance(self._values[value], ProgramInput):
                 raise InternalError(
                     "an output of a fused program is one of its inputs; nothing computes it"
                 )
         for value in range(len(self._values) - 1, -1, -1):
-            made = self._values[value]
-            if not isinstance(made, Instruction):
+            maker = self._values[value]
+            if not isinstance(maker, Instruction):
                 continue
-            needed[value] = needed[value] or made.op == "check_index"
-            if needed[value]:
-                for operand in made.operands:
-                    needed[operand] = True
+            is_needed[value] = is_needed[value] or maker.op == "check_index"
+            if is_needed[value]:
+                for operand in maker.operands:
+                    is_needed[operand] = True
         # Inputs first, then instructions as they came.
-        given = [v for v, made in enumerate(self._values) if isinstance(made, ProgramInput)]
-        kept = tuple([place for place, value in enumerate(given) if needed[value]])
-        number = {given[place]: n for n, place in enumerate(kept)}
+        ids = [v for v, maker in enumerate(self._values) if isinstance(maker, ProgramInput)]
+        places = tuple([place for place, value in enumerate(ids) if is_needed[value]])
+        number = {ids[place]: n for n, place in enumerate(places)}
         instructions: list[Instruction] = []
-        for value, made in enumerate(self._values):
-            if isinstance(made, Instruction) and needed[value]:
+        for value, maker in enumerate(self._values):
+            if isinstance(maker, Instruction) and is_needed[value]:
                 number[value] = len(number)
-                operands = tuple([number[v] for v in made.operands])
+                operands = tuple([number[v] for v in maker.operands])
                 instructions.append(
-                    Instruction(made.op, operands, made.dtype, made.kind, made.constants)
+                    Instruction(maker.op, operands, maker.dtype, maker.kind, maker.constants)
                 )
-        inputs = tuple([self._inputs[place] for place in kept])
-        return FusedProgram(inputs, tuple(instructions), tuple([number[v] for v in outputs])), kept
+        inputs = tuple([self._inputs[place] for place in places])
+        return FusedProgram(
+            inputs, tuple(instructions), tuple([number[v] for v in outputs])
+        ), places
 
     def _emit(
         self,

@@ -126,11 +126,11 @@ class OpAttr(Generic[T]):
 
     def files(self) -> tuple[str, ...]:
         """Return the files that filled cells and those that hold their functions, sorted."""
-        found: set[str] = set()
+        paths: set[str] = set()
         for fact, where in self._cells.values():
             code = getattr(fact, "__code__", None)
-            found.update((where,) if code is None else (where, code.co_filename))
-        return tuple(sorted(found))
+            paths.update((where,) if code is None else (where, code.co_filename))
+        return tuple(sorted(paths))
 
 
 COLUMNS: list[OpAttr[Any]] = []
@@ -141,8 +141,8 @@ def foreign_files(known: Sequence[Path]) -> tuple[str, ...]:
 
     What is typed at a prompt has a name in angle brackets instead, as in Python's own tracebacks.
     """
-    found = {file for column in COLUMNS for file in column.files()}
-    return tuple(sorted(f for f in found if not any(Path(f).is_relative_to(k) for k in known)))
+    files = {file for column in COLUMNS for file in column.files()}
+    return tuple(sorted(f for f in files if not any(Path(f).is_relative_to(k) for k in known)))
 
 
 InferType = Callable[[Types, Attrs], Types]
@@ -287,18 +287,18 @@ class TypeSignature:
 
     def infer(self, inputs: Types) -> Types:
         """Return the types of the outputs. Raises OpTypeError for inputs it cannot take."""
-        needed = tuple([row for row in self.operands if not row.optional])
-        given = self.operands if len(inputs) > len(needed) else needed
-        expect_inputs(inputs, *[row.name for row in given])
-        known = dict(_NUMBERS)
-        for row, type_ in zip(given, inputs, strict=True):
-            known[row.name] = type_
+        required = tuple([row for row in self.operands if not row.optional])
+        operands = self.operands if len(inputs) > len(required) else required
+        expect_inputs(inputs, *[row.name for row in operands])
+        types = dict(_NUMBERS)
+        for row, type_ in zip(operands, inputs, strict=True):
+            types[row.name] = type_
             if row.elements:
                 expect_float((type_,), row.name)
             if row.like:
-                shape = () if row.is_number else known[row.like].shape
-                expect_type(type_, row.name, TensorType(known[row.like].dtype, shape))
-        return tuple([known[name] for name in self.results])
+                shape = () if row.is_number else types[row.like].shape
+                expect_type(type_, row.name, TensorType(types[row.like].dtype, shape))
+        return tuple([types[name] for name in self.results])
 
 
 def read_types(text: str) -> TypeSignature:
@@ -310,8 +310,8 @@ def read_types(text: str) -> TypeSignature:
     """
     operands, results = text.split(" -> ")
     matches = map(_OPERAND.fullmatch, operands.split(", "))
-    found = tuple([TypedOperand(*match.groups()) for match in matches if match])
-    return TypeSignature(found, tuple(results.split(", ")))
+    specs = tuple([TypedOperand(*match.groups()) for match in matches if match])
+    return TypeSignature(specs, tuple(results.split(", ")))
 
 
 def typed(op: Op, text: str, check: Check | None = None) -> None:
@@ -319,10 +319,10 @@ def typed(op: Op, text: str, check: Check | None = None) -> None:
     signature = read_types(text)
 
     def infer(inputs: Types, attrs: Attrs) -> Types:
-        made = signature.infer(inputs)
+        outputs = signature.infer(inputs)
         if check is not None:
             check(inputs, attrs)
-        return made
+        return outputs
 
     infer_type.register(op, infer, sys._getframe(1).f_code.co_filename)
 

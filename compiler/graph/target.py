@@ -98,8 +98,8 @@ class TilingPolicy:
 
     def choose_chunk_rows(self, rows: int, row_bytes: int) -> int:
         """Return how many rows exist at a time; the chunks are as even as can be."""
-        wanted = max(self.chunk_rows, self.least_chunk_bytes // row_bytes)
-        most = max(1, min(wanted, self.most_chunk_bytes // row_bytes))
+        preferred = max(self.chunk_rows, self.least_chunk_bytes // row_bytes)
+        most = max(1, min(preferred, self.most_chunk_bytes // row_bytes))
         # Ceiling divisions: as few chunks as `most` allows, then the rows spread evenly over them.
         num_chunks = -(-rows // most)
         return -(-rows // num_chunks)
@@ -326,8 +326,8 @@ _IN_WORDS: dict[str, tuple[str, Callable[[PlainValue], str]]] = {
 
 def in_words(name: str, value: PlainValue) -> tuple[str, str]:
     """Return what a user gives an option by, and its value as he knows it; None for one unset."""
-    words, shown = _IN_WORDS.get(name, (f"{name}=", repr))
-    return words, "none" if value is None else shown(value)
+    words, formatter = _IN_WORDS.get(name, (f"{name}=", repr))
+    return words, "none" if value is None else formatter(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,12 +262,12 @@ def _simplify_add(b: GraphBuilder, node: Node, inputs: Values) -> Values | None:
     x, y = inputs
     # -0.0 is the neutral element of float addition: x + 0.0 would turn a -0.0 into 0.0.
     zero = -0.0 if b.type_of(x).dtype.is_float else 0
-    for kept, other in ((x, y), (y, x)):
-        if _is_neutral(b, kept, other, zero):
-            return (kept,)
+    for term, other in ((x, y), (y, x)):
+        if _is_neutral(b, term, other, zero):
+            return (term,)
         negated = b.producer_of(other)
         if negated.op is NEG:
-            return (b.emit_one(SUB, kept, negated.inputs[0]),)
+            return (b.emit_one(SUB, term, negated.inputs[0]),)
     return None
 
 

@@ -109,22 +109,22 @@ def _expect_more(inputs: Types, count: int) -> Types:
 
 
 def _expect_extras(q: TensorType, k: TensorType, more: Types, attrs: Attrs) -> None:
-    mask, drawn = extras_of(more, attrs)
-    whole = (*q.shape[:-1], k.shape[-2])
+    mask, dropout = extras_of(more, attrs)
+    full_shape = (*q.shape[:-1], k.shape[-2])
     if mask is not None:
         expect_equal_dtypes((q, mask))
         if mask.rank != q.rank or any(
-            [n not in (1, m) for n, m in zip(mask.shape, whole, strict=True)]
+            [n not in (1, m) for n, m in zip(mask.shape, full_shape, strict=True)]
         ):
             raise OpTypeError(
-                f"needs a mask of shape {list(whole)}, where any extent may be 1, got"
+                f"needs a mask of shape {list(full_shape)}, where any extent may be 1, got"
                 f" {list(mask.shape)}"
             )
         if attrs.bool_("causal"):
             raise OpTypeError("takes no mask when causal; say both in the mask")
-    if drawn:
-        shapes = ((), (), q.shape[:-2])[: len(drawn)]
-        for name, type_, shape in zip(("seed", "step", "first"), drawn, shapes, strict=False):
+    if dropout:
+        shapes = ((), (), q.shape[:-2])[: len(dropout)]
+        for name, type_, shape in zip(("seed", "step", "first"), dropout, shapes, strict=False):
             expect_type(type_, name, TensorType(DType.INT64, shape))
         if not 0 < attrs.float_("p") < 1:
             raise OpTypeError(f"needs 0 < p < 1, got {attrs.float_('p')}")
@@ -170,7 +170,7 @@ def _expect_attention(q: TensorType, k: TensorType, v: TensorType, attrs: Attrs)
 @reference.of(ATTENTION)
 def _attention_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     q, k, v, *more = inputs
-    mask, drawn = extras_of(more, attrs)
+    mask, dropout = extras_of(more, attrs)
     scores = _scores(q, k, mask, attrs)
     largest = scores.max(axis=-1, keepdims=True)
     if mask is not None:
@@ -179,25 +179,25 @@ def _attention_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     sums = total(e, -1, keepdims=True)
     if mask is not None:
         sums = np.where(sums == 0, sums.dtype.type(1), sums)
-    p = e / sums * _kept(scores, drawn, attrs)
+    p = e / sums * _kept(scores, dropout, attrs)
     return _weighted(p, v, attrs), (largest + np.log(sums))[..., 0]
 
 
 @reference.of(ATTENTION_GRAD)
 def _attention_grad_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     dy, q, k, v, y, lse, *more = inputs
-    mask, drawn = extras_of(more, attrs)
+    mask, dropout = extras_of(more, attrs)
     p = np.exp(_scores(q, k, mask, attrs) - lse[..., None])
-    kept = _kept(p, drawn, attrs)
+    factor = _kept(p, dropout, attrs)
     # sum(dy * y) of a row is sum(dp * p) of it, and needs no scores.
     delta = total(dy * y, -1, keepdims=True)
-    ds = attrs.float_("scale") * p * (np.matmul(dy, v.swapaxes(-1, -2)) * kept - delta)
+    ds = attrs.float_("scale") * p * (np.matmul(dy, v.swapaxes(-1, -2)) * factor - delta)
     if attrs.bool_("causal"):
         ds = np.where(_allowed(ds), ds, 0)
     return (
         _weighted(ds, k, attrs),
         np.matmul(ds.swapaxes(-1, -2), q),
-        np.matmul((p * kept).swapaxes(-1, -2), dy),
+        np.matmul((p * factor).swapaxes(-1, -2), dy),
     )
 
 
@@ -207,8 +207,8 @@ def _kept(scores: Array, drawn: Sequence[Array], attrs: Attrs) -> Array:
         return np.ones((), scores.dtype)
     p, size = attrs.float_("p"), math.prod(scores.shape[-2:])
     bits = numbers_of_part(drawn, attrs.int_("key"), (math.prod(scores.shape[:-2]), size))
-    kept = (bits >= keep_threshold(p)).reshape(scores.shape)
-    return np.where(kept, 1 / (1 - p), 0.0).astype(scores.dtype)
+    is_kept = (bits >= keep_threshold(p)).reshape(scores.shape)
+    return np.where(is_kept, 1 / (1 - p), 0.0).astype(scores.dtype)
 
 
 def _weighted(p: Array, v: Array, attrs: Attrs) -> Array:
@@ -276,18 +276,18 @@ def _attention_gradient(b: GraphBuilder, node: Node, grads: Grads) -> Grads:
     if dy is None:
         return (None,) * len(node.inputs)
     q, k, v, *more = node.inputs
-    made = b.emit(ATTENTION_GRAD, (dy, q, k, v, *node.outputs, *more), node.attrs)
-    mask, drawn = extras_of(more, node.attrs)
+    gradients = b.emit(ATTENTION_GRAD, (dy, q, k, v, *node.outputs, *more), node.attrs)
+    mask, dropout = extras_of(more, node.attrs)
     of_mask = () if mask is None else (_mask_gradient(b, node, mask, dy),)
-    return (*made, *of_mask, *[None] * len(drawn))
+    return (*gradients, *of_mask, *[None] * len(dropout))
 
 
 def _mask_gradient(b: GraphBuilder, node: Node, mask: ValueId, dy: ValueId) -> ValueId:
     """Emit the gradient of the mask, a whole matrix of scores: pruned where nobody trains one."""
-    q, k, v, _, *drawn = node.inputs
+    q, k, v, _, *dropout = node.inputs
     y, lse = node.outputs
-    own = b.type_of(mask)
-    dtype = _statistics_dtype(own.dtype)  # scores of 16-bit operands need not fit their type
+    mask_type = b.type_of(mask)
+    dtype = _statistics_dtype(mask_type.dtype)  # scores of 16-bit operands need not fit their type
     q, k, v, mask, dy, y = [cast_to(b, x, dtype) for x in (q, k, v, mask, dy, y)]
     scale = scalar(b, node.attrs.float_("scale"), dtype)
     scores = b.emit_one(
@@ -295,14 +295,14 @@ def _mask_gradient(b: GraphBuilder, node: Node, mask: ValueId, dy: ValueId) -> V
     )
     by_row = reshape_to(b, cast_to(b, lse, dtype), (*b.type_of(lse).shape, 1))
     dp = b.emit_one(MATMUL, dy, swap_last_axes(b, v))
-    if drawn:
+    if dropout:
         attrs = {name: node.attrs[name] for name in ("p", "key")}
-        (dp,) = b.emit(DROPOUT, (dp, *drawn[:2], *_firsts_of_rows(b, dp, drawn[2:])), attrs)
+        (dp,) = b.emit(DROPOUT, (dp, *dropout[:2], *_firsts_of_rows(b, dp, dropout[2:])), attrs)
     delta = b.emit_one(SUM, b.emit_one(MUL, dy, y), axes=(b.type_of(y).rank - 1,), keepdims=True)
     slopes = b.emit_one(
         MUL, b.emit_one(EXP, b.emit_one(SUB, scores, by_row)), b.emit_one(SUB, dp, delta)
     )
-    return cast_to(b, sum_to(b, slopes, own.shape), own.dtype)
+    return cast_to(b, sum_to(b, slopes, mask_type.shape), mask_type.dtype)
 
 
 def _firsts_of_rows(b: GraphBuilder, scores: ValueId, firsts: Sequence[ValueId]) -> list[ValueId]:
@@ -320,10 +320,10 @@ def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list
     """Split leading axes; what is dropped follows (`compiler.sbp.positions`)."""
     if "numbered" in attrs:
         return []  # a part already
-    wide = outputs[0].shape[:-2]
-    names = list(map(str, range(len(wide))))
-    given = [
-        [*last_labels(names, x.shape[: len(wide)], wide), *[""] * (x.rank - len(wide))]
+    leading = outputs[0].shape[:-2]
+    names = list(map(str, range(len(leading))))
+    labels = [
+        [*last_labels(names, x.shape[: len(leading)], leading), *[""] * (x.rank - len(leading))]
         for x in inputs
     ]
-    return by_axes(given, [[*names, *[""] * (y.rank - len(wide))] for y in outputs])
+    return by_axes(labels, [[*names, *[""] * (y.rank - len(leading))] for y in outputs])

@@ -131,22 +131,22 @@ def _max(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     (x,) = node.inputs
     dtype, shape = b.type_of(x).dtype, b.type_of(x).shape
     axes = node.attrs.ints("axes")
-    kept = kept_shape(shape, axes)
+    reduced = kept_shape(shape, axes)
     if "by_place" in node.attrs:
         (axis,) = axes
         numbers = np.arange(shape[axis]).reshape(-1, *[1] * (len(shape) - 1 - axis))
         place = b.emit_one(ARGMAX, x, axis=axis, keepdims=True)
         is_there = b.emit_one(EQUAL, constant(b, numbers), place)
-        return (b.emit_one(WHERE, is_there, reshape_to(b, dy, kept), scalar(b, 0.0, dtype)),)
-    largest = reshape_to(b, node.outputs[0], kept)
-    is_largest, rest = b.emit_one(EQUAL, x, largest), scalar(b, 0.0, dtype)
+        return (b.emit_one(WHERE, is_there, reshape_to(b, dy, reduced), scalar(b, 0.0, dtype)),)
+    largest = reshape_to(b, node.outputs[0], reduced)
+    is_largest, elsewhere = b.emit_one(EQUAL, x, largest), scalar(b, 0.0, dtype)
     if "nan_shares" in node.attrs:
         is_largest = b.emit_one(BITWISE_OR, is_largest, b.emit_one(NOT_EQUAL, x, x))
     else:
-        rest = b.emit_one(WHERE, b.emit_one(EQUAL, largest, largest), rest, largest)
+        elsewhere = b.emit_one(WHERE, b.emit_one(EQUAL, largest, largest), elsewhere, largest)
     ties = b.emit_one(SUM, cast_to(b, is_largest, dtype), axes=axes, keepdims=True)
-    share = b.emit_one(DIV, reshape_to(b, dy, kept), ties)
-    return (b.emit_one(WHERE, is_largest, share, rest),)
+    share = b.emit_one(DIV, reshape_to(b, dy, reduced), ties)
+    return (b.emit_one(WHERE, is_largest, share, elsewhere),)
 
 
 @gradient_of(RESHAPE)

@@ -94,8 +94,8 @@ def _expect(inputs: Types, wanted: Types) -> None:
     """Check operands; a body that is planned may know less than those of the other one's."""
     if len(inputs) < len(wanted):
         raise OpTypeError(f"expects {len(wanted)} inputs, got {len(inputs)}")
-    for number, (type_, own) in enumerate(zip(inputs, wanted, strict=False)):
-        expect_type(type_, f"operand {number}", own)
+    for number, (type_, expected) in enumerate(zip(inputs, wanted, strict=False)):
+        expect_type(type_, f"operand {number}", expected)
 
 
 @infer_type.of(COND)
@@ -112,11 +112,11 @@ def _cond_types(inputs: Types, attrs: Attrs) -> Types:
 @infer_type.of(WHILE)
 def _while_types(inputs: Types, attrs: Attrs) -> Types:
     carries = attrs.int_("carries")
-    test, made = _signature(attrs, "test")
+    test, test_results = _signature(attrs, "test")
     body, results = _signature(attrs, "body")
     _expect(inputs, test)
     _expect(inputs, body)
-    if results != inputs[:carries] or made != (*results, _FLAG):
+    if results != inputs[:carries] or test_results != (*results, _FLAG):
         raise OpTypeError(
             "needs a body that gives back its carries, and a test that makes a bool[]"
         )
@@ -125,33 +125,33 @@ def _while_types(inputs: Types, attrs: Attrs) -> Types:
 
 @reference.of(COND)
 def _cond(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    chosen = body_of(attrs, "then" if inputs[0] else "otherwise")
-    return tuple([np.array(made) for made in chosen(*inputs)])
+    branch = body_of(attrs, "then" if inputs[0] else "otherwise")
+    return tuple([np.array(array) for array in branch(*inputs)])
 
 
 @reference.of(WHILE)
 def _while(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     count, test, body = attrs.int_("carries"), body_of(attrs, "test"), body_of(attrs)
-    held: tuple[object, ...] = inputs[:count]
+    carries: tuple[object, ...] = inputs[:count]
     constants = inputs[count:]
-    while test(*held, *constants)[-1]:
-        held = body(*held, *constants)
-    return tuple([np.array(made) for made in held])
+    while test(*carries, *constants)[-1]:
+        carries = body(*carries, *constants)
+    return tuple([np.array(array) for array in carries])
 
 
 @gradient.of(COND)
 def _branch_gradient(b: GraphBuilder, node: Node, grads: Maybe) -> Maybe:
     flowing = [i for i, grad in enumerate(grads) if grad is not None]
     pulls = [_Pull(node, name, flowing) for name in ("then", "otherwise")]
-    wanted = [i for i, v in enumerate(node.inputs) if any([i in pull.made for pull in pulls])]
-    if not wanted:
+    indices = [i for i, v in enumerate(node.inputs) if any([i in pull.made for pull in pulls])]
+    if not indices:
         return (None,) * len(node.inputs)
     operands = [*node.inputs, *[g for g in grads if g is not None]]
     attrs = {
-        name: pull.closed(wanted) for name, pull in zip(("then", "otherwise"), pulls, strict=True)
+        name: pull.closed(indices) for name, pull in zip(("then", "otherwise"), pulls, strict=True)
     }
-    found = dict(zip(wanted, b.emit(COND, operands, attrs), strict=True))
-    return tuple([found.get(i) for i in range(len(node.inputs))])
+    gradients = dict(zip(indices, b.emit(COND, operands, attrs), strict=True))
+    return tuple([gradients.get(i) for i in range(len(node.inputs))])
 
 
 class _Pull:
@@ -167,9 +167,9 @@ class _Pull:
             for value, flow in zip([body.results[i] for i in flowing], flows, strict=True):
                 seeds[value] = inside.emit_one(ADD, seeds[value], flow) if value in seeds else flow
         floats = [v for v in body.operands if inside.type_of(v).dtype.is_float]
-        found = emit_gradients(inside, seeds, floats)
+        gradients = emit_gradients(inside, seeds, floats)
         self._operands = (*body.operands, *flows)
-        self.made = {i: found[v] for i, v in enumerate(body.operands) if v in found}
+        self.made = {i: gradients[v] for i, v in enumerate(body.operands) if v in gradients}
 
     def closed(self, wanted: list[int]) -> Body:
         """Return it as a body that gives the gradients of these operands; zeros where none come."""
@@ -301,19 +301,19 @@ def _types(inputs: Types, attrs: Attrs) -> Types:
     length, carries, xs = [attrs.int_(name) for name in _NUMBERS]
     body = attrs["body"]
     if isinstance(body, SubPlan):
-        wanted, results = body.operands, body.results
+        operands, results = body.operands, body.results
         if (body.carries, body.xs) != (carries, xs):
             raise OpTypeError(f"has {carries} carries and {xs} xs, and its plan others")
         body.check()
     else:
-        wanted, results = body_of(attrs).operand_types, body_of(attrs).result_types
-    if len(inputs) != len(wanted) or not carries + xs <= len(wanted) or carries > len(results):
-        raise OpTypeError(f"expects {len(wanted)} inputs, got {len(inputs)}")
-    for number, (type_, own) in enumerate(zip(inputs, wanted, strict=True)):
+        operands, results = body_of(attrs).operand_types, body_of(attrs).result_types
+    if len(inputs) != len(operands) or not carries + xs <= len(operands) or carries > len(results):
+        raise OpTypeError(f"expects {len(operands)} inputs, got {len(inputs)}")
+    for number, (type_, expected) in enumerate(zip(inputs, operands, strict=True)):
         is_x = carries <= number < carries + xs
-        expect_type(type_, f"operand {number}", _stacked(own, length) if is_x else own)
+        expect_type(type_, f"operand {number}", _stacked(expected, length) if is_x else expected)
     for number in range(carries):
-        expect_type(results[number], f"carry {number} after a step", wanted[number])
+        expect_type(results[number], f"carry {number} after a step", operands[number])
     return results[:carries] + tuple([_stacked(y, length) for y in results[carries:]])
 
 
@@ -324,20 +324,21 @@ def _stacked(type_: TensorType, length: int) -> TensorType:
 
 @reference.of(SCAN)
 def _reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
-    cut = ScanParts.of(attrs)
-    held: Sequence[object] = inputs[: cut.carries]
-    xs, constants = inputs[cut.carries : cut.first_constant], inputs[cut.first_constant :]
-    own = cut.body.result_types[cut.carries :]
-    wide = max([x.dtype for x in inputs if x.dtype.kind == "f"], default=np.dtype(np.float64))
+    parts = ScanParts.of(attrs)
+    carries: Sequence[object] = inputs[: parts.carries]
+    xs, constants = inputs[parts.carries : parts.first_constant], inputs[parts.first_constant :]
+    y_types = parts.body.result_types[parts.carries :]
+    widest = max([x.dtype for x in inputs if x.dtype.kind == "f"], default=np.dtype(np.float64))
     ys = [
-        np.zeros((cut.length, *t.shape), wide if t.dtype.is_float else t.dtype.value) for t in own
+        np.zeros((parts.length, *t.shape), widest if t.dtype.is_float else t.dtype.value)
+        for t in y_types
     ]
-    for step in range(cut.length)[:: -1 if attrs.bool_("reverse") else 1]:
-        made = cut.body(*held, *[x[step] for x in xs], *constants)
-        held = made[: cut.carries]
-        for y, entry in zip(ys, made[cut.carries :], strict=True):
+    for step in range(parts.length)[:: -1 if attrs.bool_("reverse") else 1]:
+        results = parts.body(*carries, *[x[step] for x in xs], *constants)
+        carries = results[: parts.carries]
+        for y, entry in zip(ys, results[parts.carries :], strict=True):
             y[step] = entry
-    return (*[np.array(array) for array in held], *ys)
+    return (*[np.array(array) for array in carries], *ys)
 
 
 @cost.of(SCAN)
@@ -345,19 +346,19 @@ def _cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     body, length = attrs["body"], attrs.int_("length")
     if not isinstance(body, Body):  # it is planned, and priced, by then
         return Cost(0.0, float(sum([t.size_bytes for t in (*inputs, *outputs)])))
-    graph, flops, moved = body.graph, 0.0, 0.0
+    graph, flops, moved_bytes = body.graph, 0.0, 0.0
     # A part of the operands is a part of the work.
-    wanted = [t.num_elements for t in body.operand_types[: attrs.int_("carries")]]
-    came = [t.num_elements for t in inputs[: attrs.int_("carries")]]
-    share = min([n / max(m, 1) for n, m in zip(came, wanted, strict=True)], default=1.0)
+    whole_sizes = [t.num_elements for t in body.operand_types[: attrs.int_("carries")]]
+    sizes = [t.num_elements for t in inputs[: attrs.int_("carries")]]
+    share = min([n / max(m, 1) for n, m in zip(sizes, whole_sizes, strict=True)], default=1.0)
     for node in graph.nodes:
         if not is_source.get(node.op):
-            read, made = [
-                tuple([graph.types[v] for v in own]) for own in (node.inputs, node.outputs)
+            in_types, out_types = [
+                tuple([graph.types[v] for v in side]) for side in (node.inputs, node.outputs)
             ]
-            own_cost = cost.get(node.op)(read, made, node.attrs)
-            flops, moved = flops + own_cost.flops, moved + own_cost.bytes
-    return Cost(share * length * flops, share * length * moved)
+            own_cost = cost.get(node.op)(in_types, out_types, node.attrs)
+            flops, moved_bytes = flops + own_cost.flops, moved_bytes + own_cost.bytes
+    return Cost(share * length * flops, share * length * moved_bytes)
 
 
 @gradient.of(SCAN)
@@ -385,45 +386,45 @@ class _Backward:
         cut, inside = self.cut, self.inside
         ys = [r for r, g in enumerate(self.grads) if r >= cut.carries and g is not None]
         flows = {r: add_operand(inside, self.types[cut.body.results[r]]) for r in (*self.held, *ys)}
-        made = self._pulled(flows)
-        later, leaves = self._summed_later(made)
-        summed = [i for i in made if i >= cut.first_constant and i not in later]
-        entries = [i for i in made if cut.carries <= i < cut.first_constant]
+        body_grads = self._pulled(flows)
+        later, leaves = self._summed_later(body_grads)
+        summed = [i for i in body_grads if i >= cut.first_constant and i not in later]
+        entries = [i for i in body_grads if cut.carries <= i < cut.first_constant]
         sums = [add_operand(inside, self.types[self.operands[i]]) for i in summed]
-        results = [made[i] if i in made else self._zeros(inside, i) for i in self.held]
+        results = [body_grads[i] if i in body_grads else self._zeros(inside, i) for i in self.held]
         with inside.like_node(self.node):
-            results += [inside.emit_one(ADD, sums[n], made[i]) for n, i in enumerate(summed)]
+            results += [inside.emit_one(ADD, sums[n], body_grads[i]) for n, i in enumerate(summed)]
         forward = [v for v in leaves if self._is_forward(v)]
-        stacks = [*[made[i] for i in entries]]
+        stacks = [*[body_grads[i] for i in entries]]
         stacks += [v for v in leaves if v not in forward and v not in stacks]
         results += stacks
-        read = self._read_forward(results)
-        known = {v: i for i, v in enumerate(self.operands) if i >= cut.carries}
-        xs = [v for v in read if known.get(v, cut.first_constant) < cut.first_constant]
-        constants = [v for v in read if v in known and v not in xs]
-        kept = [v for v in read if v not in known]
-        stacked = self._handed_out([*kept, *[v for v in forward if v not in (*kept, *known)]])
-        stacked |= {v: self.node.inputs[known[v]] for v in forward if v in known}
+        needed = self._read_forward(results)
+        place_of = {v: i for i, v in enumerate(self.operands) if i >= cut.carries}
+        xs = [v for v in needed if place_of.get(v, cut.first_constant) < cut.first_constant]
+        constants = [v for v in needed if v in place_of and v not in xs]
+        saved = [v for v in needed if v not in place_of]
+        stacked = self._handed_out([*saved, *[v for v in forward if v not in (*saved, *place_of)]])
+        stacked |= {v: self.node.inputs[place_of[v]] for v in forward if v in place_of}
         heads = [*[flows[i] for i in self.held], *sums, *[flows[r] for r in ys]]
-        body = self._closed([*heads, *kept, *xs, *constants], results)
+        body = self._closed([*heads, *saved, *xs, *constants], results)
         outside = [*[self._into(i) for i in self.held], *[self._zeros(self.b, i) for i in summed]]
         outside += [g for r in ys if (g := self.grads[r]) is not None]
-        outside += [stacked[v] for v in kept]
-        outside += [self.node.inputs[known[v]] for v in (*xs, *constants)]
+        outside += [stacked[v] for v in saved]
+        outside += [self.node.inputs[place_of[v]] for v in (*xs, *constants)]
         attrs = {
             **self.node.attrs,
             "body": body,
             "reverse": not self.node.attrs.bool_("reverse"),
             "carries": len(self.held) + len(summed),
-            "xs": len(ys) + len(kept) + len(xs),
+            "xs": len(ys) + len(saved) + len(xs),
         }
         gradients = self.b.emit(SCAN, outside, attrs)
         first = len(self.held) + len(summed)
         stacked |= zip(stacks, gradients[first:], strict=True)
-        wanted = dict(zip((*self.held, *summed), gradients, strict=False))
-        wanted |= {i: stacked[made[i]] for i in entries}
-        wanted |= {i: emit_sum(self.b, inside, made[i], stacked) for i in later}
-        return tuple([wanted.get(i) for i in range(len(self.operands))])
+        by_operand = dict(zip((*self.held, *summed), gradients, strict=False))
+        by_operand |= {i: stacked[body_grads[i]] for i in entries}
+        by_operand |= {i: emit_sum(self.b, inside, body_grads[i], stacked) for i in later}
+        return tuple([by_operand.get(i) for i in range(len(self.operands))])
 
     def _summed_later(self, made: Mapping[int, ValueId]) -> tuple[list[int], list[ValueId]]:
         """Return the constants whose gradients are summed after the loop, and what of each step.
@@ -431,17 +432,17 @@ class _Backward:
         What is stacked takes memory, so it is not done where the rest is computed again to save it.
         """
         constants = set(self.operands[self.cut.first_constant :])
-        found: dict[int, Addends] = {}
+        sums: dict[int, Addends] = {}
         for number in [i for i in made if i >= self.cut.first_constant]:
-            own = addends(self.inside, made[number])
-            if own is not None and not constants.intersection(own):
-                found[number] = own
+            terms = addends(self.inside, made[number])
+            if terms is not None and not constants.intersection(terms):
+                sums[number] = terms
         if self.node.attrs.bool_("recompute"):
             return [], []
         stacked = {v for i, v in made.items() if self.cut.carries <= i < self.cut.first_constant}
-        stacked |= {v for own in found.values() for v, is_worth_it in own.items() if is_worth_it}
-        later = [number for number, own in found.items() if stacked.issuperset(own)]
-        return later, list(dict.fromkeys([v for number in later for v in found[number]]))
+        stacked |= {v for terms in sums.values() for v, is_worth_it in terms.items() if is_worth_it}
+        later = [number for number, terms in sums.items() if stacked.issuperset(terms)]
+        return later, list(dict.fromkeys([v for number in later for v in sums[number]]))
 
     def _is_forward(self, value: ValueId) -> bool:
         """Whether the body going forward makes a value, or gets it."""
@@ -456,14 +457,14 @@ class _Backward:
                 seeds[value] = (
                     self.inside.emit_one(ADD, seeds[value], flow) if value in seeds else flow
                 )
-        found = emit_gradients(self.inside, seeds, [self.operands[i] for i in self.floats])
-        return {i: found[v] for i in self.floats if (v := self.operands[i]) in found}
+        gradients = emit_gradients(self.inside, seeds, [self.operands[i] for i in self.floats])
+        return {i: gradients[v] for i in self.floats if (v := self.operands[i]) in gradients}
 
     def _read_forward(self, results: Sequence[ValueId]) -> list[ValueId]:
         """Return what going back has to be given of the body going forward, in order of making."""
         producers, nodes = self.inside.freeze().producers(), self.inside.nodes
         remade = self._remade()
-        found: dict[ValueId, None] = {}
+        reads: dict[ValueId, None] = {}
         seen, waiting = set[ValueId](), list(results)
         while waiting:
             value = waiting.pop()
@@ -473,10 +474,10 @@ class _Backward:
             seen.add(value)
             is_forward = index < self.num_forward
             if is_forward and not remade[index]:
-                found[value] = None
+                reads[value] = None
             elif nodes[index].op is not INPUT:
                 waiting += nodes[index].inputs
-        return sorted(found, key=lambda value: (producers[value], value))
+        return sorted(reads, key=lambda value: (producers[value], value))
 
     def _remade(self) -> list[bool]:
         """Return, per node going forward, whether going back computes it once more."""
@@ -495,16 +496,16 @@ class _Backward:
         """Return values of all steps, stacked; the scan hands out those that it did not yet."""
         cut, node = self.cut, self.node
         ys = zip(cut.body.results[cut.carries :], node.outputs[cut.carries :], strict=True)
-        found = dict(ys)
-        more = [v for v in kept if v not in found]
+        stacked = dict(ys)
+        more = [v for v in kept if v not in stacked]
         if more:
             body = self._closed(self.operands, (*cut.body.results, *more))
             attrs = {**node.attrs, "body": body}
             types = [_stacked(self.inside.type_of(v), cut.length) for v in more]
-            found.update(
+            stacked.update(
                 zip(more, self.b.add_outputs(node.outputs[0], Attrs(attrs), types), strict=True)
             )
-        return {v: found[v] for v in kept}
+        return {v: stacked[v] for v in kept}
 
     def _closed(self, operands: Sequence[ValueId], results: Sequence[ValueId]) -> Body:
         """Return a body with these operands and results."""

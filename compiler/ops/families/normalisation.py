@@ -57,8 +57,8 @@ def _norm_gradient(
     """Two sums that do not wait for one another, where the derived formula has them in turn."""
     normal = (x - mean - rest) * rstd
     inner = dy * gamma
-    left = inner - inner.mean() - normal * (inner * normal).mean()
-    return rstd * left, dy * normal, dy
+    centred = inner - inner.mean() - normal * (inner * normal).mean()
+    return rstd * centred, dy * normal, dy
 
 
 def _check_norm(inputs: Types, attrs: Attrs) -> None:
@@ -142,14 +142,14 @@ get nothing.
 def _batch_norm(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     """Two sums of one walk, where the derived formula has two walks more over x."""
     x, mean, rstd, weight, bias = node.inputs
-    kept = b.type_of(mean)
-    share = kept.num_elements / max(1, b.type_of(x).num_elements)
+    mean_type = b.type_of(mean)
+    share = mean_type.num_elements / max(1, b.type_of(x).num_elements)
     difference = b.emit_one(SUB, x, mean)  # rather than normal: cheap enough to be made twice
-    sum_dy = sum_to(b, dy, kept.shape)
-    sum_product = b.emit_one(MUL, sum_to(b, b.emit_one(MUL, dy, difference), kept.shape), rstd)
+    sum_dy = sum_to(b, dy, mean_type.shape)
+    sum_product = b.emit_one(MUL, sum_to(b, b.emit_one(MUL, dy, difference), mean_type.shape), rstd)
     slope = b.emit_one(MUL, scaled(b, sum_product, share), rstd)
-    away = b.emit_one(ADD, b.emit_one(MUL, difference, slope), scaled(b, sum_dy, share))
-    dx = b.emit_one(MUL, b.emit_one(SUB, dy, away), b.emit_one(MUL, rstd, weight))
+    correction = b.emit_one(ADD, b.emit_one(MUL, difference, slope), scaled(b, sum_dy, share))
+    dx = b.emit_one(MUL, b.emit_one(SUB, dy, correction), b.emit_one(MUL, rstd, weight))
     pairs = ((sum_product, weight), (sum_dy, bias))
     narrow = [sum_to(b, value, b.type_of(like).shape) for value, like in pairs]
     return (dx, None, None, *narrow)

@@ -57,14 +57,14 @@ def _adamw(
     lr / (1 - beta1^t) * m / (sqrt(v) / s + eps) is computed as
     (lr s / (1 - beta1^t)) * m / (sqrt(v) + eps s), where s = sqrt(1 - beta2^t).
     """
-    t, rate, own = step.to(DType.FLOAT64) + 1.0, lr.to(DType.FLOAT64), param.dtype
+    t, rate, dtype = step.to(DType.FLOAT64) + 1.0, lr.to(DType.FLOAT64), param.dtype
     correction = (1.0 - beta2**t).sqrt()
     mean = m * beta1 + grad * (1.0 - beta1)
     square = v * beta2 + grad * (1.0 - beta2) * grad  # in this order: grad * grad may overflow
-    kept = param * (1.0 - rate * weight_decay).to(own)
-    change = mean / (square.sqrt() + (correction * eps).to(own))
-    change = change * (rate * correction / (1.0 - beta1**t)).to(own)
-    return kept - change, mean, square
+    shrunk = param * (1.0 - rate * weight_decay).to(dtype)
+    change = mean / (square.sqrt() + (correction * eps).to(dtype))
+    change = change * (rate * correction / (1.0 - beta1**t)).to(dtype)
+    return shrunk - change, mean, square
 
 
 def _accumulate(total: Value, grad: Value, batch: Value, *, every: int) -> Value:
@@ -131,12 +131,12 @@ def _rescale(
     scale: Value, good: Value, broken: Value,
     *, growth_factor: float, backoff_factor: float, growth_interval: int,
 ) -> tuple[Value, Value]:  # fmt: skip
-    done = good + 1
-    is_whole, is_long = broken == 0, done >= growth_interval
+    good_steps = good + 1
+    is_whole, is_long = broken == 0, good_steps >= growth_interval
     grown = scale * growth_factor
     grown = (grown <= float(np.finfo(np.float32).max)).where(grown, scale)
-    changed = is_whole.where(is_long.where(grown, scale), scale * backoff_factor)
-    return changed, is_whole.where(is_long.where(0, done), 0)
+    new_scale = is_whole.where(is_long.where(grown, scale), scale * backoff_factor)
+    return new_scale, is_whole.where(is_long.where(0, good_steps), 0)
 
 
 RESCALE = update_op(
@@ -234,25 +234,25 @@ def _adam(
     param: Value, grad: Value, m: Value, v: Value, lr: Value, step: Value,
     *, beta1: float, beta2: float, eps: float, weight_decay: float,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
-    slope, own = decayed(param, grad, weight_decay), param.dtype
+    slope, dtype = decayed(param, grad, weight_decay), param.dtype
     mean, square = moments(slope, m, v, beta1, beta2)
     first, second = corrections(step, beta1, beta2)
-    change = mean / (square.sqrt() + (second * eps).to(own))
-    return param - change * (lr.to(DType.FLOAT64) * second / first).to(own), mean, square
+    change = mean / (square.sqrt() + (second * eps).to(dtype))
+    return param - change * (lr.to(DType.FLOAT64) * second / first).to(dtype), mean, square
 
 
 def _amsgrad(
     param: Value, grad: Value, m: Value, v: Value, most: Value, lr: Value, step: Value,
     *, beta1: float, beta2: float, eps: float, weight_decay: float, decoupled: bool,
 ) -> tuple[Value, Value, Value, Value]:  # fmt: skip
-    rate, own = lr.to(DType.FLOAT64), param.dtype
+    rate, dtype = lr.to(DType.FLOAT64), param.dtype
     slope = decayed(param, grad, 0.0 if decoupled else weight_decay)
     mean, square = moments(slope, m, v, beta1, beta2)
     largest = most.maximum(square)
     first, second = corrections(step, beta1, beta2)
-    kept = param * (1.0 - rate * weight_decay).to(own) if decoupled else param
-    change = mean / (largest.sqrt() + (second * eps).to(own))
-    return kept - change * (rate * second / first).to(own), mean, square, largest
+    shrunk = param * (1.0 - rate * weight_decay).to(dtype) if decoupled else param
+    change = mean / (largest.sqrt() + (second * eps).to(dtype))
+    return shrunk - change * (rate * second / first).to(dtype), mean, square, largest
 
 
 def _adagrad(
@@ -363,8 +363,8 @@ def _lamb_change(
     """Return the direction, before trust, and the new means."""
     mean, square = moments(grad, m, v, beta1, beta2)
     first, second = corrections(step, beta1, beta2)
-    own = param.dtype
-    change = mean / (square.sqrt() + (second * eps).to(own)) * (second / first).to(own)
+    dtype = param.dtype
+    change = mean / (square.sqrt() + (second * eps).to(dtype)) * (second / first).to(dtype)
     return decayed(param, change, weight_decay), mean, square
 
 

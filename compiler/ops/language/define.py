@@ -146,16 +146,16 @@ def update_op(
     attributes = (*attributes_of(program), *[MAXIMIZE] * (skippable and "grad" in names))
     over = tuple([(out, names.index(name)) for out, name in enumerate(types.results)])
     numbers = tuple([row.is_number and row.name not in types.results for row in operands])
-    found = Update(program, attributes, numbers, over)
+    rule = Update(program, attributes, numbers, over)
 
     def infer(inputs: Types, attrs: Attrs) -> Types:
         if "program" in attrs:  # which may read numbers more, for what is done to the gradient
-            read = len(program_of(attrs).inputs)
-            program_types(program_of(attrs), inputs[:read], attrs)
-            inputs = (*inputs[: len(numbers)], *inputs[read:])
-        made = types.infer(inputs)
-        own = {a.name: attrs[a.name] for a in attributes if a.name in attrs}
-        for name, value in settings_of(attributes, Attrs(own)).items():
+            num_read = len(program_of(attrs).inputs)
+            program_types(program_of(attrs), inputs[:num_read], attrs)
+            inputs = (*inputs[: len(numbers)], *inputs[num_read:])
+        outputs = types.infer(inputs)
+        settings = {a.name: attrs[a.name] for a in attributes if a.name in attrs}
+        for name, value in settings_of(attributes, Attrs(settings)).items():
             if not isinstance(value, (int, float)):
                 continue
             if name in shares and not 0 <= value < 1:
@@ -164,27 +164,27 @@ def update_op(
                 raise OpTypeError(f"needs a finite {name}, got {value}")
         if check is not None:
             check(inputs, attrs)
-        return made
+        return outputs
 
     def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
-        read = len(program_of(attrs).inputs) if "program" in attrs else len(numbers)
-        given = _of_one_width([np.asarray(array) for array in arrays[:read]])
-        if any([skip != 0 for skip in arrays[read:]]):
-            return tuple([given[old].copy() for _, old in over])
+        num_read = len(program_of(attrs).inputs) if "program" in attrs else len(numbers)
+        values = _of_one_width([np.asarray(array) for array in arrays[:num_read]])
+        if any([skip != 0 for skip in arrays[num_read:]]):
+            return tuple([values[old].copy() for _, old in over])
         if "program" in attrs:
-            whole, space = program_of(attrs), space_of(attrs)
+            body, space = program_of(attrs), space_of(attrs)
         else:
-            dtypes = tuple([DType(str(array.dtype)) for array in given])
-            whole, space = _traced(found, dtypes, Attrs(attrs)), Space(1, given[0].size)
-        made = zip(evaluate(whole, space, tuple(given)), over, strict=True)
-        return tuple([new.reshape(given[old].shape) for new, (_, old) in made])
+            dtypes = tuple([DType(str(array.dtype)) for array in values])
+            body, space = _traced(rule, dtypes, Attrs(attrs)), Space(1, values[0].size)
+        results = zip(evaluate(body, space, tuple(values)), over, strict=True)
+        return tuple([new.reshape(values[old].shape) for new, (_, old) in results])
 
     def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-        whole = program_of(attrs) if "program" in attrs else found.program_for(inputs, attrs)
-        moved = sum([t.size_bytes for t in (*inputs, *outputs)])
-        return Cost(program_flops(whole, Space(1, inputs[0].num_elements)), float(moved))
+        body = program_of(attrs) if "program" in attrs else rule.program_for(inputs, attrs)
+        moved_bytes = sum([t.size_bytes for t in (*inputs, *outputs)])
+        return Cost(program_flops(body, Space(1, inputs[0].num_elements)), float(moved_bytes))
 
-    update.register(op, found, where)
+    update.register(op, rule, where)
     input_output_aliases.register(op, over, where)
     kernel_op.register(op, FUSED.name, where)
     infer_type.register(op, lru_cache(maxsize=1024)(infer), where)
@@ -210,10 +210,10 @@ def _traced(found: Update, dtypes: tuple[DType, ...], attrs: Attrs) -> FusedProg
     settings = settings_of(found.attributes, attrs)
     if settings.pop(MAXIMIZE.name, False):
         operands[1] = -operands[1]
-    made = found.program(*operands, **settings)
-    results = made if isinstance(made, tuple) else (made,)
-    news = [output_of(p, new, Kind.FULL) for new in results]
-    return p.whole(tuple([_made_late(p, news[out], values[old]) for out, old in found.over]))
+    returned = found.program(*operands, **settings)
+    results = returned if isinstance(returned, tuple) else (returned,)
+    new_values = [output_of(p, new, Kind.FULL) for new in results]
+    return p.whole(tuple([_made_late(p, new_values[out], values[old]) for out, old in found.over]))
 
 
 def _made_late(p: ProgramBuilder, new: int, old: int) -> int:
@@ -230,20 +230,22 @@ def keeps_rows(program: FusedProgram, gradient: int, olds: tuple[int, ...]) -> b
     anything is 0, and what 0 is added to stays.
     """
     zero = -1
-    known: list[int | None] = [zero if v == gradient else v for v in range(len(program.inputs))]
+    equals: list[int | None] = [zero if v == gradient else v for v in range(len(program.inputs))]
     for instruction in program.instructions:
-        own = [known[v] for v in instruction.operands]
-        found: int | None = None
-        if instruction.op == "mul" and zero in own:
-            found = zero
-        elif instruction.op in ("add", "sub") and own[1] == zero:
-            found = own[0]
-        elif instruction.op == "add" and own[0] == zero:
-            found = own[1]
-        elif instruction.op in ("div", "neg", "abs", "sign", "sqrt", "cast") and own[0] == zero:
-            found = zero
-        known.append(found)
-    return all([known[new] == old for new, old in zip(program.outputs, olds, strict=True)])
+        operands = [equals[v] for v in instruction.operands]
+        same: int | None = None
+        if instruction.op == "mul" and zero in operands:
+            same = zero
+        elif instruction.op in ("add", "sub") and operands[1] == zero:
+            same = operands[0]
+        elif instruction.op == "add" and operands[0] == zero:
+            same = operands[1]
+        elif (
+            instruction.op in ("div", "neg", "abs", "sign", "sqrt", "cast") and operands[0] == zero
+        ):
+            same = zero
+        equals.append(same)
+    return all([equals[new] == old for new, old in zip(program.outputs, olds, strict=True)])
 
 
 _EXACT = (
@@ -290,30 +292,30 @@ def fused_op(
     from compiler.graph.graph import gradient as gradients
     from compiler.ops.language.vjp import derived_gradient, vjp_of  # of what is defined here
 
-    read = read_signature(signature)
+    parsed = read_signature(signature)
     attributes = attributes_of(program)
-    inputs, outputs = [[spec.name for spec in side] for side in (read.inputs, read.outputs)]
+    inputs, outputs = [[spec.name for spec in side] for side in (parsed.inputs, parsed.outputs)]
     expect_takes(program, inputs, "program")
-    own = None
+    custom = None
     if gradient is not None:
-        own = read_gradient(gradient, [*inputs, *outputs], outputs, attributes)
-    draft = FusedOp(Op(name), read, program, attributes, own, check, where, traces_at_once)
+        custom = read_gradient(gradient, [*inputs, *outputs], outputs, attributes)
+    draft = FusedOp(Op(name), parsed, program, attributes, custom, check, where, traces_at_once)
     single = _instruction_of(draft)  # what is no program says so before anything is registered
-    found = replace(draft, op=define(name))
+    fused = replace(draft, op=define(name))
     if traces_at_once:
-        FOREIGN.append(found)
-    op = found.op
-    definition.register(op, found, where)
-    infer_type.register(op, definition_cache(1024)(found.infer), where)
-    register_program(op, found, where)
-    if not has_rule and any([spec.elements != "bool" for spec in read.outputs]):
+        FOREIGN.append(fused)
+    op = fused.op
+    definition.register(op, fused, where)
+    infer_type.register(op, definition_cache(1024)(fused.infer), where)
+    register_program(op, fused, where)
+    if not has_rule and any([spec.elements != "bool" for spec in parsed.outputs]):
         by_rule = single if gradient is None else None
-        gradients.register(op, derived_gradient(found, by_rule), where)
+        gradients.register(op, derived_gradient(fused, by_rule), where)
         if by_rule is None:
-            vjp_of(found)
+            vjp_of(fused)
     if single is not None and single.op in _EXACT:
         is_exact.register(op, True, where)
-    if single is not None and single.operands == tuple(range(len(read.inputs))):
+    if single is not None and single.operands == tuple(range(len(parsed.inputs))):
         OP_OF_INSTRUCTION.setdefault(single.op, op)
     return op
 
@@ -329,8 +331,8 @@ def _instruction_of(found: FusedOp) -> Instruction | None:
     specs = found.signature.inputs
     types = tuple([TensorType(dtypes.get(s.elements, DType.FLOAT32), ()) for s in specs])
     found.infer(types, NO_ATTRS)
-    made = trace(found, types, NO_ATTRS).instructions
-    return made[0] if len(made) == 1 else None
+    instructions = trace(found, types, NO_ATTRS).instructions
+    return instructions[0] if len(instructions) == 1 else None
 
 
 # Until every pass that cares for gradients has run (scale, skipped steps, clipping) a staged update
@@ -415,39 +417,39 @@ def composite_update(name: str, signature: str, function: Callable[..., tuple[Va
     op = define(name)
     types: TypeSignature = read_types(signature.replace(" ->", ", skip? = int64 ->"))
     names = [row.name for row in types.operands if not row.optional]
-    found = CompositeUpdate(function, (*attributes_of(function), MAXIMIZE), len(names))
+    composite = CompositeUpdate(function, (*attributes_of(function), MAXIMIZE), len(names))
     over = tuple([(out, names.index(result)) for out, result in enumerate(types.results)])
 
     def infer(inputs: Types, attrs: Attrs) -> Types:
-        settings_of(found.attributes, attrs)
+        settings_of(composite.attributes, attrs)
         return types.infer(inputs)
 
     def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
-        given = [np.asarray(array) for array in arrays]
-        own = tuple([TensorType(DType(a.dtype.name), a.shape) for a in given])
-        b, inputs, made = _alone(found, own, attrs)
-        known = dict(zip(inputs, given, strict=True))
+        values = [np.asarray(array) for array in arrays]
+        operand_types = tuple([TensorType(DType(a.dtype.name), a.shape) for a in values])
+        b, inputs, results = _alone(composite, operand_types, attrs)
+        value_of = dict(zip(inputs, values, strict=True))
         for node in b.nodes[len(inputs) :]:
-            read = [known[v] for v in node.inputs]
-            news = (constant_array(node),) if node.op is CONSTANT else ()
-            news = news or reference.get(node.op)(node.attrs, *read)
-            known |= dict(zip(node.outputs, news, strict=True))
-        return tuple([known[value] for value in made])
+            operands = [value_of[v] for v in node.inputs]
+            outputs = (constant_array(node),) if node.op is CONSTANT else ()
+            outputs = outputs or reference.get(node.op)(node.attrs, *operands)
+            value_of |= dict(zip(node.outputs, outputs, strict=True))
+        return tuple([value_of[value] for value in results])
 
     def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-        b, given, _ = _alone(found, inputs, attrs)
+        b, operands, _ = _alone(composite, inputs, attrs)
         rows = [
             cost.get(node.op)(
                 tuple([b.type_of(v) for v in node.inputs]),
                 tuple([b.type_of(v) for v in node.outputs]),
                 node.attrs,
             )
-            for node in b.nodes[len(given) :]
+            for node in b.nodes[len(operands) :]
             if node.op is not CONSTANT
         ]
         return Cost(sum([c.flops for c in rows]), sum([t.size_bytes for t in (*inputs, *outputs)]))
 
-    stages.register(op, found, where)
+    stages.register(op, composite, where)
     input_output_aliases.register(op, over, where)
     infer_type.register(op, infer, where)
     reference.register(op, run, where)

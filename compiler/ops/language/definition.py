@@ -75,9 +75,9 @@ def definition_cache(most: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that caches by definition, until `clear_definition_caches`."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        made = lru_cache(maxsize=most)(function)
-        _REMEMBERED.append(made)
-        return made  # type: ignore[return-value]  # mypy knows nothing of its parameters
+        cached = lru_cache(maxsize=most)(function)
+        _REMEMBERED.append(cached)
+        return cached  # type: ignore[return-value]  # mypy knows nothing of its parameters
 
     return decorate
 
@@ -89,8 +89,8 @@ def clear_definition_caches() -> None:
     job.
     """
     if FOREIGN:
-        for made in _REMEMBERED:
-            made.cache_clear()
+        for cached in _REMEMBERED:
+            cached.cache_clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def parameters_of(function: object) -> list[inspect.Parameter]:
 
 def attributes_of(function: Function) -> tuple[Attribute, ...]:
     """Return the keyword-only arguments of a function. Raises OpTypeError for a strange default."""
-    found: list[Attribute] = []
+    attributes: list[Attribute] = []
     for p in parameters_of(function):
         if p.kind is not p.KEYWORD_ONLY:
             continue
@@ -126,18 +126,18 @@ def attributes_of(function: Function) -> tuple[Attribute, ...]:
         default = None if is_required else plain(p.default)
         _expect_plain(p.name, default)
         typed = object if default is None else type(default)
-        named = str(getattr(p.annotation, "__name__", p.annotation))  # a text, in most files
-        found.append(Attribute(p.name, _TYPES.get(named, typed), default, is_required))
-    return tuple(found)
+        type_name = str(getattr(p.annotation, "__name__", p.annotation))  # a text, in most files
+        attributes.append(Attribute(p.name, _TYPES.get(type_name, typed), default, is_required))
+    return tuple(attributes)
 
 
 def settings_of(attributes: tuple[Attribute, ...], attrs: Mapping[str, Any]) -> Settings:
     """Return every attribute, defaults put in. Raises OpTypeError for wrong ones."""
-    known = sorted([a.name for a in attributes])
+    names = sorted([a.name for a in attributes])
     for name in attrs:
-        if name not in known:
+        if name not in names:
             raise OpTypeError(
-                f"knows no attribute {name!r}; it has {known}: what its function takes by keyword"
+                f"knows no attribute {name!r}; it has {names}: what its function takes by keyword"
                 " only, after a *. Operands are given by position"
             )
     return {a.name: _checked(a, attrs) for a in attributes}
@@ -150,8 +150,8 @@ def _checked(attribute: Attribute, attrs: Mapping[str, Any]) -> AttrValue:
         return attribute.default
     value: AttrValue = attrs[attribute.name]
     _expect_plain(attribute.name, value)
-    wanted = (int, float) if attribute.type is float else (attribute.type,)
-    if attribute.type is not object and type(value) not in wanted:
+    types = (int, float) if attribute.type is float else (attribute.type,)
+    if attribute.type is not object and type(value) not in types:
         raise OpTypeError(
             f"needs {attribute.name} of type {attribute.type.__name__}, got {value!r:.60}"
         )
@@ -174,13 +174,13 @@ def _expect_plain(name: str, value: object) -> None:
 
 def expect_takes(function: Function, names: Sequence[str], what: str) -> None:
     """Check that a function can be called with one operand for each name."""
-    found = inspect.signature(function)
-    needed = {a.name: None for a in attributes_of(function) if a.is_required}
+    takes = inspect.signature(function)
+    required = {a.name: None for a in attributes_of(function) if a.is_required}
     try:
-        found.bind(*names, **needed)
+        takes.bind(*names, **required)
     except TypeError as error:
         raise OpTypeError(
-            f"has a {what} of {found}, which cannot be called with ({', '.join(names)}): {error}"
+            f"has a {what} of {takes}, which cannot be called with ({', '.join(names)}): {error}"
         ) from None
 
 
@@ -192,7 +192,7 @@ def results_of(
     Raises OpTypeError, which begins with `says`, naming the line where the function failed.
     """
     try:
-        made = function(*operands, **named)
+        results = function(*operands, **named)
     except (ActorflowError, OpTypeError):
         raise
     except Exception as error:
@@ -200,10 +200,10 @@ def results_of(
         frames = traceback.extract_tb(error.__traceback__)
         where = ""
         if isinstance(code, CodeType):
-            own = [f.lineno for f in frames if f.filename == code.co_filename]
-            where = f" at {code.co_filename}:{own[-1] if own else code.co_firstlineno}"
+            lines = [f.lineno for f in frames if f.filename == code.co_filename]
+            where = f" at {code.co_filename}:{lines[-1] if lines else code.co_firstlineno}"
         raise OpTypeError(f"{says}fails{where}: {type(error).__name__}: {error}") from error
-    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,12 +221,12 @@ class CustomGradient:
         for name in self.takes:
             if name not in values:
                 raise OpTypeError(f"takes {name!r}; it may take {', '.join(sorted(values))}")
-        named = {n: values[n] for n in self.takes} | {n: settings[n] for n in self.attributes}
-        made = results_of("", self.function, **named)
-        if len(made) != len(operands):
+        arguments = {n: values[n] for n in self.takes} | {n: settings[n] for n in self.attributes}
+        grads = results_of("", self.function, **arguments)
+        if len(grads) != len(operands):
             each = ", ".join(operands)
-            raise OpTypeError(f"returns {len(made)} results, expected one for each of ({each})")
-        return made
+            raise OpTypeError(f"returns {len(grads)} results, expected one for each of ({each})")
+        return grads
 
 
 def read_gradient(
@@ -242,21 +242,21 @@ def read_gradient(
     grads = [f"d{name}" for name in outputs]
     settings = sorted([a.name for a in attributes])
     takes: list[str] = []
-    own: list[str] = []
+    keywords: list[str] = []
     for p in parameters_of(function):
         is_setting = p.kind is p.KEYWORD_ONLY
-        known = settings if is_setting else sorted({*values, *grads})
-        if p.name in known and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-            (own if is_setting else takes).append(p.name)
+        allowed = settings if is_setting else sorted({*values, *grads})
+        if p.name in allowed and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            (keywords if is_setting else takes).append(p.name)
         elif p.default is p.empty:  # what has a default is the function's own business
             kind = "the attribute " if is_setting else ""
-            listed = ", ".join(known) or "none"
+            listed = ", ".join(allowed) or "none"
             raise OpTypeError(f"has a gradient that takes {kind}{p.name!r}; it may take {listed}")
     if not {*takes} & {*grads}:
         raise OpTypeError(
             f"has a gradient that takes no output's gradient; it may take {', '.join(grads)}"
         )
-    return CustomGradient(function, tuple(takes), tuple(own))
+    return CustomGradient(function, tuple(takes), tuple(keywords))
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,15 +312,15 @@ def output_of(p: ProgramBuilder, made: Any, kind: Kind) -> int:
     """Return a result as a value of a kind that an instruction makes."""
     if not isinstance(made, Expression):
         raise OpTypeError(f"has a program that returns a {type(made).__name__}, no expression")
-    value, found = made.value, p.kind_of(made.value)
-    if kind is Kind.FULL or found is Kind.SCALAR:
+    value, actual = made.value, p.kind_of(made.value)
+    if kind is Kind.FULL or actual is Kind.SCALAR:
         value = p.widened(value, kind)
     # In one row whatever has columns is a column.
-    elif found is not kind and not (p.rows == 1 and kind is Kind.COLUMN):
+    elif actual is not kind and not (p.rows == 1 and kind is Kind.COLUMN):
         is_row = kind is Kind.ROW
         mend = "reduce it over the columns, e.g. with .mean()" if is_row else "sum rows outside"
         raise OpTypeError(
-            f"has a program with a result for each {_EACH[found]} where its signature has one for"
+            f"has a program with a result for each {_EACH[actual]} where its signature has one for"
             f" each {_EACH[kind]}; {mend}"
         )
     if p.is_input(value):  # a copy: the larger of x and x
@@ -338,16 +338,16 @@ def register_program(op: Op, found: Fused, where: str) -> None:
     def expand(
         p: ProgramBuilder, attrs: Attrs, types: Types, values: tuple[int, ...]
     ) -> tuple[int, ...]:
-        made = p.replay(trace(found, types, attrs), values)
+        outputs = p.replay(trace(found, types, attrs), values)
         if not is_elementwise:
-            return made
-        wide = joined([p.kind_of(v) for v in values])  # a lesser value where an operand is unused
+            return outputs
+        kind = joined([p.kind_of(v) for v in values])  # a lesser value where an operand is unused
         return tuple(
             [
                 v
-                if p.kind_of(v) is wide and not p.is_input(v)
-                else output_of(p, Expression(p, v), wide)
-                for v in made
+                if p.kind_of(v) is kind and not p.is_input(v)
+                else output_of(p, Expression(p, v), kind)
+                for v in outputs
             ]
         )
 
@@ -359,20 +359,20 @@ def register_program(op: Op, found: Fused, where: str) -> None:
 
     def run(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
         attrs = Attrs(attrs)  # whoever asks for a reference by hand may have a dict
-        given = [np.asarray(a) for a in arrays]
-        types = tuple([TensorType(DType(str(a.dtype)), a.shape) for a in given])
+        operands = [np.asarray(a) for a in arrays]
+        types = tuple([TensorType(DType(str(a.dtype)), a.shape) for a in operands])
         form = found.form(types, attrs)
-        made = _interpret(form, trace(found, types, attrs), [_widened(a) for a in given])
+        results = _interpret(form, trace(found, types, attrs), [_widened(a) for a in operands])
         return tuple(
-            [a.astype(numpy_dtype(s.dtype)) for a, s in zip(made, form.outputs, strict=True)]
+            [a.astype(numpy_dtype(s.dtype)) for a, s in zip(results, form.outputs, strict=True)]
         )
 
     def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         e = found.form(inputs, attrs).extents
         elements = Space(1, max([t.num_elements for t in outputs]))
         space = elements if e is None else Space(e.rows, e.columns)
-        moved = sum([t.size_bytes for t in (*inputs, *outputs)])
-        return Cost(program_flops(trace(found, inputs, attrs), space), float(moved))
+        moved_bytes = sum([t.size_bytes for t in (*inputs, *outputs)])
+        return Cost(program_flops(trace(found, inputs, attrs), space), float(moved_bytes))
 
     program_builder.expand.register(op, expand, where)
     if not is_elementwise:
@@ -413,12 +413,12 @@ def _interpret(
     if e is None:
         shape = np.broadcast_shapes(*[a.shape for a in arrays])
         arrays = [np.broadcast_to(a, shape) for a in arrays]
-        made = evaluate(program, Space(1, math.prod(shape)), tuple(arrays))
-        return tuple([array.reshape(shape) for array in made])
+        outputs = evaluate(program, Space(1, math.prod(shape)), tuple(arrays))
+        return tuple([array.reshape(shape) for array in outputs])
     if 0 in e.shape:  # of empty rows nothing is summed, and no rows have no largest element
         return tuple([np.zeros(e.of(slot.kind), arrays[0].dtype) for slot in form.outputs])
-    made = evaluate(program, Space(e.rows, e.columns), tuple(arrays))
-    return tuple([a.reshape(e.of(s.kind)) for a, s in zip(made, form.outputs, strict=True)])
+    outputs = evaluate(program, Space(e.rows, e.columns), tuple(arrays))
+    return tuple([a.reshape(e.of(s.kind)) for a, s in zip(outputs, form.outputs, strict=True)])
 
 
 def trace(found: Fused, inputs: Types, attrs: Attrs) -> FusedProgram:
@@ -468,14 +468,14 @@ class FusedOp:
     def infer(self, inputs: Types, attrs: Attrs) -> Types:
         """Return the types of the outputs."""
         expect_inputs(inputs, *[spec.name for spec in self.signature.inputs])
-        made = self.signature.types_of(inputs)
+        outputs = self.signature.types_of(inputs)
         if self.attributes or attrs:
             self.settings(attrs)
         if self.check is not None:
             self.check(inputs, attrs)
         if self.traces_at_once and 0 not in [t.num_elements for t in inputs]:
-            self._expect(trace(self, inputs, attrs), made)
-        return made
+            self._expect(trace(self, inputs, attrs), outputs)
+        return outputs
 
     def _expect(self, program: FusedProgram, made: Types) -> None:
         """Check that a program is what the signature says. Raises OpTypeError."""
@@ -502,10 +502,10 @@ class FusedOp:
     def form(self, inputs: Types, attrs: Attrs) -> ProgramSignature:
         """Return how the operands of a call lie."""
         signature = self.signature
-        made = signature.types_of(inputs)
+        outputs = signature.types_of(inputs)
         extents = None if signature.is_elementwise else signature.extents_of(inputs)
         return ProgramSignature(
-            _slots(signature.inputs, inputs), _slots(signature.outputs, made), extents
+            _slots(signature.inputs, inputs), _slots(signature.outputs, outputs), extents
         )
 
     def emit(
@@ -514,9 +514,9 @@ class FusedOp:
         """Emit the program on values; return one value per output."""
         specs = self.signature.inputs
         shapes = [() if extents is None else extents.of(s.kind or Kind.FULL) for s in specs]
-        given = [Expression(p, v, shape) for v, shape in zip(values, shapes, strict=True)]
+        expressions = [Expression(p, v, shape) for v, shape in zip(values, shapes, strict=True)]
         says = "has a program that "
-        results = results_of(says, self.program, *given, **self.settings(attrs))
+        results = results_of(says, self.program, *expressions, **self.settings(attrs))
         if len(results) != len(self.signature.outputs):
             raise OpTypeError(
                 f"{says}returns {len(results)} values for {len(self.signature.outputs)} outputs"
@@ -537,11 +537,11 @@ def inlined(op: Op, operands: tuple[object, ...], attrs: Attrs) -> tuple[Express
     """Return the outputs of an op inside another's program. Raises OpTypeError for one of none."""
     if not definition.has(op):
         raise OpTypeError(f"has a program that uses {op}, which is not defined by a program")
-    found = definition.get(op)
-    if found.traces_at_once:  # by somebody who may call methods of numbers
+    fused = definition.get(op)
+    if fused.traces_at_once:  # by somebody who may call methods of numbers
         first = next(o for o in operands if isinstance(o, Expression))
         operands = tuple([as_expression(o, first) for o in operands])
-    return results_of("has a program that ", found.program, *operands, **found.settings(attrs))
+    return results_of("has a program that ", fused.program, *operands, **fused.settings(attrs))
 
 
 def _slots(specs: tuple[OperandSpec, ...], types: Types) -> tuple[ProgramOperand, ...]:

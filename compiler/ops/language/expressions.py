@@ -449,24 +449,24 @@ class Signature:
             num_named = len(self.axes) if spec.kind in (Kind.FULL, Kind.COLUMN) else 0
             if type_.rank < num_named:
                 raise OpTypeError(f"needs {spec.name} of rank {num_named} or more, got {type_}")
-            cut = type_.rank - num_named
+            num_leading = type_.rank - num_named
             if spec.kind in (Kind.FULL, Kind.ROW) and leading is None:
-                leading = type_.shape[:cut]
+                leading = type_.shape[:num_leading]
             if num_named and named is None:
-                named = type_.shape[cut:]
-        found = Extents(leading or (), named or ())
+                named = type_.shape[num_leading:]
+        extents = Extents(leading or (), named or ())
         for spec, type_ in zip(self.inputs, inputs, strict=True):
             if spec.kind is None:
                 raise InternalError("elementwise operands have no extents")
-            expect_type(type_, spec.name, TensorType(type_.dtype, found.of(spec.kind)))
-        if 0 in found.named and 0 not in found.leading:
+            expect_type(type_, spec.name, TensorType(type_.dtype, extents.of(spec.kind)))
+        if 0 in extents.named and 0 not in extents.leading:
             short = [s.name for s in self.outputs if s.kind in (Kind.ROW, Kind.SCALAR)]
             if short:
                 raise OpTypeError(
                     f"needs at least one element along {', '.join(self.axes)} of"
                     f" {self.inputs[0].name}, got {inputs[0]}"
                 )
-        return found
+        return extents
 
     def types_of(self, inputs: Types) -> Types:
         """Return the types of the outputs. Raises OpTypeError for inputs it cannot take."""
@@ -490,14 +490,14 @@ def read_signature(text: str) -> Signature:
     names = [spec.name for spec in (*inputs, *outputs)]
     kinds = [spec.kind for spec in (*inputs, *outputs)]
     has_dtype = [spec.elements not in ("int", "bool") for spec in inputs]
-    made = {spec.elements for spec in outputs}
+    elements = {spec.elements for spec in outputs}
     wrong = {
         "gives one name twice": len(set(names)) != len(names),
         "says of an output what it holds: it has the operands' dtype, or is bool": (
-            not made <= {"float", "bool"}
+            not elements <= {"float", "bool"}
         ),
         "has outputs of no dtype: write ': number' of an operand whose dtype they have": (
-            "float" in made and not any(has_dtype)
+            "float" in elements and not any(has_dtype)
         ),
         "needs brackets on all operands and outputs, or none": len({k is None for k in kinds}) > 1,
         "names different columns; an op has one set of them, on every operand that has columns": (
@@ -512,17 +512,17 @@ def read_signature(text: str) -> Signature:
 
 
 def _specs(text: str, side: str, axes: list[tuple[str, ...]]) -> list[OperandSpec]:
-    found: list[OperandSpec] = []
+    specs: list[OperandSpec] = []
     for part in re.split(r",(?![^\[]*\])", side):  # commas outside of brackets
         match = _OPERAND.fullmatch(part.strip())
         if match is None:
             raise ValueError(f"signature {text!r} has {part.strip()!r}, which is no operand")
         elements = match["elements"] or "float"
         if elements not in ELEMENTS:
-            known = ", ".join(ELEMENTS)
-            raise ValueError(f"signature {text!r} has elements {elements!r}; one of: {known}")
-        found.append(OperandSpec(match["name"], _kind(match["axes"], axes), elements))
-    return found
+            listed = ", ".join(ELEMENTS)
+            raise ValueError(f"signature {text!r} has elements {elements!r}; one of: {listed}")
+        specs.append(OperandSpec(match["name"], _kind(match["axes"], axes), elements))
+    return specs
 
 
 def _kind(brackets: str | None, axes: list[tuple[str, ...]]) -> Kind | None:

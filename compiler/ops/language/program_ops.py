@@ -81,9 +81,9 @@ def evaluate(program: FusedProgram, space: Space, inputs: tuple[Array, ...]) -> 
     with np.errstate(all="ignore"):
         for number, instruction in enumerate(program.instructions, len(program.inputs)):
             operands = [values[v] for v in instruction.operands]
-            made = _execute_instruction(instruction, operands, space, widths)
+            value = _execute_instruction(instruction, operands, space, widths)
             is_stored = instruction.dtype is DType.BFLOAT16 and number in program.outputs
-            values.append(rounded(made) if is_stored else made)
+            values.append(rounded(value) if is_stored else value)
     return tuple([_filled(values[v], program.kind_of(v), space) for v in program.outputs])
 
 
@@ -130,8 +130,8 @@ def _random(
     count = space.rows * space.columns // firsts.size
     share = (p,) if dtype is DType.BOOL else ()
     draw: Callable[..., Array] = dropout_mask if share else random_bits
-    made = [draw(seed, step, int(key), *share, count, int(first)) for first in firsts]
-    return np.concatenate(made).reshape(space.rows, space.columns)
+    parts = [draw(seed, step, int(key), *share, count, int(first)) for first in firsts]
+    return np.concatenate(parts).reshape(space.rows, space.columns)
 
 
 def _spread(operand: ProgramInput, array: Array, space: Space) -> Array:
@@ -139,10 +139,10 @@ def _spread(operand: ProgramInput, array: Array, space: Space) -> Array:
     count = operand.count or space.rows
     if operand.kind in (Kind.SCALAR, Kind.COLUMN):
         return array.reshape(1, -1)
-    own = array.reshape(count, space.columns if operand.kind is Kind.FULL else 1)
+    matrix = array.reshape(count, space.columns if operand.kind is Kind.FULL else 1)
     if count == space.rows:
-        return own
-    return own[np.arange(space.rows) // operand.every % count]
+        return matrix
+    return matrix[np.arange(space.rows) // operand.every % count]
 
 
 def _filled(value: Array, kind: Kind, space: Space) -> Array:
@@ -212,20 +212,20 @@ def program_types(program: FusedProgram, inputs: Types, attrs: Attrs) -> Types:
         raise OpTypeError(f"needs rows and columns, got {space.rows} and {space.columns}")
     expect_inputs(inputs, *[f"operand {i}" for i in range(len(program.inputs))])
     for index, (operand, type_) in enumerate(zip(program.inputs, inputs, strict=True)):
-        own = Space(operand.count or space.rows, space.columns)
-        expected = num_elements(operand.kind, own)
+        own_space = Space(operand.count or space.rows, space.columns)
+        expected = num_elements(operand.kind, own_space)
         if type_.dtype is not operand.dtype or type_.num_elements != expected:
             raise OpTypeError(
                 f"needs operand {index} of {expected} elements of {operand.dtype}, got {type_}"
             )
-    found: list[TensorType] = []
+    types: list[TensorType] = []
     for value, shape in zip(program.outputs, attrs.shapes("shapes"), strict=True):
         type_ = TensorType(program.dtype_of(value), shape)
         expected = num_elements(program.kind_of(value), space)
         if type_.num_elements != expected:
             raise OpTypeError(f"has an output of {expected} elements, declared as {type_}")
-        found.append(type_)
-    return tuple(found)
+        types.append(type_)
+    return tuple(types)
 
 
 @reference.of(FUSED)
@@ -309,17 +309,17 @@ def _joined_type(inputs: Types, attrs: Attrs) -> Types:
     except ProgramError as error:
         raise OpTypeError(f"cannot be computed: {error}") from None
     members = member_operands(program, over, count)
-    needed = 1 + max([place for member in members for place in member])
-    if not needed <= len(inputs) <= needed + 1:
-        raise OpTypeError(f"needs {needed} inputs and perhaps one to skip, got {len(inputs)}")
+    num_inputs = 1 + max([place for member in members for place in member])
+    if not num_inputs <= len(inputs) <= num_inputs + 1:
+        raise OpTypeError(f"needs {num_inputs} inputs and perhaps one to skip, got {len(inputs)}")
     for member in members:
         size = inputs[member[over[0]]].num_elements
         for i, place in enumerate(member):
             expected = size if program.is_full(i) else 1
             type_ = inputs[place]
             if type_.dtype is not program.dtype_of(i) or type_.num_elements != expected:
-                wanted = f"{expected} elements of {program.dtype_of(i)}"
-                raise OpTypeError(f"needs input {place} of {wanted}, got {type_}")
+                elements = f"{expected} elements of {program.dtype_of(i)}"
+                raise OpTypeError(f"needs input {place} of {elements}, got {type_}")
     for i, new in zip(over, program.outputs, strict=True):
         if program.dtype_of(i) is not program.dtype_of(new):
             raise OpTypeError(f"writes {program.dtype_of(new)} over {program.dtype_of(i)}")
@@ -330,15 +330,15 @@ def _joined_type(inputs: Types, attrs: Attrs) -> Types:
 def _joined_reference(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
     program, over, members = program_of(attrs), attrs.ints("over"), joined_members(attrs)
     is_skipped = any([skip != 0 for skip in arrays[1 + max(map(max, members)) :]])
-    made: list[Array] = []
+    outputs: list[Array] = []
     for member in members:
-        own = tuple([np.asarray(arrays[place]) for place in member])
+        operands = tuple([np.asarray(arrays[place]) for place in member])
         if is_skipped:
-            made += [own[i].copy() for i in over]
+            outputs += [operands[i].copy() for i in over]
             continue
-        news = evaluate(program, Space(1, own[over[0]].size), own)
-        made += [new.reshape(own[i].shape) for new, i in zip(news, over, strict=True)]
-    return tuple(made)
+        updated = evaluate(program, Space(1, operands[over[0]].size), operands)
+        outputs += [new.reshape(operands[i].shape) for new, i in zip(updated, over, strict=True)]
+    return tuple(outputs)
 
 
 @cost.of(JOINED_UPDATES)
@@ -382,8 +382,8 @@ def _region_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
     for step in region.steps:
         operands = [values[v] for v in step.reads]
         values.update(zip(step.makes, _execute_step(region, step, operands), strict=True))
-    made = [values[region.first_output + i] for i in range(len(region.outputs))]
-    return tuple([x.reshape(t.shape) for x, t in zip(made, region.outputs, strict=True)])
+    outputs = [values[region.first_output + i] for i in range(len(region.outputs))]
+    return tuple([x.reshape(t.shape) for x, t in zip(outputs, region.outputs, strict=True)])
 
 
 def _execute_step(region: TiledLoop, step: TileStep, operands: list[Array]) -> tuple[Array, ...]:

@@ -139,18 +139,18 @@ def _written(
 ) -> tuple[FusedProgram, Ints]:
     """Return a program that reads values where they are `saved`, and what it reads at all."""
     p = form.builder()
-    own = [p.input(operand) for operand in whole.inputs]
+    ids = [p.input(operand) for operand in whole.inputs]
     if not reached:
         return FusedProgram((), (), ()), ()
-    for number, made in enumerate(whole.instructions, len(own)):
-        operands = tuple([own[v] for v in made.operands])
+    for number, instruction in enumerate(whole.instructions, len(ids)):
+        operands = tuple([ids[v] for v in instruction.operands])
         if number in saved:
-            own.append(own[saved[number]])
-        elif made.op == "check_index":  # the forward node has checked
-            own.append(operands[0])
+            ids.append(ids[saved[number]])
+        elif instruction.op == "check_index":  # the forward node has checked
+            ids.append(operands[0])
         else:
-            own.append(p.repeat(made, operands))
-    outputs = [output_of(p, Expression(p, own[v]), p.kind_of(own[v])) for v in whole.outputs]
+            ids.append(p.repeat(instruction, operands))
+    outputs = [output_of(p, Expression(p, ids[v]), p.kind_of(ids[v])) for v in whole.outputs]
     return p.finish(tuple(outputs))
 
 
@@ -169,21 +169,21 @@ def _overridden(
     if any([f"d{form.outputs[i].name}" not in found.gradient.takes for i in given]):
         return None
     e = form.extents
-    known = {
+    named = {
         slot.name: Expression(q, value, () if e is None else e.of(slot.kind))
         for slot, value in zip(_pool(form, given), values, strict=True)
     }
     wide = _wide_kinds(q, form, values[len(given) : len(given) + len(form.inputs)])
     for i in given:
         name = f"d{form.outputs[i].name}"
-        known[name] = _once(known[name], wide[forward[i]])
+        named[name] = _once(named[name], wide[forward[i]])
     for slot in form.outputs:
-        if f"d{slot.name}" not in known:  # nothing flows back to this output
-            known[f"d{slot.name}"] = Expression(q, q.constant(0.0, slot.dtype))
+        if f"d{slot.name}" not in named:  # nothing flows back to this output
+            named[f"d{slot.name}"] = Expression(q, q.constant(0.0, slot.dtype))
     slots = [form.inputs[i] for i in float_slots(form)]
-    made = found.gradient.results(known, found.settings(attrs), [slot.name for slot in slots])
-    own = {s.name: _as_written(m, s, form) for s, m in zip(slots, made, strict=True)}
-    return [own.get(slot.name) for slot in form.inputs]
+    adjoints = found.gradient.results(named, found.settings(attrs), [slot.name for slot in slots])
+    by_name = {s.name: _as_written(m, s, form) for s, m in zip(slots, adjoints, strict=True)}
+    return [by_name.get(slot.name) for slot in form.inputs]
 
 
 def _as_written(adjoint: object, slot: ProgramOperand, form: ProgramSignature) -> Expression | None:
@@ -197,8 +197,8 @@ def _as_written(adjoint: object, slot: ProgramOperand, form: ProgramSignature) -
             f"returns {adjoint.dtype} for {slot.name}, which is of {slot.dtype}; cast it with"
             f" .to({slot.name}.dtype)"
         )
-    found, kind = adjoint.emitter.kind_of(adjoint.value), _kind_of_gradient(slot.kind)
-    if form.extents is None or found is not Kind.FULL:
+    own_kind, kind = adjoint.emitter.kind_of(adjoint.value), _kind_of_gradient(slot.kind)
+    if form.extents is None or own_kind is not Kind.FULL:
         return adjoint
     return _summed(adjoint, Kind.FULL, kind)
 
@@ -214,23 +214,23 @@ def _adjoints(
     wide = _wide_kinds(q, form, operands)
     flows = set(active)
     for number in range(q.num_values):
-        made = q.made_by(number)
-        if not isinstance(made, Instruction) or not made.dtype.is_float or made.op not in RULES:
+        maker = q.made_by(number)
+        if not isinstance(maker, Instruction) or not maker.dtype.is_float or maker.op not in RULES:
             continue
-        if any([v in flows for v in made.operands]):
+        if any([v in flows for v in maker.operands]):
             flows.add(number)
     adjoints: dict[int, Expression] = {}
     for value, seed in seeds:
         _add(adjoints, value, _once(Expression(q, seed), wide[value]))
     for number in range(len(wide) - 1, -1, -1):
-        made, adjoint = q.made_by(number), adjoints.get(number)
-        if adjoint is None or number not in flows or not isinstance(made, Instruction):
+        maker, adjoint = q.made_by(number), adjoints.get(number)
+        if adjoint is None or number not in flows or not isinstance(maker, Instruction):
             continue
-        read = [Expression(q, v) for v in made.operands]
-        parts = RULES[made.op](adjoint, Expression(q, number), *read)
-        for value, part in zip(made.operands, parts, strict=True):
+        inputs = [Expression(q, v) for v in maker.operands]
+        parts = RULES[maker.op](adjoint, Expression(q, number), *inputs)
+        for value, part in zip(maker.operands, parts, strict=True):
             if part is not None and value in flows:
-                reads = Kind.FULL if made.op in _REDUCTIONS else wide[number]
+                reads = Kind.FULL if maker.op in _REDUCTIONS else wide[number]
                 _add(adjoints, value, _summed(part, reads, wide[value]))
     return {v: a for v, a in adjoints.items() if v in flows}
 
@@ -262,14 +262,14 @@ def _wide_kinds(q: ProgramBuilder, form: ProgramSignature, operands: Ints) -> li
     A scalar operand counts as one per row, and so does what is computed of it.
     """
     wide: list[Kind] = []
-    own = {v: _kind_of_gradient(s.kind) for v, s in zip(operands, form.inputs, strict=True)}
+    kind_of = {v: _kind_of_gradient(s.kind) for v, s in zip(operands, form.inputs, strict=True)}
     for number in range(q.num_values):
-        made = q.made_by(number)
-        if isinstance(made, Instruction) and made.operands and made.op not in _REDUCTIONS:
-            kind = joined([wide[v] for v in made.operands])
-            wide.append(Kind.FULL if made.op == "philox" else kind)
+        maker = q.made_by(number)
+        if isinstance(maker, Instruction) and maker.operands and maker.op not in _REDUCTIONS:
+            kind = joined([wide[v] for v in maker.operands])
+            wide.append(Kind.FULL if maker.op == "philox" else kind)
         else:
-            wide.append(own.get(number, made.kind))
+            wide.append(kind_of.get(number, maker.kind))
     return wide
 
 
@@ -313,9 +313,9 @@ class Vjp:
 
     def inner(self, attrs: Attrs) -> Attrs:
         """Return the attributes of what this is the product of."""
-        own = {self.key("given"), self.key("wanted")}
-        own |= {"shape", "integers"} if self.depth == 1 else set()
-        return Attrs({k: v for k, v in attrs.items() if k not in own})
+        own_keys = {self.key("given"), self.key("wanted")}
+        own_keys |= {"shape", "integers"} if self.depth == 1 else set()
+        return Attrs({k: v for k, v in attrs.items() if k not in own_keys})
 
     def outer(self, form: ProgramSignature, attrs: Attrs, given: Ints, wanted: Ints) -> Attrs:
         """Return the attributes of the product for a call with these attributes."""
@@ -340,15 +340,15 @@ class Vjp:
         if isinstance(self.of, Vjp):
             return self.of.derived(dtype, self.inner(attrs)).form
         integers = list(attrs["integers"]) if "integers" in attrs else []  # type: ignore[arg-type]  # names
-        found: list[TensorType] = []
+        types: list[TensorType] = []
         extents = self._extents(attrs)
         for spec in self.signature.inputs:
-            own = DType.BOOL if spec.elements == "bool" else dtype
+            spec_dtype = DType.BOOL if spec.elements == "bool" else dtype
             if spec.elements == "int":
-                own = DType(integers.pop(0))
+                spec_dtype = DType(integers.pop(0))
             shape = () if extents is None else extents.of(spec.kind or Kind.FULL)
-            found.append(TensorType(own, shape))
-        return self.of.form(tuple(found), self.inner(attrs))
+            types.append(TensorType(spec_dtype, shape))
+        return self.of.form(tuple(types), self.inner(attrs))
 
     def form(self, inputs: Types, attrs: Attrs) -> ProgramSignature:
         """Return how the operands of a call lie."""
@@ -376,11 +376,11 @@ class Vjp:
         self, p: ProgramBuilder, attrs: Attrs, extents: Extents | None, values: tuple[int, ...]
     ) -> tuple[int, ...]:
         """Emit the derived program on values."""
-        made = p.replay(self.derived(p.dtype_of(values[0]), attrs).program, values)
+        outputs = p.replay(self.derived(p.dtype_of(values[0]), attrs).program, values)
         wide = joined([p.kind_of(v) for v in values])
         if extents is None:
-            return tuple([output_of(p, Expression(p, v), wide) for v in made])
-        return made
+            return tuple([output_of(p, Expression(p, v), wide) for v in outputs])
+        return outputs
 
     def _extents(self, attrs: Attrs) -> Extents | None:
         if self.signature.is_elementwise:
@@ -426,11 +426,11 @@ def vjp_of(found: FusedOp | Vjp) -> Vjp:
     if name not in _PRODUCTS:
         depth = found.depth + 1 if isinstance(found, Vjp) else 1
         op = define(free_name(f"{name}_grad"))
-        made = _PRODUCTS[name] = Vjp(op, found, depth, found.where)
-        infer_type.register(made.op, definition_cache(1024)(made.infer), made.where)
-        register_program(made.op, made, made.where)
-        gradient.register(made.op, derived_gradient(made), made.where)
-        local_attrs.register(made.op, _with_extents, made.where)
+        product = _PRODUCTS[name] = Vjp(op, found, depth, found.where)
+        infer_type.register(product.op, definition_cache(1024)(product.infer), product.where)
+        register_program(product.op, product, product.where)
+        gradient.register(product.op, derived_gradient(product), product.where)
+        local_attrs.register(product.op, _with_extents, product.where)
     return _PRODUCTS[name]
 
 
@@ -468,18 +468,18 @@ def _by_product(
     types = tuple([b.type_of(v) for v in node.inputs])
     form = found.form(types, node.attrs)
     given = tuple([i for i, g in enumerate(grads) if g is not None])
-    result: list[ValueId | None] = [None] * len(node.inputs)
+    gradients: list[ValueId | None] = [None] * len(node.inputs)
     if not given:
-        return tuple(result)
+        return tuple(gradients)
     pool = [*[g for g in grads if g is not None], *node.inputs, *node.outputs]
     reached = _derived_for(node, found, form, given, float_slots(form)).wanted
     for wanted in [(i,) for i in reached] if form.extents is None else [reached] if reached else []:
         derived = _derived_for(node, found, form, given, wanted)
         attrs = product.outer(form, node.attrs, given, wanted)
-        made = b.emit(product.op, [pool[i] for i in derived.operands], attrs)
-        for index, value in zip(wanted, made, strict=True):
-            result[index] = sum_to(b, value, types[index].shape)
-    return tuple(result)
+        values = b.emit(product.op, [pool[i] for i in derived.operands], attrs)
+        for index, value in zip(wanted, values, strict=True):
+            gradients[index] = sum_to(b, value, types[index].shape)
+    return tuple(gradients)
 
 
 def _derived_for(
@@ -527,22 +527,22 @@ def _by_rule(
     from compiler.ops.primitives.reduce import sum_to
     from compiler.ops.primitives.sources import CONSTANT
 
-    result: list[ValueId | None] = [None] * len(node.inputs)
+    gradients: list[ValueId | None] = [None] * len(node.inputs)
     name, emitter = instruction.op, GraphEmitter(b)
     if dy is None or name not in RULES:
-        return tuple(result)
+        return tuple(gradients)
     operands = [Expression(emitter, node.inputs[i]) for i in instruction.operands]
-    read = [Expression(emitter, dy), Expression(emitter, node.outputs[0]), *operands]
+    arguments = [Expression(emitter, dy), Expression(emitter, node.outputs[0]), *operands]
     if name == "pow" and b.producer_of(node.inputs[1]).op is CONSTANT:
-        parts: Adjoints = (power_gradient(*read), None)
+        parts: Adjoints = (power_gradient(*arguments), None)
     else:
-        parts = RULES[name](*read)
+        parts = RULES[name](*arguments)
     for index, part in zip(instruction.operands, parts, strict=True):
         if part is not None and b.type_of(node.inputs[index]).dtype.is_float:
             value = sum_to(b, part.value, b.type_of(node.inputs[index]).shape)
-            earlier = result[index]
-            result[index] = value if earlier is None else emitter.op("add", earlier, value)
-    return tuple(result)
+            earlier = gradients[index]
+            gradients[index] = value if earlier is None else emitter.op("add", earlier, value)
+    return tuple(gradients)
 
 
 def plugin_programs(graph: Graph) -> tuple[str, ...]:
@@ -550,13 +550,13 @@ def plugin_programs(graph: Graph) -> tuple[str, ...]:
 
     A plan kept on disk is found by it: a body may read numbers of other files than its own.
     """
-    found: dict[str, None] = {}
+    programs: dict[str, None] = {}
     for node in graph.nodes:
-        stated = definition.get(node.op) if definition.has(node.op) else None
-        if stated is not None and stated.traces_at_once:
+        fused = definition.get(node.op) if definition.has(node.op) else None
+        if fused is not None and fused.traces_at_once:
             types = tuple([graph.types[v] for v in node.inputs])
-            form = stated.form(types, node.attrs)
-            every = tuple(range(len(form.outputs)))
-            backward = _derived_for(node, stated, form, every, float_slots(form)).program
-            found[f"{node.op} {trace(stated, types, node.attrs)} {backward}"] = None
-    return tuple(found)
+            form = fused.form(types, node.attrs)
+            outputs = tuple(range(len(form.outputs)))
+            backward = _derived_for(node, fused, form, outputs, float_slots(form)).program
+            programs[f"{node.op} {trace(fused, types, node.attrs)} {backward}"] = None
+    return tuple(programs)

@@ -61,8 +61,8 @@ class Body(PlanAttribute):
         values: dict[ValueId, object] = dict(zip(self.operands, arrays, strict=True))
         for node in self.graph.nodes:
             if node.op is not INPUT:
-                made = reference.get(node.op)(node.attrs, *[values[v] for v in node.inputs])
-                values.update(zip(node.outputs, made, strict=True))
+                outputs = reference.get(node.op)(node.attrs, *[values[v] for v in node.inputs])
+                values.update(zip(node.outputs, outputs, strict=True))
         return tuple([values[v] for v in self.results])
 
 
@@ -109,12 +109,12 @@ def clone_nodes(
     for node in reversed(marks):
         if node.op is INPUT:
             raise InternalError(f"an operand of a body at {node.source} is not there")
-        made = b.copy(
+        copies = b.copy(
             node,
             tuple([known[v] for v in node.inputs]),
             [graph.types[v] for v in node.outputs],
         )
-        known.update([p for p in zip(node.outputs, made, strict=True) if p[0] not in known])
+        known.update([p for p in zip(node.outputs, copies, strict=True) if p[0] not in known])
     return [known[v] for v in wanted]
 
 

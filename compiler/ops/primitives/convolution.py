@@ -72,18 +72,18 @@ def count_windows(
     """Return how many windows there are along each axis. Raises OpTypeError where none fits."""
     rank = len(spatial)
     names = ("strides", "dilation", "low", "high")
-    given = {name: attrs.ints(name) for name in names}
-    for name, values in given.items():
+    settings = {name: attrs.ints(name) for name in names}
+    for name, values in settings.items():
         if len(values) != rank:
             raise OpTypeError(f"needs {name} for each of the {rank} spatial axes, got {values}")
-    if min((*given["strides"], *given["dilation"], *kernel), default=1) < 1:
+    if min((*settings["strides"], *settings["dilation"], *kernel), default=1) < 1:
         raise OpTypeError(
             "needs a kernel, strides and dilation of 1 or more, got a kernel of"
-            f" {list(kernel)}, strides={given['strides']}, dilation={given['dilation']}"
+            f" {list(kernel)}, strides={settings['strides']}, dilation={settings['dilation']}"
         )
     counts = []
     for axis, (n, k, s, d, low, high) in enumerate(
-        zip(spatial, kernel, *[given[name] for name in names], strict=True)
+        zip(spatial, kernel, *[settings[name] for name in names], strict=True)
     ):
         room, span = n + low + high, (k - 1) * d + 1
         if room < span:
@@ -237,8 +237,8 @@ def _to_weight(b: GraphBuilder, node: Node, x: ValueId, dy: ValueId, weight: Val
 def _emit(
     b: GraphBuilder, op: Op, node: Node, first: ValueId, second: ValueId, **own: tuple[int, ...]
 ) -> ValueId:
-    kept = ("strides", "low", "high", "dilation", "groups")
-    attrs = {name: node.attrs[name] for name in kept} | kept_precision(node.attrs)
+    names = ("strides", "low", "high", "dilation", "groups")
+    attrs = {name: node.attrs[name] for name in names} | kept_precision(node.attrs)
     return b.emit_one(op, first, second, **attrs, **own)
 
 
@@ -246,11 +246,11 @@ def _convolution_signatures(
     inputs: list[list[str]], output: list[str], types: Types, attrs: Attrs
 ) -> list[SbpSignature]:
     """Split images, or channels where they are of one group; the axes of space are whole."""
-    named = [[*labels, *[""] * (types[0].rank - 2)] for labels in (*inputs, output)]
+    axis_names = [[*labels, *[""] * (types[0].rank - 2)] for labels in (*inputs, output)]
     if attrs.int_("groups") != 1:
-        named = [[name if name == "n" else "" for name in labels] for labels in named]
-    found = by_axes(named[:2], named[2:], sums=True)
-    return [*found, linear_in(0, 2), linear_in(1, 2)]
+        axis_names = [[name if name == "n" else "" for name in labels] for labels in axis_names]
+    signatures = by_axes(axis_names[:2], axis_names[2:], sums=True)
+    return [*signatures, linear_in(0, 2), linear_in(1, 2)]
 
 
 @sbp_signatures.of(CONV)
@@ -375,8 +375,8 @@ def _pool_gradient(b: GraphBuilder, node: Node, grads: Grads) -> Grads:
 
 @gradient_of(MAX_POOL_GRAD)
 def _pool_grad_gradient(b: GraphBuilder, node: Node, dx: ValueId) -> Grads:
-    own = {name: value for name, value in node.attrs.items() if name != "spatial"}
-    return b.emit_one(MAX_POOL_PICK, dx, node.inputs[1], **own), None
+    attrs = {name: value for name, value in node.attrs.items() if name != "spatial"}
+    return b.emit_one(MAX_POOL_PICK, dx, node.inputs[1], **attrs), None
 
 
 @gradient_of(MAX_POOL_PICK)

@@ -68,13 +68,13 @@ def _matmul_type(inputs: Types, attrs: Attrs) -> Types:
 def _result_dtype(dtype: DType, attrs: Attrs) -> DType:
     if "out_dtype" not in attrs:
         return dtype
-    wanted = attrs.str_("out_dtype")
-    known = [dtype, DType.FLOAT32] if dtype in HALVES else [dtype]
-    for candidate in known:
-        if candidate.value == wanted:
+    name = attrs.str_("out_dtype")
+    dtypes = [dtype, DType.FLOAT32] if dtype in HALVES else [dtype]
+    for candidate in dtypes:
+        if candidate.value == name:
             return candidate
     raise OpTypeError(
-        f"makes {' or '.join(map(str, known))} of {dtype} operands, got out_dtype {wanted!r}"
+        f"makes {' or '.join(map(str, dtypes))} of {dtype} operands, got out_dtype {name!r}"
     )
 
 
@@ -137,8 +137,8 @@ def _matmul_signatures(
     inputs: Types, outputs: Types, attrs: Attrs, parts: int
 ) -> list[SbpSignature]:
     """Split leading axes, rows or columns; split inner axes give shares of the sum."""
-    wide = outputs[0].shape[:-2]
-    names = [str(axis) for axis in range(len(wide))]
-    a, b = [last_labels(names, x.shape[:-2], wide) for x in inputs]
-    found = by_axes([[*a, "m", "k"], [*b, "k", "n"]], [[*names, "m", "n"]], sums=True)
-    return [*found, linear_in(0, 2), linear_in(1, 2)]
+    leading = outputs[0].shape[:-2]
+    names = [str(axis) for axis in range(len(leading))]
+    a, b = [last_labels(names, x.shape[:-2], leading) for x in inputs]
+    signatures = by_axes([[*a, "m", "k"], [*b, "k", "n"]], [[*names, "m", "n"]], sums=True)
+    return [*signatures, linear_in(0, 2), linear_in(1, 2)]

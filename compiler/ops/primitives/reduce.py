@@ -187,23 +187,23 @@ def _row_frame(inputs: Types, outputs: Types, attrs: Attrs) -> IterationDomain |
     axes = _wide_axes(attrs, x.shape)
     if not axes or not _are_reduced(range(axes[0], x.rank), axes, x.shape):
         return None
-    kept = kept_shape(x.shape, attrs.ints("axes"))
-    return IterationDomain(x.shape, (x.shape,), (kept,), x.rank - axes[0])
+    reduced = kept_shape(x.shape, attrs.ints("axes"))
+    return IterationDomain(x.shape, (x.shape,), (reduced,), x.rank - axes[0])
 
 
 @frame.of(SUM, MEAN)
 def _sum_frame(inputs: Types, outputs: Types, attrs: Attrs) -> IterationDomain | None:
     """Take sums over the last axes, or over the first, whose result is write_only."""
     (x,) = inputs
-    found, axes = _row_frame(inputs, outputs, attrs), _wide_axes(attrs, x.shape)
-    if found is not None or not axes:
-        return found
+    domain, axes = _row_frame(inputs, outputs, attrs), _wide_axes(attrs, x.shape)
+    if domain is not None or not axes:
+        return domain
     columns = x.shape[axes[-1] + 1 :]
     is_first = _are_reduced(range(axes[-1] + 1), axes, x.shape)
     if not is_first or math.prod(columns) > MAX_SUMMED_COLUMNS:
         return None
-    kept = kept_shape(x.shape, attrs.ints("axes"))
-    return IterationDomain(x.shape, (x.shape,), (kept,), len(columns), write_only=(0,))
+    reduced = kept_shape(x.shape, attrs.ints("axes"))
+    return IterationDomain(x.shape, (x.shape,), (reduced,), len(columns), write_only=(0,))
 
 
 def _wide_axes(attrs: Attrs, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -267,9 +267,9 @@ def _reduction_signatures(
     """Split what stays, or what is reduced: then each rank has a share."""
     (x,), axes = inputs, attrs.ints("axes")
     names = ["" if axis in axes else str(axis) for axis in range(x.rank)]
-    kept = names if attrs.bool_("keepdims") else [n for i, n in enumerate(names) if i not in axes]
+    outs = names if attrs.bool_("keepdims") else [n for i, n in enumerate(names) if i not in axes]
     reduced = [SbpSignature((Split(axis),), (share,)) for axis in axes]
-    return [*by_axes([names], [kept]), *reduced, SbpSignature((share,), (share,))]
+    return [*by_axes([names], [outs]), *reduced, SbpSignature((share,), (share,))]
 
 
 @sbp_signatures.of(ARGMAX)
@@ -278,9 +278,9 @@ def _argmax_signatures(
 ) -> list[SbpSignature]:
     """Split what stays; along a last axis it follows from the program, places and all."""
     axis = attrs.int_("axis")
-    names = ["" if own == axis else str(own) for own in range(inputs[0].rank)]
-    kept = names if attrs.bool_("keepdims") else [n for own, n in enumerate(names) if own != axis]
-    return by_axes([names], [kept])
+    names = ["" if i == axis else str(i) for i in range(inputs[0].rank)]
+    outs = names if attrs.bool_("keepdims") else [n for i, n in enumerate(names) if i != axis]
+    return by_axes([names], [outs])
 
 
 sbp_signatures.of(SUM, MEAN)(_reduction_signatures)

@@ -259,8 +259,8 @@ def _simplify_broadcast(b: GraphBuilder, node: Node, inputs: Values) -> Values |
 
 def _kept(pairs: Iterable[tuple[int, int]]) -> list[SbpSignature]:
     """Return the signatures of an op that keeps axes (of the input, of the result), and sums."""
-    found = [SbpSignature((Split(own),), (Split(made),)) for own, made in pairs]
-    return [*found, *[SbpSignature((share,), (share,)) for share in (PARTIAL, PARTIAL_MAX)]]
+    signatures = [SbpSignature((Split(axis),), (Split(new_axis),)) for axis, new_axis in pairs]
+    return [*signatures, *[SbpSignature((share,), (share,)) for share in (PARTIAL, PARTIAL_MAX)]]
 
 
 @sbp_signatures.of(STOP_GRADIENT, COPY)
@@ -272,7 +272,7 @@ def _same_signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) ->
 def _transpose_signatures(
     inputs: Types, outputs: Types, attrs: Attrs, parts: int
 ) -> list[SbpSignature]:
-    return _kept([(own, made) for made, own in enumerate(attrs.ints("perm"))])
+    return _kept([(axis, new_axis) for new_axis, axis in enumerate(attrs.ints("perm"))])
 
 
 @sbp_signatures.of(BROADCAST_TO)
@@ -304,20 +304,20 @@ def _group_starts(
     shape: tuple[int, ...], new_shape: tuple[int, ...], parts: int
 ) -> list[tuple[int, int]]:
     """Return the first axes of groups, of both shapes, that parts cut at the same elements."""
-    old = [(axis, n) for axis, n in enumerate(shape) if n != 1]
-    new = [(axis, n) for axis, n in enumerate(new_shape) if n != 1]
-    found = []
-    while old and new and 0 not in shape:
-        (axis, extent), (new_axis, new_extent) = old.pop(0), new.pop(0)
+    old_axes = [(axis, n) for axis, n in enumerate(shape) if n != 1]
+    new_axes = [(axis, n) for axis, n in enumerate(new_shape) if n != 1]
+    starts = []
+    while old_axes and new_axes and 0 not in shape:
+        (axis, extent), (new_axis, new_extent) = old_axes.pop(0), new_axes.pop(0)
         is_even = extent % parts == new_extent % parts == 0
         if extent == new_extent or is_even:
-            found.append((axis, new_axis))
+            starts.append((axis, new_axis))
         while extent != new_extent:
             if extent < new_extent:
-                extent *= old.pop(0)[1]
+                extent *= old_axes.pop(0)[1]
             else:
-                new_extent *= new.pop(0)[1]
-    return found
+                new_extent *= new_axes.pop(0)[1]
+    return starts
 
 
 CAST = define("cast")

@@ -176,7 +176,7 @@ def _inside_concat(
 def _slice_gradient(b: GraphBuilder, node: Node, dy: ValueId) -> Grads:
     low, steps = node.attrs.ints("starts"), node.attrs.ints("steps")
     extents = zip(b.type_of(node.inputs[0]).shape, low, b.type_of(dy).shape, steps, strict=True)
-    high = tuple(n - start - _span(kept, step) for n, start, kept, step in extents)
+    high = tuple(n - start - _span(count, step) for n, start, count, step in extents)
     return (b.emit_one(PAD, dy, low=low, high=high, steps=steps),)
 
 
@@ -271,9 +271,9 @@ def _signatures_of(
     inputs: Types, is_whole: Sequence[bool], shares: Sequence[Partial]
 ) -> list[SbpSignature]:
     """Return the signatures of ops that leave some axes whole, and all others as they are."""
-    names = [str(axis) if own else "" for axis, own in enumerate(is_whole)]
-    found = by_axes([names] * len(inputs), [names])
-    return [*found, *[SbpSignature((share,) * len(inputs), (share,)) for share in shares]]
+    names = [str(axis) if whole else "" for axis, whole in enumerate(is_whole)]
+    signatures = by_axes([names] * len(inputs), [names])
+    return [*signatures, *[SbpSignature((share,) * len(inputs), (share,)) for share in shares]]
 
 
 @sbp_signatures.of(SLICE)
@@ -287,12 +287,12 @@ def _slice_signatures(
 @project.of(SLICE)
 def _slice_of_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     """Take all of what is split."""
-    own, wide, made = b.type_of(call.inputs[0]).shape, call.whole_inputs[0].shape, call.node.attrs
+    part, full, attrs = b.type_of(call.inputs[0]).shape, call.whole_inputs[0].shape, call.node.attrs
     stops = [
         n if n != whole else stop
-        for n, whole, stop in zip(own, wide, made.ints("stops"), strict=True)
+        for n, whole, stop in zip(part, full, attrs.ints("stops"), strict=True)
     ]
-    return b.emit(SLICE, call.inputs, {**made, "stops": tuple(stops)})
+    return b.emit(SLICE, call.inputs, {**attrs, "stops": tuple(stops)})
 
 
 @sbp_signatures.of(PAD)

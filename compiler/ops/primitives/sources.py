@@ -137,8 +137,8 @@ def declared_dtype(attrs: Attrs) -> DType:
     try:
         return DType(name)
     except ValueError:
-        known = ", ".join(dtype.value for dtype in DType)
-        raise OpTypeError(f"knows no dtype {name!r}; one of: {known}") from None
+        names = ", ".join(dtype.value for dtype in DType)
+        raise OpTypeError(f"knows no dtype {name!r}; one of: {names}") from None
 
 
 @infer_type.of(INPUT)
@@ -178,9 +178,9 @@ def _no_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
 @sbp_signatures.of(INPUT, VARIABLE, CONSTANT)
 def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
     """Have any slice: each rank is given its own. What sums over batches may sum shares."""
-    found = [SbpSignature((), (Split(axis),)) for axis in range(outputs[0].rank)]
+    splits = [SbpSignature((), (Split(axis),)) for axis in range(outputs[0].rank)]
     is_sum = attrs.get("role") == SCRATCH and outputs[0].dtype.is_float
-    return [*found, SbpSignature((), (PARTIAL,))] if is_sum else found
+    return [*splits, SbpSignature((), (PARTIAL,))] if is_sum else splits
 
 
 @project.of(INPUT, VARIABLE)
@@ -265,8 +265,8 @@ def dropout_mask(seed: int, step: int, key: int, p: float, n: int, first: int = 
     upper 24 of them make a number of at least p * 2^24, which is how `Generator.random` makes a
     float32.
     """
-    kept: Array = random_bits(seed, step, key, n, first) >= keep_threshold(p)
-    return kept
+    is_kept: Array = random_bits(seed, step, key, n, first) >= keep_threshold(p)
+    return is_kept
 
 
 def random_bits(seed: int, step: int, key: int, n: int, first: int = 0) -> Array:
@@ -284,8 +284,8 @@ def numbers_of_part(state: Sequence[Array], key: int, shape: Shape) -> Array:
     seed, step, *rest = state
     firsts = rest[0].reshape(-1) if rest else np.zeros(1, np.int64)
     count = math.prod(shape) // max(firsts.size, 1)
-    made = [random_bits(int(seed), int(step), key, count, int(first)) for first in firsts]
-    return np.concatenate([*made, np.empty(0, np.int32)]).reshape(shape)
+    parts = [random_bits(int(seed), int(step), key, count, int(first)) for first in firsts]
+    return np.concatenate([*parts, np.empty(0, np.int32)]).reshape(shape)
 
 
 @infer_type.of(RANDOM_BITS)
@@ -328,8 +328,8 @@ def _bits(
 @reference_of(DROPOUT)
 def _dropout_reference(attrs: Attrs, x: Array, *state: Array) -> Array:
     p = attrs.float_("p")
-    kept = numbers_of_part(state, attrs.int_("key"), x.shape) >= keep_threshold(p)
-    return np.asarray(x * np.where(kept, 1 / (1 - p), 0.0).astype(x.dtype))
+    is_kept = numbers_of_part(state, attrs.int_("key"), x.shape) >= keep_threshold(p)
+    return np.asarray(x * np.where(is_kept, 1 / (1 - p), 0.0).astype(x.dtype))
 
 
 @cost.of(DROPOUT)
@@ -362,6 +362,6 @@ def _dropout(
     """Multiply, so that NaN stays NaN where the mask drops it, as in the reference."""
     x, *state = values
     rate = attrs.float_("p")
-    kept = p.philox(tuple(state), attrs.int_("key"), rate)
-    factor = p.op("select", kept, p.constant_like(1 / (1 - rate), x), p.constant_like(0, x))
+    mask = p.philox(tuple(state), attrs.int_("key"), rate)
+    factor = p.op("select", mask, p.constant_like(1 / (1 - rate), x), p.constant_like(0, x))
     return (p.op("mul", x, factor),)

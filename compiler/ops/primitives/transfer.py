@@ -116,8 +116,8 @@ def peer_operands(op: Op, inputs: Sequence[ValueId], outputs: Sequence[ValueId])
     the others want it. So what is summed and scattered is read by others, what is gathered or
     exchanged is written by others, and of an all-reduce both.
     """
-    read = inputs if op in (ALL_REDUCE, REDUCE_SCATTER) else ()
-    return [*read, *(outputs if op is not REDUCE_SCATTER else ())]
+    reads = inputs if op in (ALL_REDUCE, REDUCE_SCATTER) else ()
+    return [*reads, *(outputs if op is not REDUCE_SCATTER else ())]
 
 
 def sent_in_ring(op: Op, size_bytes: float, num_ranks: int) -> tuple[float, int]:
