@@ -73,24 +73,24 @@ def no_finishes(device: int) -> tuple[str, ...]:
 def epilogue_saved_values(members: FusionCandidates, finishes: FinishesOf) -> frozenset[ValueId]:
     """Return the values that a product's kernel keeps as it goes on from them. O(nodes)."""
     nodes = members.graph.nodes
-    known = {device: finishes(device) for device in {node.device for node in nodes}}
-    if not any(known.values()):
+    ops_of = {device: finishes(device) for device in {node.device for node in nodes}}
+    if not any(ops_of.values()):
         return frozenset()
-    found: list[ValueId] = []
+    values: list[ValueId] = []
     for node in nodes:
-        if node.phase is not Phase.FORWARD or node.op.name not in known[node.device]:
+        if node.phase is not Phase.FORWARD or node.op.name not in ops_of[node.device]:
             continue
         value = members.storage.root[node.inputs[0]]
-        own, after = _readers(members, value), _readers(members, node.outputs[0])
-        if own == [node] and _has_product(members, value, node) and _are_products(after, node):
-            found.append(value)
-    return frozenset(found)
+        readers, after = _readers(members, value), _readers(members, node.outputs[0])
+        if readers == [node] and _has_product(members, value, node) and _are_products(after, node):
+            values.append(value)
+    return frozenset(values)
 
 
 def _readers(members: FusionCandidates, value: ValueId) -> list[Node]:
     """Return the forward launches that read a value, in person or as a view."""
     graph, is_launch = members.graph, members.storage.is_launch
-    found: list[Node] = []
+    readers: list[Node] = []
     todo = [value]
     while todo:
         for index in consumers(graph)[todo.pop()]:
@@ -98,8 +98,8 @@ def _readers(members: FusionCandidates, value: ValueId) -> list[Node]:
             if not is_launch[index]:
                 todo += node.outputs
             elif node.phase is Phase.FORWARD:
-                found.append(node)
-    return found
+                readers.append(node)
+    return readers
 
 
 def _are_products(readers: list[Node], node: Node) -> bool:
@@ -217,8 +217,8 @@ def fuse_launches(
     not end those that kernels of products go on from, as their devices' `finishes` say.
     """
     members = FusionCandidates(graph)
-    found = find_clusters(members, ends_at_saved=ends_at_saved, finishes=finishes)
-    return emit_kernels(members, [(cluster.space, cluster.members) for cluster in found])
+    clusters = find_clusters(members, ends_at_saved=ends_at_saved, finishes=finishes)
+    return emit_kernels(members, [(cluster.space, cluster.members) for cluster in clusters])
 
 
 def find_clusters(
@@ -232,12 +232,12 @@ def find_clusters(
         if storage.is_launch[reader]:
             old_readers.setdefault(writer, []).append(reader)
     nodes = len(graph.nodes)
-    kept = saved_values(members) if ends_at_saved else frozenset()
-    kept -= epilogue_saved_values(members, finishes) if kept else frozenset()
+    saved = saved_values(members) if ends_at_saved else frozenset()
+    saved -= epilogue_saved_values(members, finishes) if saved else frozenset()
     rates, waits = needed_per_step(graph), deferrable_nodes(members)
     eras = last_buckets_before(graph)
     sorts = [(n.phase, n.device, rates[i], eras[i]) for i, n in enumerate(graph.nodes)]
-    state = _Assignment(members, made_by, sorts, kept, [0] * nodes, [-1] * nodes, waits)
+    state = _Assignment(members, made_by, sorts, saved, [0] * nodes, [-1] * nodes, waits)
     # In this order all that a node reads has its depth, or waits.
     for index in order:
         before = [made_by[v] for v in graph.nodes[index].inputs if made_by[v] >= 0]
@@ -246,8 +246,8 @@ def find_clusters(
     for index in tuple(state.waiting):
         _settle(state, index)
     # A cluster that joined another one no longer points to itself.
-    found = [g for i, g in enumerate(state.clusters) if state.parent[i] == i]
-    return tuple(found)
+    clusters = [g for i, g in enumerate(state.clusters) if state.parent[i] == i]
+    return tuple(clusters)
 
 
 def saved_values(members: FusionCandidates) -> frozenset[ValueId]:
@@ -317,17 +317,17 @@ def _is_placed(state: _Assignment, block: _Block, *, is_late: bool = False) -> b
     natural = state.members.natural_space(block.nodes[-1])
     if natural is None or len({state.sorts[n] for n in block.nodes}) > 1:
         return False
-    found = _joinable(state, block)
-    if found is None:
+    target = _joinable(state, block)
+    if target is None:
         alone = _fitted(state, block, natural, {})
         if alone is None:
             return False
-        found = _beside(state, block, alone, is_late=is_late) or _alone(
+        target = _beside(state, block, alone, is_late=is_late) or _alone(
             state, block, natural, alone
         )
-    if found is not None:
-        _join(state, *found)
-    return found is not None
+    if target is not None:
+        _join(state, *target)
+    return target is not None
 
 
 def _joinable(state: _Assignment, block: _Block) -> _Found | None:
@@ -436,8 +436,8 @@ def _is_small(state: _Assignment, clusters: list[Cluster], members: list[Member]
     if len(full) <= MAX_FULL_INPUTS:
         return True
     inside = {v for member in members for v in state.members.graph.nodes[member.node].outputs}
-    made = {v for g in clusters for v in g.made}
-    return len([v for v in full if v not in made and v not in inside]) <= MAX_FULL_INPUTS
+    results = {v for g in clusters for v in g.made}
+    return len([v for v in full if v not in results and v not in inside]) <= MAX_FULL_INPUTS
 
 
 def _full_bases(member: Member) -> list[ValueId]:

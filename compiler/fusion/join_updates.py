@@ -71,8 +71,8 @@ class MergeableUpdate:
     @property
     def numbers(self) -> tuple[ValueId, ...]:
         """The operands that are numbers, and what says to skip it."""
-        own = [v for i, v in enumerate(self.operands) if not self.program.is_full(i)]
-        return (*own, *self.rest)
+        scalars = [v for i, v in enumerate(self.operands) if not self.program.is_full(i)]
+        return (*scalars, *self.rest)
 
 
 def mergeable_update(graph: Graph, node: Node) -> MergeableUpdate | None:
@@ -90,15 +90,15 @@ def mergeable_update(graph: Graph, node: Node) -> MergeableUpdate | None:
     elif kernel_op.get(node.op) == FUSED.name:
         count = len(program_of(node.attrs).inputs)
         operands, rest, rule = node.inputs[:count], node.inputs[count:], node.op.name
-        over = tuple([given for _, given in sorted(node.writes)])
+        over = tuple([operand for _, operand in sorted(node.writes)])
     else:
         return None
-    found = MergeableUpdate(program_of(node.attrs), over, operands, rest, rule)
+    candidate = MergeableUpdate(program_of(node.attrs), over, operands, rest, rule)
     storage = assign_storage(graph)
     # Elements are walked by address, so that all operands must lie in one order.
-    is_whole = all([is_dense(graph.types[v], storage.layout[v]) for v in found.full])
-    is_taken = is_by_elements(found.program) and len(over) == len(found.program.outputs)
-    return found if is_whole and is_taken else None
+    is_whole = all([is_dense(graph.types[v], storage.layout[v]) for v in candidate.full])
+    is_taken = is_by_elements(candidate.program) and len(over) == len(candidate.program.outputs)
+    return candidate if is_whole and is_taken else None
 
 
 def merge_nodes(
@@ -150,7 +150,7 @@ def _kinds(graph: Graph, hardware: Hardware) -> dict[int, _WaitingUpdate]:
     if all([target.max_merged_updates(1) <= 1 for target in hardware.targets]):
         return {}
     per_step = needed_per_step(graph)
-    found: dict[int, _WaitingUpdate] = {}
+    waiting: dict[int, _WaitingUpdate] = {}
     for index, node in enumerate(graph.nodes):
         alone = mergeable_update(graph, node)
         if alone is None:
@@ -162,8 +162,8 @@ def _kinds(graph: Graph, hardware: Hardware) -> dict[int, _WaitingUpdate]:
         if most > 1:
             same = node.device, per_step[index], node.phase
             key = (alone.program, alone.over, alone.rule, alone.numbers, *same)
-            found[index] = _WaitingUpdate(alone, key, most)
-    return found
+            waiting[index] = _WaitingUpdate(alone, key, most)
+    return waiting
 
 
 @dataclass(slots=True)
@@ -199,18 +199,18 @@ class _UpdateOrder:
         if kind is None:
             self.nodes.append(node)
             return
-        own = self.waiting.setdefault(kind.key, [])
-        own.append(index)
+        group = self.waiting.setdefault(kind.key, [])
+        group.append(index)
         self.held += self.live.held_by(node)
         self.made.update(node.outputs)
         self.read.update([self.storage.root[v] for v in node.inputs])
-        if len(own) == kind.most:
+        if len(group) == kind.most:
             self._put(self.waiting.pop(kind.key))
 
     def flush(self) -> None:
         """Put all that waits."""
-        for own in self.waiting.values():
-            self._put(own)
+        for group in self.waiting.values():
+            self._put(group)
         self.waiting, self.held = {}, 0
         self.made, self.read = set(), set()
 
@@ -260,8 +260,8 @@ class _LiveBytes:
     def held_by(self, node: Node) -> int:
         """Return the bytes that live on while an update waits."""
         roots = [self.storage.root[v] for v in node.inputs]
-        own = dict.fromkeys([self.buffers.of_root[r] for r in roots if r in self.buffers.of_root])
-        return sum([self.buffers.buffers[b].size_bytes for b in own])
+        ids = dict.fromkeys([self.buffers.of_root[r] for r in roots if r in self.buffers.of_root])
+        return sum([self.buffers.buffers[b].size_bytes for b in ids])
 
 
 # Put the program of every update into its node, and let its operands lie as kernels read them.
@@ -284,10 +284,10 @@ def update_programs(graph: Graph) -> Graph:
     layout, types = assign_storage(graph).layout, list(graph.types)
     taken_in = {i: _taken_in(graph, i) for i, node in enumerate(graph.nodes) if _has_program(node)}
     # By identity: equal nodes may stand in the graph twice.
-    gone = {id(step) for steps in taken_in.values() for step in steps}
+    step_ids = {id(step) for steps in taken_in.values() for step in steps}
     nodes: list[Node] = []
     for index, node in enumerate(graph.nodes):
-        if id(node) in gone:
+        if id(node) in step_ids:
             continue
         if not update.has(node.op):
             nodes.append(node)
@@ -295,9 +295,9 @@ def update_programs(graph: Graph) -> Graph:
             steps = taken_in[index]
             node = _with_operands_of(node, steps)
             copies, inputs = _in_rows(node, layout, types)
-            own = tuple([types[v] for v in inputs])
+            operand_types = tuple([types[v] for v in inputs])
             before = tuple([(step.op, step.attrs, len(step.inputs)) for step in steps])
-            attrs = _attrs(node.op, own, node.attrs, before)
+            attrs = _attrs(node.op, operand_types, node.attrs, before)
             nodes += [*copies, replace(node, inputs=inputs, attrs=attrs)]
         else:  # the gradient of a table is made row by row, and lies as the table
             table, _, _, *rest = [types[v] for v in node.inputs]
@@ -350,9 +350,9 @@ def _with_operands_of(node: Node, steps: tuple[Node, ...]) -> Node:
     count = update.get(node.op).num_operands
     # The first operand of each step is the gradient; the others are numbers, and come after the
     # update's own operands.
-    more = [v for step in steps for v in step.inputs[1:]]
-    own = (*node.inputs[:GRADIENT], steps[0].inputs[0], *node.inputs[GRADIENT + 1 : count])
-    return replace(node, inputs=(*own, *more, *node.inputs[count:]))
+    numbers = [v for step in steps for v in step.inputs[1:]]
+    operands = (*node.inputs[:GRADIENT], steps[0].inputs[0], *node.inputs[GRADIENT + 1 : count])
+    return replace(node, inputs=(*operands, *numbers, *node.inputs[count:]))
 
 
 _Steps = tuple[tuple[Op, Attrs, int], ...]
@@ -362,13 +362,13 @@ _Steps = tuple[tuple[Op, Attrs, int], ...]
 @lru_cache(maxsize=4096)  # layers repeat, and share what they are alike in
 def _attrs(op: Op, operands: Types, attrs: Attrs, before: _Steps = ()) -> Attrs:
     """Return what a fused kernel of the update has as attributes, and its own."""
-    found, shape = update.get(op), operands[0].shape
+    rule, shape = update.get(op), operands[0].shape
     space = Space(math.prod(shape[:-1]), math.prod(shape[-1:]))
-    program = found.program_for(operands, attrs)
+    program = rule.program_for(operands, attrs)
     if before:
         program = _after(program, before, operands)
-    own = fused_attrs(program, space, (shape,) * len(found.over), (op.name,))
-    return Attrs({**attrs, **own})
+    fused = fused_attrs(program, space, (shape,) * len(rule.over), (op.name,))
+    return Attrs({**attrs, **fused})
 
 
 def _after(program: FusedProgram, before: _Steps, operands: Types) -> FusedProgram:
@@ -397,8 +397,8 @@ def _in_rows(
         type_ = types[value]
         strides = tuple([step // type_.dtype.itemsize for step in layout[value].strides_bytes])
         if type_.shape and row_stride(Kind.FULL, columns, type_.shape, strides) is None:
-            made = new_value(types, type_)
-            copies.append(replace(node, op=COPY, inputs=(value,), outputs=(made,), attrs=NO_ATTRS))
-            value = made
+            copy = new_value(types, type_)
+            copies.append(replace(node, op=COPY, inputs=(value,), outputs=(copy,), attrs=NO_ATTRS))
+            value = copy
         inputs.append(value)
     return copies, tuple(inputs)

@@ -73,15 +73,15 @@ class SpaceMapping:
 def _frames(graph: Graph) -> tuple[IterationDomain | None, ...]:
     """Return the frame of each node, None for one that no program can compute."""
     is_launch, types = assign_storage(graph).is_launch, graph.types
-    found: list[IterationDomain | None] = []
+    domains: list[IterationDomain | None] = []
     for index, node in enumerate(graph.nodes):
         if not expand.has(node.op) or not is_launch[index] or input_output_aliases.get(node.op):
-            found.append(None)
+            domains.append(None)
             continue
         inputs = tuple([types[v] for v in node.inputs])
         outputs = tuple([types[v] for v in node.outputs])
-        found.append(frame.get(node.op)(inputs, outputs, node.attrs))
-    return tuple(found)
+        domains.append(frame.get(node.op)(inputs, outputs, node.attrs))
+    return tuple(domains)
 
 
 def frames(graph: Graph) -> tuple[IterationDomain | None, ...]:
@@ -90,18 +90,18 @@ def frames(graph: Graph) -> tuple[IterationDomain | None, ...]:
     A kernel from elsewhere may take a node, its operands lying as they do now. Whether one does is
     no fact of the graph alone: it depends on what the node's device is, and on who was registered.
     """
-    found = _frames(graph)
-    asked = [index for index, node in enumerate(graph.nodes) if has_plugin_kernel.has(node.op)]
-    if not asked:
-        return found
+    domains = _frames(graph)
+    candidates = [index for index, node in enumerate(graph.nodes) if has_plugin_kernel.has(node.op)]
+    if not candidates:
+        return domains
     alone: set[int] = set()
     layout = assign_storage(graph).layout
-    for index in asked:
+    for index in candidates:
         node = graph.nodes[index]
         call = call_of(node, graph.types, layout.__getitem__)
-        if found[index] is not None and has_plugin_kernel.get(node.op)(call, node.device):
+        if domains[index] is not None and has_plugin_kernel.get(node.op)(call, node.device):
             alone.add(index)
-    return tuple([None if index in alone else frame for index, frame in enumerate(found)])
+    return tuple([None if index in alone else frame for index, frame in enumerate(domains)])
 
 
 class FusionCandidates:
@@ -127,12 +127,12 @@ class FusionCandidates:
         The columns are the last axis, where the node leaves that open and the axis is no single
         column.
         """
-        found = self.frame_of(index)
-        if found is None:
+        domain = self.frame_of(index)
+        if domain is None:
             return None
-        space = self._spaces.get(id(found))
+        space = self._spaces.get(id(domain))
         if space is None:
-            space = self._spaces[id(found)] = _natural_space(found)
+            space = self._spaces[id(domain)] = _natural_space(domain)
         return space
 
     def fit(self, index: int, space: Space, made: dict[ValueId, Kind]) -> Member | None:
@@ -141,13 +141,13 @@ class FusionCandidates:
         `made` are the values of the program and their canonical kinds: they are read as what they
         are, and the others from tensors whose rows lie evenly spaced.
         """
-        found = self.frame_of(index)
-        if found is None:
+        domain = self.frame_of(index)
+        if domain is None:
             return None
-        key = id(found), space.rows, space.columns
+        key = id(domain), space.rows, space.columns
         places = self._places.get(key)
         if places is None:
-            places = self._places[key] = tuple(_places(found, space))
+            places = self._places[key] = tuple(_places(domain, space))
         for place in places:
             member = self._placed(index, place, space, made)
             if member is not None:
@@ -190,9 +190,9 @@ class FusionCandidates:
         return Member(index, tuple(reads), tuple(kinds), write_only)
 
     def _write_only(self, index: int) -> tuple[ValueId, ...]:
-        found = self.frame_of(index)
+        domain = self.frame_of(index)
         outputs = self.graph.nodes[index].outputs
-        return () if found is None else tuple([outputs[i] for i in found.write_only])
+        return () if domain is None else tuple([outputs[i] for i in domain.write_only])
 
     def _read(
         self, value: ValueId, access: Access, space: Space, made: dict[ValueId, Kind]
@@ -247,15 +247,15 @@ def _natural_space(found: IterationDomain) -> Space:
 def _places(found: IterationDomain, space: Space) -> Iterator[SpaceMapping]:
     """Yield the ways to see a frame in a space, the widest first."""
     shape, size, columns = found.shape, math.prod(found.shape), space.columns
-    own = (
+    trailing = (
         None if found.num_trailing is None else math.prod(shape[len(shape) - found.num_trailing :])
     )
-    if size == space.rows * columns and own in (None, columns):
+    if size == space.rows * columns and trailing in (None, columns):
         yield SpaceMapping(
             tuple([_by_rows(s, found, space) for s in found.inputs]),
             tuple([access_of(s, shape, columns) for s in found.outputs]),
         )
-    if own is not None or found.is_whole:
+    if trailing is not None or found.is_whole:
         return
     num_outputs = len(found.outputs)
     if size == space.rows:
@@ -342,8 +342,8 @@ def _units(graph: Graph, clusters: Sequence[Found]) -> list[_Unit]:
     inside: set[int] = set()
     for number, (_, parts) in enumerate(clusters):
         members = _in_order(parts)
-        own = {v for m in members for v in graph.nodes[m.node].outputs}
-        reads = dict.fromkeys([r.base for m in members for r in m.reads if r.base not in own])
+        outputs = {v for m in members for v in graph.nodes[m.node].outputs}
+        reads = dict.fromkeys([r.base for m in members for r in m.reads if r.base not in outputs])
         indices = tuple([m.node for m in members])
         inside.update(indices)
         last[indices[-1]] = _Unit(indices, tuple(reads), number)
@@ -423,10 +423,10 @@ def _likeness(
             base, access, type_ = read.base, read.access, graph.types[value]
             if base not in number:
                 number[base] = len(number)
-                made = graph.nodes[members.producers[base]]
+                maker = graph.nodes[members.producers[base]]
                 # A constant may become a number of the program, so that kernels are alike only with
                 # equal ones.
-                key.append(made.attrs if made.op is CONSTANT else None)
+                key.append(maker.attrs if maker.op is CONSTANT else None)
             key += [number[base], access.kind, access.every, access.count]
             key += [type_.dtype, type_.shape]
         for value in node.outputs:
@@ -463,13 +463,13 @@ def write_program(
                     operand_of[read] = p.constant(number, dtype)
             values.append(operand_of[read])
         types = tuple([graph.types[v] for v in node.inputs])
-        made = expand.get(node.op)(p, node.attrs, types, tuple(values))
-        value_of.update(zip(node.outputs, made, strict=True))
+        results = expand.get(node.op)(p, node.attrs, types, tuple(values))
+        value_of.update(zip(node.outputs, results, strict=True))
     kinds = {v: k for m in parts for v, k in zip(graph.nodes[m.node].outputs, m.kinds, strict=True)}
     stored = [_stored(p, value_of[v], kinds[v], space) for v in outputs]
-    program, kept = p.finish(tuple(stored))
-    # `finish` drops inputs that no output needs; `kept` are those that stay.
-    return program, tuple([operands[i] for i in kept])
+    program, used = p.finish(tuple(stored))
+    # `finish` drops inputs that no output needs; `used` are those that stay.
+    return program, tuple([operands[i] for i in used])
 
 
 def _stored(p: ProgramBuilder, value: int, kind: Kind, space: Space) -> int:
@@ -488,9 +488,9 @@ def _number(members: FusionCandidates, value: ValueId) -> float | None:
     node = members.graph.nodes[members.producers[value]]
     if node.op is not CONSTANT or members.graph.types[value].num_elements != 1:
         return None
-    held = constant_array(node).reshape(()).item()
-    is_plain = math.isfinite(held) and (held != 0 or math.copysign(1.0, held) > 0)
-    return held if is_plain else None
+    number = constant_array(node).reshape(()).item()
+    is_plain = math.isfinite(number) and (number != 0 or math.copysign(1.0, number) > 0)
+    return number if is_plain else None
 
 
 # Which nodes of the backward pass may wait for the kernel that reads them first.

@@ -55,11 +55,11 @@ def dense_operands(graph: Graph) -> Graph:
 
 def _is_plain(members: FusionCandidates, index: int, space: Space) -> bool:
     """Whether a node reads dense tensors as they are: most do, and need no closer look."""
-    found, root = members.frame_of(index), members.storage.root
-    if found is None or any([root[v] != v for v in members.graph.nodes[index].inputs]):
+    domain, root = members.frame_of(index), members.storage.root
+    if domain is None or any([root[v] != v for v in members.graph.nodes[index].inputs]):
         return False
-    operands = (*found.inputs, *found.outputs)
-    return None not in [access_of(s, found.shape, space.columns) for s in operands]
+    operands = (*domain.inputs, *domain.outputs)
+    return None not in [access_of(s, domain.shape, space.columns) for s in operands]
 
 
 def _of_nothing(node: Node, space: Space, types: list[TensorType]) -> Node:
@@ -71,11 +71,11 @@ def _of_nothing(node: Node, space: Space, types: list[TensorType]) -> Node:
     outputs = [types[v] for v in node.outputs]
     space = Space(max(space.rows, space.columns), 0)
     p = ProgramBuilder(space.rows, space.columns)
-    made = [
+    zeros = [
         p.widened(p.constant(0, type_.dtype), Kind.ROW if type_.num_elements else Kind.FULL)
         for type_ in outputs
     ]
-    program, _ = p.finish(tuple(made))
+    program, _ = p.finish(tuple(zeros))
     shapes = tuple([type_.shape for type_ in outputs])
     attrs = Attrs(fused_attrs(program, space, shapes, (node.op.name,)))
     return replace(node, op=FUSED, inputs=(), attrs=attrs)
@@ -85,15 +85,15 @@ def _with_copies(
     members: FusionCandidates, index: int, space: Space, types: list[TensorType]
 ) -> list[Node]:
     """Return a node behind the copies of those operands that no row can be read of."""
-    found = members.frame_of(index)
+    domain = members.frame_of(index)
     node = members.graph.nodes[index]
-    if found is None:
+    if domain is None:
         return [node]
     copies = _DenseCopies(node, types)
     inputs: list[ValueId] = []
-    for value, shape in zip(node.inputs, found.inputs, strict=True):
-        if not members.can_read(value, access_of(shape, found.shape, space.columns), space):
-            value = copies.add(value, shape, _stretched(shape, found.shape, space))
+    for value, shape in zip(node.inputs, domain.inputs, strict=True):
+        if not members.can_read(value, access_of(shape, domain.shape, space.columns), space):
+            value = copies.add(value, shape, _stretched(shape, domain.shape, space))
         inputs.append(value)
     return [*copies.made, replace(node, inputs=tuple(inputs))]
 
@@ -102,9 +102,9 @@ def _stretched(shape: Shape, walked: Shape, space: Space) -> Shape:
     """Return the least shape to which an operand must be repeated so that its rows can be read."""
     if access_of(shape, walked, space.columns) is not None:
         return shape
-    own = (1,) * (len(walked) - len(shape)) + shape
+    aligned = (1,) * (len(walked) - len(shape)) + shape
     first = max([n for n in range(len(walked) + 1) if math.prod(walked[n:]) == space.columns])
-    by_rows = (*walked[:first], *own[first:])
+    by_rows = (*walked[:first], *aligned[first:])
     return walked if access_of(by_rows, walked, space.columns) is None else by_rows
 
 
@@ -119,17 +119,17 @@ class _DenseCopies:
     def add(self, value: ValueId, shape: Shape, stretched: Shape) -> ValueId:
         """Return a copy of a value that lies as `shape` and is repeated to `stretched`."""
         if stretched != shape:
-            own = self._types[value].shape
+            extents = self._types[value].shape
             # A broadcast aligns at the last axis, which a reshape has to arrange first.
-            if own != shape[len(shape) - len(own) :]:
+            if extents != shape[len(shape) - len(extents) :]:
                 value = self._emit(RESHAPE, Attrs({"shape": shape}), value, shape)
             value = self._emit(BROADCAST_TO, Attrs({"shape": stretched}), value, stretched)
         return self._emit(COPY, NO_ATTRS, value, self._types[value].shape)
 
     def _emit(self, op: Op, attrs: Attrs, value: ValueId, shape: Shape) -> ValueId:
-        made = new_value(self._types, TensorType(self._types[value].dtype, shape))
-        self.made.append(replace(self._node, op=op, inputs=(value,), outputs=(made,), attrs=attrs))
-        return made
+        new = new_value(self._types, TensorType(self._types[value].dtype, shape))
+        self.made.append(replace(self._node, op=op, inputs=(value,), outputs=(new,), attrs=attrs))
+        return new
 
 
 # Compute before a broadcast what is computed of its elements alone.
@@ -169,33 +169,33 @@ def narrow_broadcasts(graph: Graph) -> Graph:
             shape = broadcast_shape(*[types[v].shape for v in inputs])
             are_ready = all([expand.has(graph.nodes[n].op) for n in readers[node.outputs[0]]])
             if math.prod(shape) < type_.num_elements and are_ready:
-                made = narrow[node.outputs[0]] = new_value(types, TensorType(type_.dtype, shape))
+                smaller = narrow[node.outputs[0]] = new_value(types, TensorType(type_.dtype, shape))
                 nodes.append(
-                    _evaluated(replace(node, inputs=inputs, outputs=(made,)), numbers, types)
+                    _evaluated(replace(node, inputs=inputs, outputs=(smaller,)), numbers, types)
                 )
                 stretched = Attrs({"shape": type_.shape})
-                node = replace(node, op=BROADCAST_TO, inputs=(made,), attrs=stretched)
+                node = replace(node, op=BROADCAST_TO, inputs=(smaller,), attrs=stretched)
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
 
 
 def _evaluated(node: Node, numbers: dict[ValueId, Node], types: list[TensorType]) -> Node:
     """Return a constant for a node of constants of one element, where all kernels give one bit."""
-    (made,) = node.outputs
-    type_ = types[made]
-    held = [numbers.get(v) for v in node.inputs]
+    (value,) = node.outputs
+    type_ = types[value]
+    constants = [numbers.get(v) for v in node.inputs]
     if type_.num_elements != 1 or not is_exact.get(node.op):
         return node
-    arrays = [constant_array(number) for number in held if number is not None]
+    arrays = [constant_array(number) for number in constants if number is not None]
     # An operand that is no constant.
-    if len(arrays) < len(held):
+    if len(arrays) < len(constants):
         return node
     with np.errstate(all="ignore"):
-        (result,) = reference.get(node.op)(node.attrs, *arrays)
-    data = encoded(np.asarray(result), type_.dtype)
+        (array,) = reference.get(node.op)(node.attrs, *arrays)
+    data = encoded(np.asarray(array), type_.dtype)
     attrs = Attrs({"dtype": type_.dtype.value, "shape": type_.shape, "data": data})
-    numbers[made] = replace(node, op=CONSTANT, inputs=(), attrs=attrs)
-    return numbers[made]
+    numbers[value] = replace(node, op=CONSTANT, inputs=(), attrs=attrs)
+    return numbers[value]
 
 
 def _is_pointwise(node: Node) -> bool:
@@ -244,9 +244,9 @@ def _before_transpose(node: Node, turned: dict[ValueId, Node]) -> Node:
     if before is None or node.attrs.bool_("keepdims"):
         return node
     perm = before.attrs.ints("perm")
-    left = [own for axis, own in enumerate(perm) if axis not in axes]
+    remaining = [source for axis, source in enumerate(perm) if axis not in axes]
     # What is left must come in the same order, else the transpose is still needed.
-    if left != sorted(left):
+    if remaining != sorted(remaining):
         return node
     own_axes = tuple(sorted([perm[axis] for axis in axes]))
     attrs = Attrs({"axes": own_axes, "keepdims": False})
@@ -256,19 +256,19 @@ def _before_transpose(node: Node, turned: dict[ValueId, Node]) -> Node:
 def _staged_wide(node: Node, types: list[TensorType]) -> list[Node]:
     """Return the reductions that stand for one, in float32 where there are several of 16 bits."""
     (x,), (y,), count = node.inputs, node.outputs, len(types)
-    made = _staged(node, types)
-    if len(made) == 1 or types[x].dtype not in HALVES:
-        return made
+    stages = _staged(node, types)
+    if len(stages) == 1 or types[x].dtype not in HALVES:
+        return stages
     # The stages are made again for float32: values of the first try are dropped.
     del types[count:]
-    wide, result = [
+    wide_x, wide_y = [
         new_value(types, replace(types[value], dtype=DType.FLOAT32)) for value in (x, y)
     ]
     up, down = [Attrs({"dtype": dtype.value}) for dtype in (DType.FLOAT32, types[x].dtype)]
     return [
-        replace(node, op=CAST, inputs=(x,), outputs=(wide,), attrs=up),
-        *_staged(replace(node, inputs=(wide,), outputs=(result,)), types),
-        replace(node, op=CAST, inputs=(result,), outputs=(y,), attrs=down),
+        replace(node, op=CAST, inputs=(x,), outputs=(wide_x,), attrs=up),
+        *_staged(replace(node, inputs=(wide_x,), outputs=(wide_y,)), types),
+        replace(node, op=CAST, inputs=(wide_y,), outputs=(y,), attrs=down),
     ]
 
 
@@ -314,13 +314,13 @@ def _over_last_axis(node: Node, types: list[TensorType]) -> list[Node]:
     x, axis = types[node.inputs[0]], node.attrs.int_("axis")
     if all([n == 1 for n in x.shape[axis + 1 :]]):
         return [node]
-    perm = (*[own for own in range(x.rank) if own != axis], axis)
-    over = (*types[node.outputs[0]].shape, x.shape[axis])
-    turned = new_value(types, TensorType(x.dtype, tuple([x.shape[own] for own in perm])))
-    shown = new_value(types, TensorType(x.dtype, over))
-    last = Attrs({"axis": len(over) - 1, "keepdims": False})
+    perm = (*[i for i in range(x.rank) if i != axis], axis)
+    shape = (*types[node.outputs[0]].shape, x.shape[axis])
+    turned = new_value(types, TensorType(x.dtype, tuple([x.shape[i] for i in perm])))
+    rows = new_value(types, TensorType(x.dtype, shape))
+    last = Attrs({"axis": len(shape) - 1, "keepdims": False})
     return [
         replace(node, op=TRANSPOSE, outputs=(turned,), attrs=Attrs({"perm": perm})),
-        replace(node, op=RESHAPE, inputs=(turned,), outputs=(shown,), attrs=Attrs({"shape": over})),
-        replace(node, inputs=(shown,), attrs=last),
+        replace(node, op=RESHAPE, inputs=(turned,), outputs=(rows,), attrs=Attrs({"shape": shape})),
+        replace(node, inputs=(rows,), attrs=last),
     ]

@@ -75,18 +75,18 @@ def recompute_roots(
         whole = whole_inputs(index)
         if whole is None:
             continue
-        (made,) = node.outputs
-        far = {origin.get(v, made) for v in whole}
+        (value,) = node.outputs
+        far = {origin.get(v, value) for v in whole}
         near = {nearest.get(v, v) for v in whole}
         if len(far) == 1:
-            (origin[made],) = far
+            (origin[value],) = far
         if len(near) == 1 and near != far:  # made of one value that is kept
-            (nearest[made],) = near
-        elif is_saved(made):
-            nearest[made] = made
-            num_saved[origin[made]] = num_saved.get(origin[made], 0) + 1
+            (nearest[value],) = near
+        elif is_saved(value):
+            nearest[value] = value
+            num_saved[origin[value]] = num_saved.get(origin[value], 0) + 1
         elif len(near) == 1:
-            (nearest[made],) = near
+            (nearest[value],) = near
     return {v for v, count in num_saved.items() if count > 1 or v in written.values}
 
 
@@ -116,8 +116,8 @@ class _Written:
             if levels[producer] < levels[index]:
                 self.values.add(value)
             elif value not in self.values:
-                own = self._spaces[producer]
-                is_fit = own in (None, space) or members.fit(index, own, {}) is not None
+                other = self._spaces[producer]
+                is_fit = other in (None, space) or members.fit(index, other, {}) is not None
                 if not is_fit:
                     self.values.add(value)
         if space is None and node.op is not MATMUL:
@@ -216,11 +216,11 @@ class _Search:
                 if not is_fused:
                     readers.others.append(index)
             # A node that waits becomes part of its reader, which so reads all that it reads.
-            read = dict.fromkeys([*roots, *[v for r in roots for v in read_by.get(r, ())]])
+            values = dict.fromkeys([*roots, *[v for r in roots for v in read_by.get(r, ())]])
             if waits[index]:
-                read_by.update(dict.fromkeys(node.outputs, tuple(read)))
+                read_by.update(dict.fromkeys(node.outputs, tuple(values)))
             elif node.phase is Phase.BACKWARD and is_fused:
-                for value in read:
+                for value in values:
                     self._readers_of(value).kernels.append(index)
 
     def _is_saved_for_kernels(self, value: ValueId) -> bool:
@@ -265,10 +265,10 @@ class _Search:
         if not node.inputs:
             self.kept.add(value)
             return _Recipe((), frozenset((value,)))
-        shown = self.recipes.get(node.inputs[0])
-        if shown is None or not shown.nodes:
-            return shown
-        return replace(shown, nodes=(*shown.nodes, index))
+        recipe = self.recipes.get(node.inputs[0])
+        if recipe is None or not recipe.nodes:
+            return recipe
+        return replace(recipe, nodes=(*recipe.nodes, index))
 
     def _composed(self, index: int, node: Node) -> _Recipe | None:
         """Return the recipe of a node that generated code computes element by element."""
@@ -280,14 +280,14 @@ class _Search:
         nodes: dict[int, None] = {}
         bases: set[ValueId] = set()
         for value in node.inputs:
-            root, given = self.root[value], self.recipes.get(value)
+            root, recipe = self.root[value], self.recipes.get(value)
             if root not in self.chosen and root not in whole:
                 continue
-            if given is None:
+            if recipe is None:
                 return None
-            bases.update([b for b in given.bases if self._is_whole(b, size)])
-            weight += 0 if nodes.keys() >= set(given.nodes) else given.weight
-            nodes.update(dict.fromkeys(given.nodes))
+            bases.update([b for b in recipe.bases if self._is_whole(b, size)])
+            weight += 0 if nodes.keys() >= set(recipe.nodes) else recipe.weight
+            nodes.update(dict.fromkeys(recipe.nodes))
         # One whole tensor at most: two would have to be kept in place of one.
         if weight > MAX_INSTRUCTIONS or len(bases) > 1:
             return None

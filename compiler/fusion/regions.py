@@ -95,9 +95,9 @@ def make_region(
             program = program_of(node.attrs)
             drafts.append(_RegionDraft(TileStepKind.PROGRAM, node.inputs, node.outputs, program))
     drafts = _needed(_merged(drafts), wanted)
-    made = [v for draft in drafts for v in draft.makes]
-    inputs = list(dict.fromkeys([v for d in drafts for v in d.reads if v not in made]))
-    inside = [v for v in made if v not in wanted]
+    results = [v for draft in drafts for v in draft.makes]
+    inputs = list(dict.fromkeys([v for d in drafts for v in d.reads if v not in results]))
+    inside = [v for v in results if v not in wanted]
     number = {v: place for place, v in enumerate((*inputs, *inside, *wanted))}
     steps = [
         TileStep(d.kind, _numbers(number, d.reads), _numbers(number, d.makes), d.program)
@@ -153,22 +153,22 @@ def _program_drafts(node: Node, wide: Wide) -> list[_RegionDraft]:
     reads = tuple([int(wide.base.get(v, v)) for v in node.inputs])
     name: dict[int, int] = dict(enumerate(reads))
     sums: list[tuple[int, int]] = []
-    kept: dict[int, int] = {}
+    makes: dict[int, int] = {}
     for place, value in zip(program.outputs, map(int, node.outputs), strict=True):
         # A sum over rows becomes a step of its own; its operand is an output in its place.
         if program.kind_of(place) is Kind.COLUMN:
             operand = program.instructions[place - len(reads)].operands[0]
             sums.append((operand, value))
         else:
-            name[place] = kept[place] = value
+            name[place] = makes[place] = value
     for operand, value in sums:
         if operand not in name:  # no output until now
             # Values of the graph begin at 0, so numbers below are free.
-            name[operand] = kept[operand] = -1 - value
+            name[operand] = makes[operand] = -1 - value
     drafts: list[_RegionDraft] = []
-    if kept:
-        whole = _RegionDraft(TileStepKind.PROGRAM, reads, tuple(kept.values()), program)
-        drafts.append(_restricted(whole, tuple(kept)))
+    if makes:
+        draft = _RegionDraft(TileStepKind.PROGRAM, reads, tuple(makes.values()), program)
+        drafts.append(_restricted(draft, tuple(makes)))
     drafts += [_RegionDraft(TileStepKind.COLUMN_SUM, (name[v],), (total,)) for v, total in sums]
     return drafts
 
@@ -180,8 +180,8 @@ def _restricted(draft: _RegionDraft, outputs: tuple[int, ...]) -> _RegionDraft:
         return draft
     p = ProgramBuilder(1, 1)
     inputs = tuple([p.input(entry) for entry in program.inputs])
-    made, kept = p.finish(p.replay(replace(program, outputs=outputs), inputs))
-    return replace(draft, reads=tuple([draft.reads[i] for i in kept]), program=made)
+    restricted, used = p.finish(p.replay(replace(program, outputs=outputs), inputs))
+    return replace(draft, reads=tuple([draft.reads[i] for i in used]), program=restricted)
 
 
 def _merged(drafts: list[_RegionDraft]) -> list[_RegionDraft]:
@@ -204,40 +204,40 @@ def _joined(first: _RegionDraft, second: _RegionDraft) -> _RegionDraft | None:
     if size > MAX_INSTRUCTIONS:
         return None
     p = ProgramBuilder(1, 1)
-    known: dict[tuple[object, ...], int] = {}
+    input_of: dict[tuple[object, ...], int] = {}
     reads: list[int] = []
-    made: dict[int, int] = {}
+    outs: dict[int, int] = {}
     for draft, program in ((first, first.program), (second, second.program)):
         values: list[int] = []
         for value, entry in zip(draft.reads, program.inputs, strict=True):
-            if value in made:
-                values.append(made[value])
+            if value in outs:
+                values.append(outs[value])
                 continue
             # A program may read one value in two ways (kind, repeats): each is an input.
-            if (value, entry) not in known:
-                known[value, entry] = p.input(entry)
+            if (value, entry) not in input_of:
+                input_of[value, entry] = p.input(entry)
                 reads.append(value)
-            values.append(known[value, entry])
-        made.update(zip(draft.makes, p.replay(program, tuple(values)), strict=True))
-    program, kept = p.finish(tuple(made.values()))
-    return _RegionDraft(TileStepKind.PROGRAM, tuple([reads[i] for i in kept]), tuple(made), program)
+            values.append(input_of[value, entry])
+        outs.update(zip(draft.makes, p.replay(program, tuple(values)), strict=True))
+    program, used = p.finish(tuple(outs.values()))
+    return _RegionDraft(TileStepKind.PROGRAM, tuple([reads[i] for i in used]), tuple(outs), program)
 
 
 def _needed(drafts: list[_RegionDraft], wanted: tuple[ValueId, ...]) -> list[_RegionDraft]:
     """Leave out what neither the wanted values nor later steps read."""
-    read: set[int] = set(wanted)
+    reads: set[int] = set(wanted)
     needed: list[_RegionDraft] = []
     # From the end, so that the readers of each value are known.
     for draft in reversed(drafts):
-        left = [i for i, value in enumerate(draft.makes) if value in read]
-        if not left:
+        places = [i for i, value in enumerate(draft.makes) if value in reads]
+        if not places:
             continue
-        if draft.program is not None and len(left) < len(draft.makes):
-            outputs = tuple([draft.program.outputs[i] for i in left])
-            fewer = replace(draft, makes=tuple([draft.makes[i] for i in left]))
+        if draft.program is not None and len(places) < len(draft.makes):
+            outputs = tuple([draft.program.outputs[i] for i in places])
+            fewer = replace(draft, makes=tuple([draft.makes[i] for i in places]))
             draft = _restricted(fewer, outputs)
         needed.append(draft)
-        read.update(draft.reads)
+        reads.update(draft.reads)
     return needed[::-1]
 
 
@@ -267,21 +267,21 @@ def run(graph: Graph, wide_of: WideOf) -> Graph:
         and graph.types[node.inputs[1]].rank == 2
     ]
     for value in large:
-        made = graph.producers()[value]
-        if made >= 0 and graph.nodes[made].op is MATMUL:  # not part of a region by now
-            graph = _with_region(graph, made, wide_of)
+        maker = graph.producers()[value]
+        if maker >= 0 and graph.nodes[maker].op is MATMUL:  # not part of a region by now
+            graph = _with_region(graph, maker, wide_of)
     return prune(graph) if large else graph
 
 
 def _with_region(graph: Graph, product: int, wide_of: WideOf) -> Graph:
     """Return the graph with the region that begins at a product, or as it is."""
-    found = _ChunkSearch(graph, product).found()
-    if found is None:
+    region = _ChunkSearch(graph, product).found()
+    if region is None:
         return graph
-    wide, members = found
+    wide, members = region
     item = max([graph.types[v].dtype.itemsize for v in wide.base])
-    chosen = wide_of(graph.nodes[product].device).choose_chunk_rows(wide.rows, wide.columns * item)
-    rows = min(wide.rows, chosen)
+    chunk = wide_of(graph.nodes[product].device).choose_chunk_rows(wide.rows, wide.columns * item)
+    rows = min(wide.rows, chunk)
     late = _late(graph, members, wide)
     early = [index for index in members if index not in late]
     if not late:
@@ -317,10 +317,10 @@ class _ChunkSearch:
             if value in roots:
                 return None
             for index in readers[value]:
-                made = self._through(index, value, space)
-                if made is None:
+                wide = self._through(index, value, space)
+                if wide is None:
                     return None
-                pending += made
+                pending += wide
         members = sorted(self.members)
         if not all([self._is_taken(self.graph.nodes[i], space) for i in members]):
             return None
@@ -354,13 +354,13 @@ class _ChunkSearch:
         if node.op is not FUSED:
             return []
         program = program_of(node.attrs)
-        made = [
+        wide = [
             v
             for v, place in zip(node.outputs, program.outputs, strict=True)
             if program.kind_of(place) is Kind.FULL
         ]
-        self.base.update({v: v for v in made})
-        return made
+        self.base.update({v: v for v in wide})
+        return wide
 
     def _is_taken(self, node: Node, space: Space) -> bool:
         if node.op is FUSED:
@@ -413,7 +413,7 @@ def _is_left(program: FusedProgram, place: int) -> bool:
 def _late(graph: Graph, members: list[int], wide: Wide) -> set[int]:
     """Return the nodes of a region that need what others computed from its results meanwhile."""
     inside = set(members)
-    made: set[ValueId] = set()
+    results: set[ValueId] = set()
     foreign: set[ValueId] = set()
     late: set[int] = set()
     # A node outside this range cannot both follow one member and precede another.
@@ -423,11 +423,11 @@ def _late(graph: Graph, members: list[int], wide: Wide) -> set[int]:
             if any([v in foreign for v in node.inputs]):
                 late.add(index)
                 foreign.update(node.outputs)
-            made.update(node.outputs)
+            results.update(node.outputs)
         elif node.outputs[0] in wide.base:
             if node.inputs[0] in foreign:
                 foreign.add(node.outputs[0])
-        elif any([v in made or v in foreign for v in node.inputs]):
+        elif any([v in results or v in foreign for v in node.inputs]):
             foreign.update(node.outputs)
     return late
 
@@ -447,7 +447,7 @@ def _replaced(
     """
     source = source or graph
     nodes = [source.nodes[i] for i in members]
-    views = {(v,) for v, shown in wide.base.items() if v != shown}
+    views = {(v,) for v, base in wide.base.items() if v != base}
     removed = {source.nodes[i].outputs for i in gone} | views
     wanted = tuple(_wanted(source, wide, members, gone))
     b = GraphBuilder.continuing(graph)
@@ -482,11 +482,11 @@ def _placed(
     Views that it reads stand where the last of them was: by then there is what they show.
     """
     places = [i for i, other in enumerate(graph.nodes) if other.outputs in removed]
-    put = {places[-1]: views, places[0]: [node, *(views if len(places) == 1 else ())]}
+    inserts = {places[-1]: views, places[0]: [node, *(views if len(places) == 1 else ())]}
     nodes = [
         new
         for index, other in enumerate(graph.nodes)
-        for new in (put.get(index, ()) if other.outputs in removed else (other,))
+        for new in (inserts.get(index, ()) if other.outputs in removed else (other,))
     ]
     loose = replace(graph, nodes=tuple(nodes))
     try:
@@ -557,16 +557,16 @@ _Made = tuple[Attrs, tuple[int, ...]]
 
 def _with_product(b: GraphBuilder, product: Node, kernel: Node, known: dict[object, _Made]) -> Node:
     """Return the region of a product and a kernel; layers that are alike share its attributes."""
-    (made,), nodes = product.outputs, (product, kernel)
-    read, number = (*product.inputs, *kernel.inputs), dict[ValueId, int]()
-    places = tuple([number.setdefault(v, len(number)) for v in (made, *read, *kernel.outputs)])
+    (value,), nodes = product.outputs, (product, kernel)
+    reads, number = (*product.inputs, *kernel.inputs), dict[ValueId, int]()
+    places = tuple([number.setdefault(v, len(number)) for v in (value, *reads, *kernel.outputs)])
     types = tuple([(b.type_of(v).dtype, b.type_of(v).shape) for v in number])
     key = (product.attrs, kernel.attrs, places, types)
     if key not in known:
         space = space_of(kernel.attrs)
-        wide = Wide(space.rows, space.columns, {made: made}, frozenset())
+        wide = Wide(space.rows, space.columns, {value: value}, frozenset())
         region, inputs = make_region(b, nodes, wide, kernel.outputs, chunk_rows=0)
-        operands = tuple([read.index(v) for v in inputs])
+        operands = tuple([reads.index(v) for v in inputs])
         known[key] = region_attrs(region, names_of(nodes)), operands
     attrs, operands = known[key]
-    return replace(kernel, op=REGION, inputs=tuple([read[i] for i in operands]), attrs=attrs)
+    return replace(kernel, op=REGION, inputs=tuple([reads[i] for i in operands]), attrs=attrs)

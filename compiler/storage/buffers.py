@@ -200,20 +200,20 @@ def _donors(
     of_root: dict[ValueId, int],
 ) -> dict[int, int]:
     """Return, per output position, the buffer of an input it may overwrite."""
-    chosen: dict[int, int] = {}
+    donors: dict[int, int] = {}
     node = draft.node
-    for output, given in draft.info.in_place:
-        value = node.inputs[given]
+    for output, position in draft.info.in_place:
+        value = node.inputs[position]
         root = storage.root[value]
         is_part = storage.root[node.outputs[output]] != node.outputs[output]
         # A part of a joined root has its place already, and an input that is read later stays.
-        if is_part or output in chosen or root not in of_root or last_use[root] != index:
+        if is_part or output in donors or root not in of_root or last_use[root] != index:
             continue
-        if of_root[root] not in chosen.values() and may_share_bytes(
-            graph, storage, draft, output, given
+        if of_root[root] not in donors.values() and may_share_bytes(
+            graph, storage, draft, output, position
         ):
-            chosen[output] = of_root[root]
-    return chosen
+            donors[output] = of_root[root]
+    return donors
 
 
 def may_share_bytes(
@@ -284,5 +284,5 @@ def launch_times(graph: Graph, hardware: Hardware, *, is_per_step: bool) -> Laun
             now += draft.info.duration_ns
             computing.append(index)
             ends.append(now)
-    made = tuple([graph.nodes[index].outputs[0] for index in computing])
-    return LaunchTimes(tuple(computing), tuple(ends), made, begin)
+    values = tuple([graph.nodes[index].outputs[0] for index in computing])
+    return LaunchTimes(tuple(computing), tuple(ends), values, begin)

@@ -65,18 +65,18 @@ def needed_per_step(graph: Graph) -> tuple[bool, ...]:
     if graph.accumulation is None:
         return (False,) * len(graph.nodes)
     scratch = _scratch(graph)
-    wanted = [w.value for w in graph.writes if w.variable not in scratch]
+    values = [w.value for w in graph.writes if w.variable not in scratch]
     # ACCUMULATE and its kin run per batch: the walk back ends there.
-    return mark_needed(graph, [*wanted, *outputs_per_step(graph)], ends_at=PER_BATCH)
+    return mark_needed(graph, [*values, *outputs_per_step(graph)], ends_at=PER_BATCH)
 
 
 @cached_analysis
 def needed_per_batch(graph: Graph) -> tuple[bool, ...]:
     """Mark the nodes that outputs, and the writes of a batch, need. O(nodes)."""
     scratch, per_step = _scratch(graph), outputs_per_step(graph)
-    wanted = [w.value for w in graph.writes if w.variable in scratch]
-    wanted += graph.effects()
-    return mark_needed(graph, wanted + [o.value for o in graph.outputs if o.value not in per_step])
+    values = [w.value for w in graph.writes if w.variable in scratch]
+    values += graph.effects()
+    return mark_needed(graph, values + [o.value for o in graph.outputs if o.value not in per_step])
 
 
 @cached_analysis
@@ -224,7 +224,7 @@ def _order_launches(graph: Graph) -> list[int]:
         t.size_bytes if storage.root[v] == v and made_by[v] >= 0 else 0
         for v, t in enumerate(graph.types)
     ]
-    chosen = better_order(
+    better = better_order(
         len(legal),
         [_roots(storage, graph.nodes[n].inputs) for n in legal],
         [_roots(storage, graph.nodes[n].outputs) for n in legal],
@@ -232,7 +232,7 @@ def _order_launches(graph: Graph) -> list[int]:
         predecessors,
         keep_alive=[int(storage.root[o.value]) for o in graph.outputs],
     )
-    return [legal[i] for i in chosen.order]
+    return [legal[i] for i in better.order]
 
 
 @cached_analysis

@@ -89,23 +89,23 @@ def assign_storage(graph: Graph) -> Storage:
     root: list[ValueId] = [ValueId(-1)] * len(types)
     layout: list[Layout] = [Layout(0, ())] * len(types)
     is_launch: list[bool] = []
-    known: dict[Op, tuple[ViewOf | None, bool, tuple[tuple[int, int], ...]]] = {}
+    columns: dict[Op, tuple[ViewOf | None, bool, tuple[tuple[int, int], ...]]] = {}
     for node in graph.nodes:
         op = node.op
         # Columns are asked once per op, not once per node.
-        if op not in known:
-            known[op] = (
+        if op not in columns:
+            columns[op] = (
                 view.get(op) if view.has(op) else None,
                 is_source.get(op),
                 input_output_aliases.get(op),
             )
-        place, is_made, written = known[op]
+        place, is_made, written = columns[op]
         if place is not None:
             source, target = node.inputs[0], node.outputs[0]
-            placed = place(types[source], layout[source], types[target], node.attrs)
+            new_layout = place(types[source], layout[source], types[target], node.attrs)
             # None: no strides show it, so the node is a launch that copies.
-            if placed is not None:
-                root[target], layout[target] = root[source], placed
+            if new_layout is not None:
+                root[target], layout[target] = root[source], new_layout
                 is_launch.append(False)
                 continue
         is_launch.append(not is_made)
@@ -126,11 +126,11 @@ def launch_of_values(graph: Graph) -> tuple[int, ...]:
     made_by = [-1] * len(graph.types)
     for index, node in enumerate(graph.nodes):
         if storage.is_launch[index]:
-            made = index
+            maker = index
         else:
-            made = made_by[node.inputs[0]] if node.inputs else -1
+            maker = made_by[node.inputs[0]] if node.inputs else -1
         for value in node.outputs:
-            made_by[value] = made
+            made_by[value] = maker
     return tuple(made_by)
 
 
@@ -163,7 +163,7 @@ def old_reads(graph: Graph) -> tuple[OldRead, ...]:
             after.update(node.outputs)
     if not writer_of:
         return ()
-    is_old = [own in writer_of and v not in after for v, own in enumerate(root)]
+    is_old = [base in writer_of and v not in after for v, base in enumerate(root)]
     reads: list[OldRead] = []
     for index, node in enumerate(graph.nodes):
         for position, value in enumerate(node.inputs):
