@@ -115,13 +115,13 @@ class ActorGraph:
 
     def leading(self, starts: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
         """Return a minimal subset of `starts` from which paths lead to all of `ends`."""
-        kept = list(starts)
+        subset = list(starts)
         # From the last to the first: a start is dropped while the others still lead to all ends.
         for start in reversed(starts):
-            others = [other for other in kept if other != start]
+            others = [other for other in subset if other != start]
             if all([any([o == end or self.is_before(o, end) for o in others]) for end in ends]):
-                kept = others
-        return tuple(kept)
+                subset = others
+        return tuple(subset)
 
     def emit(self) -> None:
         """Add all actors to the plan."""
@@ -168,9 +168,9 @@ def limit_batches_in_flight(
         for n, chain in zip(numbers, program.chains, strict=True)
         if not chain.is_per_step and not chain.is_beside
     ]
-    own = [n for n in of_batch if actors.drafts[n].kind is not ActorKind.COMM]
-    first = [n for n in own if not any([actors.is_before(m, n) for m in own])]
-    last = [n for n in own if not any([actors.is_before(n, m) for m in own])]
+    stage = [n for n in of_batch if actors.drafts[n].kind is not ActorKind.COMM]
+    first = [n for n in stage if not any([actors.is_before(m, n) for m in stage])]
+    last = [n for n in stage if not any([actors.is_before(n, m) for m in stage])]
     reason = f"{program.in_flight}: batches under way"
     for n in first:
         for m in [m for m in last if m != n]:
@@ -180,8 +180,8 @@ def limit_batches_in_flight(
         a, b = numbers[one], numbers[other]
         name = f"{actors.drafts[a].name}.turn.{actors.drafts[b].name}"
         actors.control(name, a, b, "1: one batch after the other hands a variable on")
-    for own in _meetings(program):
-        a, b = numbers[own[0]], numbers[own[-1]]
+    for chains in _meetings(program):
+        a, b = numbers[chains[0]], numbers[chains[-1]]
         if not actors.has_edge(a, b):
             name = f"{actors.drafts[a].name}.turn.{actors.drafts[b].name}"
             actors.control(name, a, b, "1: ranks meet for one batch after the other")
@@ -193,11 +193,11 @@ def _meetings(program: StepProgram) -> list[list[int]]:
 
     Within a batch they go in their order; ranks must come to the next batch's after these.
     """
-    found: dict[StreamKey, list[int]] = {}
+    by_stream: dict[StreamKey, list[int]] = {}
     for number, chain in enumerate(program.chains):
         if chain.stream.role is StreamRole.COMM and not chain.is_per_step:
-            found.setdefault(chain.stream, []).append(number)
-    return [own for own in found.values() if len(own) > 1]
+            by_stream.setdefault(chain.stream, []).append(number)
+    return [chains for chains in by_stream.values() if len(chains) > 1]
 
 
 def _turns(program: StepProgram) -> list[tuple[int, int]]:
@@ -214,13 +214,13 @@ def _turns(program: StepProgram) -> list[tuple[int, int]]:
         for node in [program.drafts[i].node for i in chain.launches]:
             written = {root[node.inputs[over]] for _, over in node.writes}
             for value in variables.intersection([root[v] for v in node.inputs]):
-                own = touching.setdefault(value, {})
-                own[number] = own.get(number, False) or value in written
-    found = {
+                writes = touching.setdefault(value, {})
+                writes[number] = writes.get(number, False) or value in written
+    pairs = {
         (one, other): None
-        for own in touching.values()
-        for one in own
-        for other in own
-        if one < other and (own[one] or own[other])
+        for writes in touching.values()
+        for one in writes
+        for other in writes
+        if one < other and (writes[one] or writes[other])
     }
-    return list(found)
+    return list(pairs)

@@ -73,8 +73,8 @@ def _with_whole_sends(graph: Graph) -> Graph:
 
 def _lie_dense(graph: Graph) -> list[bool]:
     """Whether each value is one block, wherever it begins: what other ranks can be met with."""
-    layouts = [replace(own, offset_bytes=0) for own in assign_storage(graph).layout]
-    return [is_dense(t, own) for t, own in zip(graph.types, layouts, strict=True)]
+    layouts = [replace(layout, offset_bytes=0) for layout in assign_storage(graph).layout]
+    return [is_dense(t, layout) for t, layout in zip(graph.types, layouts, strict=True)]
 
 
 @dataclass(slots=True)
@@ -98,26 +98,26 @@ class _Rows:
         graph, dense = self.graph, _lie_dense(self.graph)
         buckets: dict[int, list[Node]] = {}
         per_step: dict[int, bool] = {}
-        for node, once in zip(graph.nodes, needed_per_step(graph), strict=True):
+        for node, is_once in zip(graph.nodes, needed_per_step(graph), strict=True):
             if is_collective(node.op):
                 buckets.setdefault(node.attrs.int_("bucket"), []).append(node)
-                per_step[node.attrs.int_("bucket")] = once
-        self.per_step = [once for _, once in sorted(per_step.items())]
+                per_step[node.attrs.int_("bucket")] = is_once
+        self.per_step = [is_once for _, is_once in sorted(per_step.items())]
         # What leaves the step has bytes of its own, and is no part of a row.
         leaving = {*[o.value for o in graph.outputs], *[w.value for w in graph.writes]}
         for _, nodes in sorted(buckets.items()):
             alike: dict[_Kind, list[Node]] = {}
-            made: list[int] = []
+            indices: list[int] = []
             for node in sorted(nodes, key=lambda n: n.attrs.int_("order")):
                 if node.op is not ALL_REDUCE or node.outputs[0] in leaving:
-                    made.append(self._alone(node, is_ready=dense[node.inputs[0]]))
+                    indices.append(self._alone(node, is_ready=dense[node.inputs[0]]))
                     continue
                 dtype = graph.types[node.inputs[0]].dtype
                 kind = node.device, node.attrs.str_("group"), dtype, node.attrs.get("by")
                 alike.setdefault(kind, []).append(node)
-            made += [self._row(own, dense) for own in alike.values()]
-            made.sort(key=lambda index: self.b.nodes[index].attrs.int_("order"))
-            self.launches.append(made)
+            indices += [self._row(members, dense) for members in alike.values()]
+            indices.sort(key=lambda index: self.b.nodes[index].attrs.int_("order"))
+            self.launches.append(indices)
         return self._in_order()
 
     def _alone(self, node: Node, *, is_ready: bool) -> int:
@@ -162,15 +162,15 @@ class _Rows:
     def _in_order(self) -> Graph:
         """Return the graph in topological order, with each bucket as soon as it can begin."""
         old, first = self.graph, len(self.graph.nodes)
-        kept = [i for i, node in enumerate(old.nodes) if not is_collective(node.op)]
-        new = {i: place for place, i in enumerate(kept)}
-        more = len(kept) - first
-        for own in self.launches:
-            own[:] = [index + more for index in own]
+        places = [i for i, node in enumerate(old.nodes) if not is_collective(node.op)]
+        new = {i: place for place, i in enumerate(places)}
+        shift = len(places) - first
+        for ids in self.launches:
+            ids[:] = [index + shift for index in ids]
         for i, node in enumerate(old.nodes):
             if is_collective(node.op):
-                new[i] = self._launch_of[node.outputs[0]] + more
-        nodes = [self._reading_what_met(old.nodes[i]) for i in kept] + self.b.nodes[first:]
+                new[i] = self._launch_of[node.outputs[0]] + shift
+        nodes = [self._reading_what_met(old.nodes[i]) for i in places] + self.b.nodes[first:]
         graph = replace(
             old,
             nodes=tuple(nodes),
@@ -179,16 +179,16 @@ class _Rows:
             writes=tuple([replace(w, value=self.met.get(w.value, w.value)) for w in old.writes]),
         )
         reads = [(new[a], new[b]) for a, b in (*write_after_read(old), *stage_edges(old))]
-        ordered = _sorted(graph, self.launches, self.per_step, kept, reads)
+        ordered = _sorted(graph, self.launches, self.per_step, places, reads)
         if ordered is None:
             raise InternalError("collectives wait for each other: theirs is no topological order")
         graph, launches = ordered
-        held = _held(graph, launches)
-        if held is graph:
+        delayed = _held(graph, launches)
+        if delayed is graph:
             return graph
         reads = [*write_after_read(graph), *stage_edges(graph)]
-        again = _sorted(held, launches, self.per_step, range(len(held.nodes)), reads)
-        return graph if again is None else again[0]
+        resorted = _sorted(delayed, launches, self.per_step, range(len(delayed.nodes)), reads)
+        return graph if resorted is None else resorted[0]
 
     def _reading_what_met(self, node: Node) -> Node:
         if self.met.keys().isdisjoint(node.inputs):
@@ -217,16 +217,16 @@ def _sorted(
     """
     edges = _edges(graph, launches, reads)
     # The given order as far as edges allow: the keys are worked out along it.
-    given = sorted_by([(float(i),) for i in range(len(graph.nodes))], edges)
-    if given is None:
+    legal = sorted_by([(float(i),) for i in range(len(graph.nodes))], edges)
+    if legal is None:
         return None
     keys = zip(
-        _needed_by(graph, launches, per_step, given), _places(graph, given, places), strict=True
+        _needed_by(graph, launches, per_step, legal), _places(graph, legal, places), strict=True
     )
-    order = sorted_by([*keys], edges) or given
+    order = sorted_by([*keys], edges) or legal
     new = {index: position for position, index in enumerate(order)}
     ordered = replace(graph, nodes=tuple([graph.nodes[i] for i in order]))
-    return ordered, [[new[i] for i in own] for own in launches]
+    return ordered, [[new[i] for i in ids] for ids in launches]
 
 
 def _edges(
@@ -237,12 +237,12 @@ def _edges(
     edges = [(makers[v], i) for i, n in enumerate(graph.nodes) for v in (*n.inputs, *n.after)]
     edges += reads
     last: list[int] = []
-    for own in launches:
+    for ids in launches:
         # A bucket begins once all that its members read is there, and the one before it is done.
-        ready = {makers[v] for i in own for v in (*graph.nodes[i].inputs, *graph.nodes[i].after)}
-        edges += [(maker, i) for i in own for maker in sorted(ready.union(last).difference(own))]
-        edges += itertools.pairwise(own)
-        last = [own[-1]]
+        ready = {makers[v] for i in ids for v in (*graph.nodes[i].inputs, *graph.nodes[i].after)}
+        edges += [(maker, i) for i in ids for maker in sorted(ready.union(last).difference(ids))]
+        edges += itertools.pairwise(ids)
+        last = [ids[-1]]
     return edges
 
 
@@ -257,26 +257,26 @@ def _needed_by(
     One that goes once per step waits for all batches, in whatever order they make what it sums.
     """
     makers, none = graph.producers(), float(len(launches))
-    found = [none] * len(graph.nodes)
+    bucket_of = [none] * len(graph.nodes)
     is_after = [False] * len(graph.nodes)
     for index in given:
         before = [makers[v] for v in graph.nodes[index].inputs]
         is_after[index] = any([is_after[m] or _is(graph.nodes[m], DEFERRED) for m in before])
-    for turn, own in enumerate(launches):
-        for index in own:
+    for turn, ids in enumerate(launches):
+        for index in ids:
             if _is(graph.nodes[index], DEFERRED) and not per_step[turn]:
-                found[index] = turn
+                bucket_of[index] = turn
     for index in reversed(given):
         # Backwards: a node counts for the first bucket of all that need it.
         for value in graph.nodes[index].inputs:
-            found[makers[value]] = min(found[makers[value]], found[index])
+            bucket_of[makers[value]] = min(bucket_of[makers[value]], bucket_of[index])
     for index in given:
         if is_after[index]:
-            found[index] = none
-        elif found[index] == none:
+            bucket_of[index] = none
+        elif bucket_of[index] == none:
             before = [makers[v] for v in graph.nodes[index].inputs]
-            found[index] = max([found[m] for m in before], default=0.0)
-    return found
+            bucket_of[index] = max([bucket_of[m] for m in before], default=0.0)
+    return bucket_of
 
 
 def _places(graph: Graph, given: Sequence[int], places: Sequence[int]) -> list[float]:
@@ -297,13 +297,13 @@ def _is(node: Node, when: str) -> bool:
 def _held(graph: Graph, launches: Sequence[Sequence[int]]) -> Graph:
     """Let each prefetched bucket wait until the bucket before it is about to be read."""
     per_step = needed_per_step(graph)
-    ahead = [(turn, own) for turn, own in enumerate(launches) if _is(graph.nodes[own[0]], PREFETCH)]
+    ahead = [(turn, ids) for turn, ids in enumerate(launches) if _is(graph.nodes[ids[0]], PREFETCH)]
     made_by, reach = launch_of_values(graph), _reach(graph, launches)
     nodes = [*graph.nodes]
     # One bucket is used while the next one is brought: two are in memory.
     for (_, one), (turn, other) in itertools.pairwise(ahead):
         if per_step[one[0]] == per_step[other[0]]:
-            may = [own >= 0 and last < turn for own, last in zip(made_by, reach, strict=True)]
+            may = [maker >= 0 and last < turn for maker, last in zip(made_by, reach, strict=True)]
             value = _about_to_be_read(graph, one, may)
             if value is not None:
                 nodes[other[0]] = replace(nodes[other[0]], after=(value,))
@@ -312,24 +312,24 @@ def _held(graph: Graph, launches: Sequence[Sequence[int]]) -> Graph:
 
 def _reach(graph: Graph, launches: Sequence[Sequence[int]]) -> list[int]:
     """Return, per value, the last bucket that it needs, or -1."""
-    turn = {index: turn for turn, own in enumerate(launches) for index in own}
-    found = [-1] * len(graph.types)
+    turn = {index: turn for turn, ids in enumerate(launches) for index in ids}
+    reach = [-1] * len(graph.types)
     for index, node in enumerate(graph.nodes):
-        last = max([turn.get(index, -1), *[found[v] for v in node.inputs]])
+        last = max([turn.get(index, -1), *[reach[v] for v in node.inputs]])
         for value in node.outputs:
-            found[value] = last
-    return found
+            reach[value] = last
+    return reach
 
 
 def _about_to_be_read(graph: Graph, bucket: Sequence[int], may: Sequence[bool]) -> ValueId | None:
     """Return what a bucket is read beside, of what may be waited for: it is made just before."""
-    known = {v for index in bucket for v in graph.nodes[index].outputs}
+    reached = {v for index in bucket for v in graph.nodes[index].outputs}
     makers = graph.producers()
     for node in graph.nodes[min(bucket) + 1 :]:
-        if known.isdisjoint(node.inputs):
+        if reached.isdisjoint(node.inputs):
             continue
-        others = [v for v in node.inputs if v not in known and may[v]]
+        others = [v for v in node.inputs if v not in reached and may[v]]
         if others:
             return max(others, key=lambda v: makers[v])
-        known.update(node.outputs)
+        reached.update(node.outputs)
     return None

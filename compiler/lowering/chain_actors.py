@@ -119,15 +119,15 @@ class ChainActors:
 
         Roots in several places of the host lie pinned if a device copies some, else shared.
         """
-        found = tuple(dict.fromkeys([self.program.place[root] for root in roots]))
-        if len(found) == 1:
-            return found[0]
-        if any([self.plan.hardware.is_apart(number) for number in found]):
+        places = tuple(dict.fromkeys([self.program.place[root] for root in roots]))
+        if len(places) == 1:
+            return places[0]
+        if any([self.plan.hardware.is_apart(number) for number in places]):
             raise InternalError(f"values {roots} of one register lie on several devices")
-        if RANK_SIDE in found and HOST_SIDE not in found:
+        if RANK_SIDE in places and HOST_SIDE not in places:
             return RANK_SIDE
         # A port whose register holds nothing has it on the host all the same.
-        return HOST_SIDE if found or self.plan.hardware.is_apart(0) else 0
+        return HOST_SIDE if places or self.plan.hardware.is_apart(0) else 0
 
     def add_field(
         self,
@@ -146,12 +146,12 @@ class ChainActors:
     def place_crossings(self) -> None:
         """Add the registers between chains, one per maker and set of readers."""
         groups: dict[tuple[int, int, tuple[int, ...]], list[ValueId]] = {}
-        met = self._met_in_place()
-        left = set(met.values())
+        pairs = self._met_in_place()
+        results = set(pairs.values())
         for root, maker in self.program.maker.items():
-            if root in left:
+            if root in results:
                 continue
-            readers = [*self.readers(root), *(self.readers(met[root]) if root in met else ())]
+            readers = [*self.readers(root), *(self.readers(pairs[root]) if root in pairs else ())]
             others = tuple([c for c in dict.fromkeys(readers) if c != maker])
             if others and root not in self.home:
                 groups.setdefault((self.program.place[root], maker, others), []).append(root)
@@ -180,12 +180,12 @@ class ChainActors:
             )
             self.actors.produce(self.numbers[maker], register)
             if not is_beside:
-                self.handed += [root for root in roots if root not in met]
+                self.handed += [root for root in roots if root not in pairs]
             if self.program.chains[maker].is_beside:
                 self.brought.append((self.numbers[maker], register))
             for c in others:
                 self.actors.consume(self.numbers[c], register, self.numbers[maker])
-        self.home.update({after: self.home[before] for before, after in met.items()})
+        self.home.update({after: self.home[before] for before, after in pairs.items()})
 
     def _met_in_place(self) -> dict[ValueId, ValueId]:
         """Return what a collective overwrites, and the value that it leaves there.
@@ -195,8 +195,8 @@ class ChainActors:
         result consumes the same register, and a control edge orders it (`hold_order`).
         """
         program, storage = self.program, self.program.storage
-        found: dict[ValueId, ValueId] = {}
-        left: set[ValueId] = set()
+        pairs: dict[ValueId, ValueId] = {}
+        results: set[ValueId] = set()
         for c, chain in enumerate(program.chains):
             drafts = tuple([program.drafts[i] for i in chain.launches])
             last_use = last_uses(storage, drafts)
@@ -212,10 +212,10 @@ class ChainActors:
                 is_theirs &= last_use[before] == position
                 # What runs beside steps waits for registers alone.
                 is_theirs &= not any([program.chains[r].is_beside for r in self.readers(after)])
-                if is_theirs and before not in left and not {before, after} & self.home.keys():
-                    found[before] = after
-                    left.add(after)
-        return found
+                if is_theirs and before not in results and not {before, after} & self.home.keys():
+                    pairs[before] = after
+                    results.add(after)
+        return pairs
 
     def _slots_beside(
         self, size: int, maker: int, readers: tuple[int, ...], names: list[str]
@@ -297,7 +297,7 @@ class ChainActors:
     def _launch(self, draft: LaunchDraft, chain: int, position: int) -> Launch:
         node, info = draft.node, draft.info
         # A variable that a copy writes over is none of its operands: see `write_after_read`.
-        read = node.inputs[:1] if is_copy(node) else node.inputs
+        operands = node.inputs[:1] if is_copy(node) else node.inputs
         workspace = None
         if info.workspace_bytes:
             # Its bytes are live during this launch only.
@@ -309,20 +309,20 @@ class ChainActors:
                 register = self._temporary(name, info.workspace_bytes, chain, interval, device)
                 workspace = self.plan.view(register, block)
             else:
-                kept = self.home[self.program.storage.root[node.inputs[info.prepacked_input]]][0]
-                workspace = self.plan.packed(kept, block, device)
+                weight = self.home[self.program.storage.root[node.inputs[info.prepacked_input]]][0]
+                workspace = self.plan.packed(weight, block, device)
         return Launch(
             kernel=info.kernel,
             op=node.op.name,
             attrs=tuple(node.attrs.items()),
-            inputs=tuple([self.view(v) for v in read]),
+            inputs=tuple([self.view(v) for v in operands]),
             outputs=tuple([self.view(v) for v in node.outputs]),
             workspace=workspace,
             scope=node.scope,
             source=self.plan.source(node.source),
             duration_ns=info.duration_ns,
             phase=node.phase,
-            reads=tuple([self.versions.read(v) for v in read]),
+            reads=tuple([self.versions.read(v) for v in operands]),
             writes=tuple([self.versions.of(v) for v in node.outputs]),
         )
 
@@ -376,8 +376,8 @@ class ChainActors:
         end = ends[0]
         # An actor without launches joins several ends, so that one credit tells of all.
         if len(ends) > 1:
-            own = [n for n in chains if actors.drafts[n].kind is ActorKind.COMPUTE]
-            name = actors.drafts[own[0]].name.partition(".")[0]
+            computing = [n for n in chains if actors.drafts[n].kind is ActorKind.COMPUTE]
+            name = actors.drafts[computing[0]].name.partition(".")[0]
             end = actors.add(f"{name}.end", ActorKind.COMPUTE, compute)
             for n in ends:
                 actors.control(f"{actors.drafts[n].name}.done", n, end, reason, in_flight)

@@ -158,24 +158,28 @@ class _ScheduledTask:
 
 def _tasks(work: LaunchWork, launches: Sequence[int]) -> list[_Task]:
     """Return one task per computing launch, and per bucket of the others, in order."""
-    chosen = set(launches)
+    members = set(launches)
     depth = _depths(work, launches)
     groups = [[i] for i in launches if work.stream[i].computes]
-    bound: dict[tuple[StreamKey, int], list[int]] = {}
-    # By turn, so that `bound` has the buckets in the order that all ranks keep.
+    buckets: dict[tuple[StreamKey, int], list[int]] = {}
+    # By turn, so that `buckets` has them in the order that all ranks keep.
     for i in sorted([i for i in launches if i in work.buckets], key=lambda i: work.turns.get(i, 0)):
-        bound.setdefault((work.stream[i], work.buckets[i]), []).append(i)
-    groups += bound.values()
+        buckets.setdefault((work.stream[i], work.buckets[i]), []).append(i)
+    groups += buckets.values()
     turn: dict[int, int] = {}
-    for nth in dict.fromkeys([stream.nth for stream, _ in bound]):  # collectives, or one channel's
-        own = [group for (s, _), group in bound.items() if s.nth == nth and group[0] in work.turns]
-        turn |= {later[0]: earlier[0] for earlier, later in itertools.pairwise(own)}
+    for nth in dict.fromkeys(
+        [stream.nth for stream, _ in buckets]
+    ):  # collectives, or one channel's
+        row = [
+            group for (s, _), group in buckets.items() if s.nth == nth and group[0] in work.turns
+        ]
+        turn |= {later[0]: earlier[0] for earlier, later in itertools.pairwise(row)}
     # A bucket stands after the last launch that any of its members waits for.
     groups.sort(key=lambda group: max(_position(work, i) for i in group))
     task_of = {i: index for index, group in enumerate(groups) for i in group}
     tasks: list[_Task] = []
     for index, group in enumerate(groups):
-        before = [task_of[p] for i in group for p in work.before[i] if p in chosen]
+        before = [task_of[p] for i in group for p in work.before[i] if p in members]
         before += [task_of[turn[i]] for i in group if i in turn]
         tasks.append(
             _Task(
@@ -316,28 +320,28 @@ def _cut(slots: list[_ScheduledTask]) -> Chains:
     streams = tuple(dict.fromkeys([slot.stream for slot in slots]))
     on_stream: dict[StreamKey, list[_ScheduledTask]] = {stream: [] for stream in streams}
     place: dict[int, _Position] = {}
-    known: dict[int, dict[StreamKey, int]] = {}
+    clocks: dict[int, dict[StreamKey, int]] = {}
     starts: dict[StreamKey, list[int]] = {stream: [0] for stream in streams}
     waits: list[tuple[_Position, _Position]] = []
     for slot in slots:
-        own = on_stream[slot.stream]
+        queue = on_stream[slot.stream]
         # The clock of the task before: how far this stream knows the others to be.
-        clock = dict(known[own[-1].task]) if own else dict.fromkeys(streams, -1)
-        place[slot.task] = here = (slot.stream, len(own))
+        clock = dict(clocks[queue[-1].task]) if queue else dict.fromkeys(streams, -1)
+        place[slot.task] = here = (slot.stream, len(queue))
         if slot.stream.role is StreamRole.COMM:
-            starts[slot.stream].append(len(own))  # an actor for each bucket, on every rank
+            starts[slot.stream].append(len(queue))  # an actor for each bucket, on every rank
         # The last result of each stream first: whoever waits for it has waited for all before.
         for p in sorted(slot.before, key=lambda p: -place[p][1]):
             stream, index = place[p]
             if stream != slot.stream and clock[stream] < index:
                 starts[stream].append(index + 1)
-                starts[slot.stream].append(len(own))
+                starts[slot.stream].append(len(queue))
                 waits.append((place[p], here))
                 # Who waits for p knows all that p's stream knew then.
-                clock = {s: max(clock[s], known[p][s]) for s in streams}
-        clock[slot.stream] = len(own)
-        known[slot.task] = clock
-        own.append(slot)
+                clock = {s: max(clock[s], clocks[p][s]) for s in streams}
+        clock[slot.stream] = len(queue)
+        clocks[slot.task] = clock
+        queue.append(slot)
     return _number(on_stream, starts, waits)
 
 
@@ -349,17 +353,17 @@ def _number(
     """Number the chains in order of start; `starts` are the places where one may begin."""
     runs: list[tuple[float, float, StreamKey, int]] = []
     begins: dict[StreamKey, list[int]] = {}
-    for stream, own in [(stream, own) for stream, own in on_stream.items() if own]:
-        begins[stream] = [b for b in sorted(set(starts[stream])) if b < len(own)]
-        for begin, end in zip(begins[stream], [*begins[stream][1:], len(own)], strict=True):
-            runs.append((own[begin].start_ns, own[end - 1].end_ns, stream, begin))
+    for stream, slots in [(stream, slots) for stream, slots in on_stream.items() if slots]:
+        begins[stream] = [b for b in sorted(set(starts[stream])) if b < len(slots)]
+        for begin, end in zip(begins[stream], [*begins[stream][1:], len(slots)], strict=True):
+            runs.append((slots[begin].start_ns, slots[end - 1].end_ns, stream, begin))
     runs.sort(key=lambda run: (run[0], run[1], run[2].rank, run[3]))
     number = {(stream, begin): i for i, (_, _, stream, begin) in enumerate(runs)}
 
     def chain_at(place: _Position) -> int:
         stream, index = place
-        own = begins[stream]
-        return number[stream, own[bisect_right(own, index) - 1]]
+        firsts = begins[stream]
+        return number[stream, firsts[bisect_right(firsts, index) - 1]]
 
     order = {(chain_at(earlier), chain_at(later)) for earlier, later in waits}
     stop: dict[_Position, int | None] = {}

@@ -125,9 +125,9 @@ class _Decisions:
             # One part that has no place stops all: a concat runs as a whole or not at all.
             if layout is None or not _is_place(self._types[value], layout):
                 return
-            made = self._moved(index, value, layout, root, move)
-            if made is not None:
-                move.add(made)
+            change = self._moved(index, value, layout, root, move)
+            if change is not None:
+                move.add(change)
             elif self._types[value].num_elements:
                 copied.append((place, value, layout))
         if not move.moved:
@@ -143,26 +143,26 @@ class _Decisions:
 
     def result(self) -> ConcatElision:
         """Return what came of it."""
-        given = self._given
+        before = self._given
         drafts: list[LaunchDraft] = []
         launches: list[tuple[int, ...]] = []
         for index, draft in enumerate(self._drafts):
-            left = self._copies.get(index, []) if draft is None else [draft]
-            launches.append(tuple(range(len(drafts), len(drafts) + len(left))))
-            drafts += left
+            launched = self._copies.get(index, []) if draft is None else [draft]
+            launches.append(tuple(range(len(drafts), len(drafts) + len(launched))))
+            drafts += launched
         nodes: list[Node] = []
         is_launch: list[bool] = []
-        for number, node in enumerate(given.graph.nodes):
+        for number, node in enumerate(before.graph.nodes):
             index = self._draft_of.get(number, -1)
             copies = self._copies.get(index, [])
             nodes += [*[copy.node for copy in copies], self._joined.get(index, node)]
             is_launch += [*[True] * len(copies), index >= 0 and index not in self._joined]
         chains = [
             replace(chain, launches=tuple([new for old in chain.launches for new in launches[old]]))
-            for chain in given.chains
+            for chain in before.chains
         ]
         return ConcatElision(
-            replace(given.graph, nodes=tuple(nodes), types=tuple(self._types)),
+            replace(before.graph, nodes=tuple(nodes), types=tuple(self._types)),
             Storage(tuple(self._root), tuple(self._layout), tuple(is_launch)),
             tuple(drafts),
             tuple(chains),
@@ -174,36 +174,36 @@ class _Decisions:
         self, index: int, value: ValueId, layout: Layout, root: ValueId, so_far: _Move
     ) -> _Move | None:
         """Return the changes that have a part lie like this, or None where it cannot."""
-        found = self._trace_back(value, layout)
-        if found is None:
+        origin = self._trace_back(value, layout)
+        if origin is None:
             return None
-        made, own_layout = found
-        if not _is_place(self._types[made], own_layout):
+        base, own_layout = origin
+        if not _is_place(self._types[base], own_layout):
             return None
-        maker = self._draft_of[self._producers[made]]
+        maker = self._draft_of[self._producers[base]]
         draft = self._drafts[maker]
-        if draft is None or self._root[made] != made or made in self._owned or made in so_far.root:
+        if draft is None or self._root[base] != base or base in self._owned or base in so_far.root:
             return None
         if draft.node.writes:
             return None
-        move = _Move({made: root}, {made: own_layout}, {}, [made])
+        move = _Move({base: root}, {base: own_layout}, {}, [base])
         touched = {maker}
-        pending = [made]
+        pending = [base]
         while pending:
             for reader in self._readers[pending.pop()]:
                 if reader in self._draft_of:
                     touched.add(self._draft_of[reader])
                     continue
                 node = self._graph.nodes[reader]
-                seen = view.get(node.op)(
+                new_layout = view.get(node.op)(
                     self._types[node.inputs[0]],
                     move.layout[node.inputs[0]],
                     self._types[node.outputs[0]],
                     node.attrs,
                 )
-                if seen is None:
+                if new_layout is None:
                     return None
-                move.root[node.outputs[0]], move.layout[node.outputs[0]] = root, seen
+                move.root[node.outputs[0]], move.layout[node.outputs[0]] = root, new_layout
                 pending.append(node.outputs[0])
         chain = self._chain_of[index][0]
         # Live bytes are followed within one chain only (`_Live`).
@@ -222,10 +222,10 @@ class _Decisions:
             if is_source.get(node.op) or not concat_slices.has(node.op):
                 return None
             types = (self._types[node.inputs[0]],)
-            (found,) = concat_slices.get(node.op)(self._types[value], layout, types, node.attrs)
-            if found is None:
+            (inner,) = concat_slices.get(node.op)(self._types[value], layout, types, node.attrs)
+            if inner is None:
                 return None
-            value, layout = node.inputs[0], found
+            value, layout = node.inputs[0], inner
 
     def _ask_again(self, touched: list[int], so_far: _Move, move: _Move) -> bool:
         """Whether the launches that touch what moves keep their kernels; notes what they need."""
@@ -251,9 +251,9 @@ class _Decisions:
         self, value: ValueId, layout: Layout, device: int
     ) -> tuple[ValueId, Layout, KernelInfo]:
         """Return a part that is to be copied into its place, with what that needs."""
-        given = CallOperand(self._types[value], self._layout[value])
+        source = CallOperand(self._types[value], self._layout[value])
         into = CallOperand(self._types[value], layout)
-        call = KernelCall(COPY.name, NO_ATTRS, (given,), (into,))
+        call = KernelCall(COPY.name, NO_ATTRS, (source,), (into,))
         return value, layout, self._query(call, device)
 
     def _query(self, call: KernelCall, device: int) -> KernelInfo:
@@ -284,7 +284,7 @@ class _Decisions:
         if draft is None:
             return
         node, inputs = draft.node, list(draft.node.inputs)
-        own: list[LaunchDraft] = []
+        drafts: list[LaunchDraft] = []
         for place, value, layout, info in copies:
             copy = new_value(self._types, self._types[value])
             self._root.append(self._root[node.outputs[0]])
@@ -293,8 +293,8 @@ class _Decisions:
             single = replace(
                 node, op=COPY, inputs=(value,), outputs=(copy,), attrs=NO_ATTRS, after=()
             )
-            own.append(LaunchDraft(single, info))
-        self._copies[index], self._drafts[index] = own, None
+            drafts.append(LaunchDraft(single, info))
+        self._copies[index], self._drafts[index] = drafts, None
         self._joined[index] = replace(node, inputs=tuple(inputs))
 
 
@@ -304,7 +304,7 @@ class _Live:
     def __init__(self, given: ConcatElision, chain: int) -> None:
         graph, storage = given.graph, given.storage
         drafts = tuple([given.drafts[i] for i in given.chains[chain].launches])
-        made = {storage.root[v] for d in drafts for v in d.node.outputs}
+        roots = {storage.root[v] for d in drafts for v in d.node.outputs}
         elsewhere = {
             storage.root[v]
             for number, other in enumerate(given.chains)
@@ -312,9 +312,9 @@ class _Live:
             for i in other.launches
             for v in given.drafts[i].node.inputs
         }
-        kept = {storage.root[o.value] for o in graph.outputs} | (elsewhere & made)
-        buffers = assign_buffers(graph, storage, drafts, kept)
-        self._sizes = {root: graph.types[root].size_bytes for root in made}
+        live_out = {storage.root[o.value] for o in graph.outputs} | (elsewhere & roots)
+        buffers = assign_buffers(graph, storage, drafts, live_out)
+        self._sizes = {root: graph.types[root].size_bytes for root in roots}
         self._made_at: dict[ValueId, int] = {}
         self._last = last_uses(storage, drafts)
         for index, draft in enumerate(drafts):
@@ -343,8 +343,8 @@ class _Live:
                 continue
             start, end = self._interval[part]
             # Bytes that another value had before, or has after, stay while that one lives.
-            made, done = self._made_at[part], self._ends(part)
-            after[made + (start < made) : done - (done < end)] -= self._sizes[part]
+            made_at, done_at = self._made_at[part], self._ends(part)
+            after[made_at + (start < made_at) : done_at - (done_at < end)] -= self._sizes[part]
         if int(after.max(initial=0)) > self._peak:
             return False
         self._bytes, self._made_at[root] = after, min(first, begins)

@@ -88,7 +88,7 @@ def run(
     nodes: list[Node] = []
     types = list(graph.types)
     # Layers share a body: it is compiled once for each device, count of carries and operand types.
-    known: dict[tuple[object, ...], tuple[SubPlan, tuple[Node, ...]]] = {}
+    compiled: dict[tuple[object, ...], tuple[SubPlan, tuple[Node, ...]]] = {}
     for node in graph.nodes:
         if not bodies_in(node):
             nodes.append(node)
@@ -109,17 +109,17 @@ def run(
             # too.
             before = tuple([types[v] for v in inputs[len(node.inputs) :]])
             key = (body, node.device, node.attrs.get("carries"), before)
-            if key not in known:
+            if key not in compiled:
                 alone = one_device(hardware.targets[node.device], hardware.devices[node.device])
                 for_it = alone, _options_on(alone, options)
-                known[key] = _compiled(body, node, before, for_it, prepare, lower)
-            attrs[name], constants = known[key]
+                compiled[key] = _compiled(body, node, before, for_it, prepare, lower)
+            attrs[name], constants = compiled[key]
             for constant in constants:
-                made = new_value(types, _type(constant))
+                operand = new_value(types, _type(constant))
                 nodes.append(
-                    replace(constant, outputs=(made,), device=node.device, phase=node.phase)
+                    replace(constant, outputs=(operand,), device=node.device, phase=node.phase)
                 )
-                inputs.append(made)
+                inputs.append(operand)
         nodes.append(replace(node, inputs=tuple(inputs), attrs=Attrs(attrs)))
     return replace(graph, nodes=tuple(nodes), types=tuple(types))
 
@@ -162,36 +162,36 @@ def _compiled(
     ]
     plan = lower(replace(graph, nodes=tuple(nodes)), *for_it)
     operands += tuple([_type(n) for n in constants])
-    made = SubPlan(plan, operands, body.result_types, carries, xs)
-    made.check()
-    return made, constants
+    sub_plan = SubPlan(plan, operands, body.result_types, carries, xs)
+    sub_plan.check()
+    return sub_plan, constants
 
 
 def _as_job(body: Body, carries: int, xs: int) -> Graph:
     """Return a body as the graph of a job whose steps are those of the loop."""
     graph, b = body.graph, GraphBuilder()
     numbers = {value: i for i, value in enumerate(body.operands)}
-    known: dict[ValueId, ValueId] = {}
+    value_of: dict[ValueId, ValueId] = {}
     for node in graph.nodes:
-        own = node.attrs
+        attrs = node.attrs
         if node.op is INPUT:
             number, type_ = numbers[node.outputs[0]], graph.types[node.outputs[0]]
             is_x = carries <= number < carries + xs
-            own = Attrs({**own, "name": str(number)}) if is_x else _variable(number, type_)
-            node = replace(node, op=node.op if is_x else VARIABLE, attrs=own)
-        made = b.copy(
+            attrs = Attrs({**attrs, "name": str(number)}) if is_x else _variable(number, type_)
+            node = replace(node, op=node.op if is_x else VARIABLE, attrs=attrs)
+        outputs = b.copy(
             replace(node, device=0),
-            tuple([known[v] for v in node.inputs]),
+            tuple([value_of[v] for v in node.inputs]),
             [graph.types[v] for v in node.outputs],
         )
-        known.update(zip(node.outputs, made, strict=True))
+        value_of.update(zip(node.outputs, outputs, strict=True))
     # `results` go on after the carries: those are entries by the step.
     for old, new in zip(body.operands[:carries], body.results, strict=False):
         # A carry that is handed on as it came needs no write.
         if new != old:
-            with b.like_node(b.producer_of(known[new])):
-                b.writes.append(Write(known[old], _carried(b, known[old], known[new])))
-    b.outputs = [Output(f"out{i}", known[v]) for i, v in enumerate(body.results) if i >= carries]
+            with b.like_node(b.producer_of(value_of[new])):
+                b.writes.append(Write(value_of[old], _carried(b, value_of[old], value_of[new])))
+    b.outputs = [Output(f"out{i}", value_of[v]) for i, v in enumerate(body.results) if i >= carries]
     return b.freeze()
 
 
@@ -291,9 +291,9 @@ def place_outputs(chains: ChainActors, name: str, rate: int) -> dict[int, Regist
         place = chains.place_of([value for _, value in items])
         offsets, size = chains.plan.stack([program.graph.types[v] for _, v in items], place)
         maker = "fetch" if place == HOST_SIDE else "compute"
-        taken = _taken(chains, chain, rate)
+        batches = _taken(chains, chain, rate)
         slots, reason = _slots(
-            size, taken, (maker, program.batch_ns), (name, taken * _io_ns(size)), place
+            size, batches, (maker, program.batch_ns), (name, batches * _io_ns(size)), place
         )
         register = chains.plan.register(
             name if len(by_chain) == 1 else f"{name}.{len(registers)}",
@@ -537,9 +537,9 @@ class _Lowering:
         sink = add_sink(chains, "eval_metrics", outputs, batches, is_flushed=False)
         holders = [due, sink]
         if self.hardware.ranks.count > 1:
-            done = self.actors.add("evaluated", ActorKind.COMPUTE, self.plan.compute)
-            self.actors.credits("eval_done", span.end, {done: batches}, batches, reason)
-            holders.append(done)
+            evaluated = self.actors.add("evaluated", ActorKind.COMPUTE, self.plan.compute)
+            self.actors.credits("eval_done", span.end, {evaluated: batches}, batches, reason)
+            holders.append(evaluated)
         self._hold_steps("eval_due", tuple(holders), train, batch, step, steps)
         return chains
 

@@ -104,11 +104,11 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
     for index, item in enumerate(items):
         if item.interval is not None:
             members.setdefault(item.chains[0], []).append(index)
-    num_inner = sum([len(own) for own in members.values()])
+    num_inner = sum([len(indices) for indices in members.values()])
     # The work is shared out by buffers, so that compile time does not grow with the chains.
     inner = {
-        chain: _pack_block(items, own, alignment, SEARCH_WORK * len(own) // num_inner)
-        for chain, own in members.items()
+        chain: _pack_block(items, indices, alignment, SEARCH_WORK * len(indices) // num_inner)
+        for chain, indices in members.items()
     }
     parts: list[_PackedPart] = []
     first_part: dict[int, int] = {}
@@ -130,9 +130,9 @@ def pack(items: Sequence[Item], spans: Sequence[tuple[int, int]], alignment: int
         first = first_part.get(index, 0)
         own_offsets = outer.offsets[first : first + item.num_slots]
         offsets.append(own_offsets if item.size_bytes else own_offsets[:1] * item.num_slots)
-    for chain, own in members.items():
+    for chain, indices in members.items():
         base = outer.offsets[block_part[chain]]
-        for index, offset in zip(own, inner[chain].offsets, strict=True):
+        for index, offset in zip(indices, inner[chain].offsets, strict=True):
             offsets[index] = (base + offset,)
     bound = outer.lower_bound_bytes
     # Blocks count as packed so far. With each block's own bound in its place, the result bounds
@@ -297,13 +297,13 @@ class PlanBuilder:
 
     def packed(self, register: RegisterId, type_: TensorType, place: int) -> int:
         """Add what a launch keeps of a variable's register; return the view on it."""
-        of = self._registers[register].name
-        name = f"{PACKED}/{len(self.variables)}/{of}"
+        source = self._registers[register].name
+        name = f"{PACKED}/{len(self.variables)}/{source}"
         kind, reason = RegisterKind.VARIABLE, "kept from step to step: one slot"
-        own = self.register(name, kind, type_.size_bytes, reason=reason, place=place)
+        packed_register = self.register(name, kind, type_.size_bytes, reason=reason, place=place)
         # One number for all three versions: no launch of the step writes it.
-        view, version = self.view(own, type_), self.version()
-        init = (("kind", PACKED), ("of", of))
+        view, version = self.view(packed_register, type_), self.version()
+        init = (("kind", PACKED), ("of", source))
         self.variables.append(Variable(name, PACKED, view, init, version, version, version))
         return view
 
@@ -333,8 +333,8 @@ class PlanBuilder:
 
     def address(self, view: int) -> int:
         """Return where a view begins in its arena, in slot 0, once everything is placed."""
-        shown = self._views[view]
-        return self._offsets[shown.register][0] + shown.offset_bytes
+        window = self._views[view]
+        return self._offsets[window.register][0] + window.offset_bytes
 
     def version(self) -> Version:
         """Return a number for a value that something is going to make."""
@@ -372,10 +372,10 @@ class PlanBuilder:
         packings: list[Packing] = []
         before: dict[tuple[int, int], None] = {}
         for place in self._arenas:
-            own = [index for index, other in enumerate(places) if other == place]
-            items = [self._registers[index].item for index in own]
+            indices = [index for index, other in enumerate(places) if other == place]
+            items = [self._registers[index].item for index in indices]
             packing = pack(items, spans, self.hardware.alignment(place))
-            for index, offsets in zip(own, packing.offsets, strict=True):
+            for index, offsets in zip(indices, packing.offsets, strict=True):
                 self._offsets[index] = offsets
             before |= dict.fromkeys(packing.before)
             packings.append(packing)
@@ -491,10 +491,10 @@ class ValueVersions:
 
     def of(self, value: ValueId) -> Version:
         """Return the version that a value is, or shows."""
-        shown = self._shown[value]
-        if shown not in self._made:
-            self._made[shown] = self._plan.version()
-        return self._made[shown]
+        base = self._shown[value]
+        if base not in self._made:
+            self._made[base] = self._plan.version()
+        return self._made[base]
 
     def know(self, value: ValueId, version: Version) -> None:
         """Let a value be a version that has a number already, such as a variable's."""
@@ -502,15 +502,15 @@ class ValueVersions:
 
     def read(self, value: ValueId) -> int:
         """Return what a launch that reads a value states: see `Launch.reads`."""
-        version, shown = self.of(value), self._shown[value]
-        if value == shown:
+        version, base = self.of(value), self._shown[value]
+        if value == base:
             return version
         types, layout = self._graph.types, self._storage.layout[value]
-        made = self._storage.layout[shown]
+        base_layout = self._storage.layout[base]
         # All bytes in the same dense order are the version itself, whatever shape shows them.
-        is_whole = types[value].size_bytes == types[shown].size_bytes
-        are_dense = is_dense(types[value], layout) and is_dense(types[shown], made)
+        is_whole = types[value].size_bytes == types[base].size_bytes
+        are_dense = is_dense(types[value], layout) and is_dense(types[base], base_layout)
         if is_whole and are_dense:
             return version
-        offset_bytes = layout.offset_bytes - made.offset_bytes
+        offset_bytes = layout.offset_bytes - base_layout.offset_bytes
         return self._plan.part(version, offset_bytes, layout.strides_bytes)

@@ -184,13 +184,13 @@ def add_snapshots(
     Returns what `copy_variables` fills, stage by stage: nothing where no snapshots are taken.
     """
     plan, actors = chains.plan, chains.actors
-    every = snapshot_rate(options, chains.program.step_ns)
-    if not every:
+    interval = snapshot_rate(options, chains.program.step_ns)
+    if not interval:
         return ()
-    kept = _kept_variables(chains)
-    types = [variable.type for variable in kept]
+    variables = _kept_variables(chains)
+    types = [variable.type for variable in variables]
     filled: list[PlannedSnapshot] = []
-    for stage in _stages(kept, plan.hardware, options):
+    for stage in _stages(variables, plan.hardware, options):
         is_first = not filled
         copier = actors.add(
             # The first copy runs once more at the end, so that the last steps are written, too.
@@ -200,9 +200,9 @@ def add_snapshots(
             is_flushed=is_first,
         )
         if is_first:
-            reason = f"{every}: one credit per step between two snapshots"
+            reason = f"{interval}: one credit per step between two snapshots"
             for gate in gates:
-                actors.credits("updated", gate, {copier: every}, every, reason)
+                actors.credits("updated", gate, {copier: interval}, interval, reason)
         else:
             actors.consume(copier, filled[-1].register, filled[-1].copier)
         register = plan.register(
@@ -223,16 +223,18 @@ def copy_variables(chains: ChainActors, filled: Sequence[PlannedSnapshot]) -> No
     """Give the actors of a snapshot their copies, and the sink its fields: all has its place."""
     if not filled:
         return
-    plan, kept = chains.plan, _kept_variables(chains)
-    for one in filled:
-        pairs = _copied(plan, one, kept)
-        launches = [_launch(plan, one.stage, block) for block in _blocks(plan, pairs)]
-        chains.actors.drafts[one.copier].launches = tuple(launches)
-        made = {variable.name: copy for variable, copy in pairs}
+    plan, variables = chains.plan, _kept_variables(chains)
+    for planned in filled:
+        pairs = _copied(plan, planned, variables)
+        launches = [_launch(plan, planned.stage, block) for block in _blocks(plan, pairs)]
+        chains.actors.drafts[planned.copier].launches = tuple(launches)
+        copies = {variable.name: copy for variable, copy in pairs}
         # The next stage copies the copies of this one.
-        kept = tuple([made[variable.name] for variable in kept])
+        variables = tuple([copies[variable.name] for variable in variables])
     register = filled[-1].register
-    plan.fields += [Field(row.name, register, row.view, row.source, row.version) for row in kept]
+    plan.fields += [
+        Field(row.name, register, row.view, row.source, row.version) for row in variables
+    ]
 
 
 def _stages(

@@ -244,8 +244,8 @@ def _chains_beside(work: LaunchWork, launches: Mapping[int, bool]) -> list[Chain
     for i in launches:
         buckets.setdefault((work.stream[i], work.buckets[i]), []).append(i)
     return [
-        ChainDraft(tuple(own), stream, launches[own[0]], (0, 1), is_beside=True)
-        for (stream, _), own in buckets.items()
+        ChainDraft(tuple(bucket), stream, launches[bucket[0]], (0, 1), is_beside=True)
+        for (stream, _), bucket in buckets.items()
     ]
 
 
@@ -294,7 +294,7 @@ def _crossings(placed: ConcatElision) -> tuple[dict[ValueId, int], dict[ValueId,
                 # What is updated lies in its input's register: this chain makes no new root.
                 if position not in updated:
                     maker[root[value]] = number
-    return maker, {root: tuple(found) for root, found in readers.items()}
+    return maker, {root: tuple(chains) for root, chains in readers.items()}
 
 
 def _register_places(
@@ -311,12 +311,12 @@ def _register_places(
     """
     column = list(value_devices(placed.graph))
     _share_met(placed, column, hardware)
-    apart = [hardware.is_apart(chain.stream.device) for chain in placed.chains]
-    if not any(apart):
+    is_apart = [hardware.is_apart(chain.stream.device) for chain in placed.chains]
+    if not any(is_apart):
         return tuple(column)
-    touching = [*maker.items(), *[(root, c) for root, found in readers.items() for c in found]]
+    touching = [*maker.items(), *[(root, c) for root, chains in readers.items() for c in chains]]
     for root, chain in touching:
-        if apart[chain] and not hardware.is_apart(column[root]):
+        if is_apart[chain] and not hardware.is_apart(column[root]):
             column[root] = HOST_SIDE
     return tuple(column)
 
@@ -324,16 +324,16 @@ def _register_places(
 def _share_met(placed: ConcatElision, column: list[int], hardware: Hardware) -> None:
     """Let what other ranks work on lie where they see it; state stays where it is copied from."""
     graph, root = placed.graph, placed.storage.root
-    met = [
+    values = [
         root[value]
         for draft in placed.drafts
         if is_comm.get(draft.node.op)
         for value in peer_operands(draft.node.op, draft.node.inputs, draft.node.outputs)
     ]
-    if not met:
+    if not values:
         return
     made_by = graph.producers()
-    for value in met:
+    for value in values:
         maker = graph.nodes[made_by[value]]
         is_state = maker.op is CONSTANT or (maker.op is VARIABLE and not _is_sum(maker))
         if column[value] >= 0 and not hardware.is_apart(column[value]) and not is_state:
