@@ -77,9 +77,9 @@ def check_same_job(ranks: RankPlans) -> None:
 
 def fallback_hint(plan: Plan) -> str:
     """Return the end of a sentence: the options that ask for collectives and may be left out."""
-    given = dict(plan.options)
-    asked = [word for name, (none, word) in _WITHOUT.items() if given.get(name, none) != none]
-    return f"; until it is mended, try it without one of {', '.join(asked)}" if asked else ""
+    options = dict(plan.options)
+    words = [word for name, (none, word) in _WITHOUT.items() if options.get(name, none) != none]
+    return f"; until it is mended, try it without one of {', '.join(words)}" if words else ""
 
 
 def _check_options(ranks: RankPlans) -> None:
@@ -167,9 +167,9 @@ def check_one_order(ranks: RankPlans, in_turn: Sequence[Sequence[CollectiveGroup
             waiting[other] -= 1
             if not waiting[other]:
                 free.append(other)
-    left = {place for place, count in waiting.items() if count}
-    if left:
-        rows = _circle(before, left)
+    stuck = {place for place, count in waiting.items() if count}
+    if stuck:
+        rows = _circle(before, stuck)
         texts = [
             f"rank {ranks.class_of.index(number)} comes to {first.moves[0]} before {then.moves[0]}"
             for number, first, then in rows[:6]
@@ -180,17 +180,17 @@ def check_one_order(ranks: RankPlans, in_turn: Sequence[Sequence[CollectiveGroup
 
 
 def _before(ranks: RankPlans, in_turn: Sequence[Sequence[CollectiveGroup]]) -> _Before:
-    found: _Before = {}
+    before: _Before = {}
     for number in dict.fromkeys(ranks.class_of):
         plan, last = ranks.plans[number], dict[int, CollectiveGroup]()
         for meeting in in_turn[number]:
             stream = plan.actors[meeting.actor].stream
             if stream in last:
                 first = last[stream]
-                after = found.setdefault((first.group, first.place), {})
+                after = before.setdefault((first.group, first.place), {})
                 after.setdefault((meeting.group, meeting.place), (number, first, meeting))
             last[stream] = meeting
-    return found
+    return before
 
 
 def _circle(
@@ -256,7 +256,7 @@ def verify_cross_rank(ranks: RankPlans) -> JointReport:
 
     Raises CompileError, and InternalError as `verify_ranks` does.
     """
-    in_turn = [_in_turn(plan, own) for plan, own in zip(ranks.plans, ranks.meetings, strict=True)]
+    in_turn = [_in_turn(plan, row) for plan, row in zip(ranks.plans, ranks.meetings, strict=True)]
     _check_groups(ranks, in_turn)
     _check_peers(ranks)
     game = _JointGame.of(ranks)
@@ -267,19 +267,19 @@ def verify_cross_rank(ranks: RankPlans) -> JointReport:
 
 def _in_turn(plan: Plan, meetings: Sequence[CollectiveGroup]) -> list[CollectiveGroup]:
     """Return meetings in the order in which a rank comes to them, stream by stream."""
-    own: dict[int, list[CollectiveGroup]] = {}
+    of_actor: dict[int, list[CollectiveGroup]] = {}
     for meeting in meetings:
-        own.setdefault(meeting.actor, []).append(meeting)
+        of_actor.setdefault(meeting.actor, []).append(meeting)
     streams: dict[int, list[int]] = {}
-    for actor in own:
+    for actor in of_actor:
         streams.setdefault(plan.actors[actor].stream, []).append(actor)
     edges, _ = edges_of(plan)
     repetitions = _balanced(plan, edges)
-    found: list[CollectiveGroup] = []
+    ordered: list[CollectiveGroup] = []
     for stream, actors in sorted(streams.items()):
         turns = find_forced_order(len(plan.actors), edges, repetitions, actors)
         if turns.concurrent_pair is not None:
-            first, second = [own[actor][0].moves[0] for actor in turns.concurrent_pair]
+            first, second = [of_actor[actor][0].moves[0] for actor in turns.concurrent_pair]
             raise InternalError(
                 f"plan {plan.name!r} does not say which comes first on stream"
                 f" {plan.streams[stream].name!r}, {first} or {second}: ranks that begin them in"
@@ -289,8 +289,8 @@ def _in_turn(plan: Plan, meetings: Sequence[CollectiveGroup]) -> list[Collective
             )
         # Those that never have a turn are stuck, and named where the game of all is.
         for actor in dict.fromkeys([*turns.first, *actors]):
-            found += own[actor]
-    return found
+            ordered += of_actor[actor]
+    return ordered
 
 
 def _balanced(plan: Plan, edges: Sequence[RateEdge]) -> tuple[int, ...]:
@@ -316,7 +316,7 @@ def _check_groups(ranks: RankPlans, in_turn: Sequence[Sequence[CollectiveGroup]]
 def _check_group(
     group: str, members: Sequence[int], in_turn: Sequence[Sequence[CollectiveGroup]]
 ) -> None:
-    rows = [[m for m in own if m.group == group and m.peer is None] for own in in_turn]
+    rows = [[m for m in meetings if m.group == group and m.peer is None] for meetings in in_turn]
     for rank, row in zip(members[1:], rows[1:], strict=True):
         for number, (ours, theirs) in enumerate(zip_longest(rows[0], row)):
             _check_same(group, number, (members[0], ours), (rank, theirs))
@@ -335,10 +335,10 @@ def _check_same(
     (first, ours), (rank, theirs) = one, other
     at = f"collective {number + 1} of their group along {group!r}"
     if ours is None or theirs is None:
-        come, left = ((first, ours), rank) if ours is not None else ((rank, theirs), first)
-        what = come[1].moves[0] if come[1] is not None else ""
+        comer, absent = ((first, ours), rank) if ours is not None else ((rank, theirs), first)
+        move = comer[1].moves[0] if comer[1] is not None else ""
         raise CompileError(
-            f"rank {come[0]} comes to {what} as {at}, where rank {left} comes to no more"
+            f"rank {comer[0]} comes to {move} as {at}, where rank {absent} comes to no more"
         )
     for mine, yours in zip_longest(ours.moves, theirs.moves):
         if mine is None or yours is None or (mine.op, mine.order) != (yours.op, yours.order):
@@ -363,8 +363,8 @@ def _words(move: CollectiveOp) -> str:
 def _check_parts(members: Sequence[int], moves: Sequence[CollectiveOp]) -> None:
     """Check that their parts add up to the whole."""
     first = moves[0]
-    for (axis, whole, _), *own in zip(first.parts, *[move.parts for move in moves], strict=True):
-        rows = [part for _, _, part in own]
+    for (axis, whole, _), *peers in zip(first.parts, *[move.parts for move in moves], strict=True):
+        rows = [part for _, _, part in peers]
         if sum(rows) != whole:
             parts = ", ".join(
                 [f"{n} on rank {r}" for n, r in zip(rows, members, strict=True)][:_NUM_NAMED]
@@ -401,7 +401,7 @@ def _check_peer(
     for theirs in ranks.meetings[ranks.class_of[peer]]:
         if (theirs.place, theirs.group, theirs.peer) != (meeting.place, meeting.group, place):
             continue
-        ends = [tuple([(m.op, m.whole) for m in found.moves]) for found in (meeting, theirs)]
+        ends = [tuple([(m.op, m.whole) for m in side.moves]) for side in (meeting, theirs)]
         turned = tuple([({SEND: RECEIVE, RECEIVE: SEND}[op], whole) for op, whole in ends[0]])
         if turned == ends[1]:
             return
@@ -440,13 +440,13 @@ class _JointGame:
         edges = [edges_of(plan) for plan in ranks.plans]
         for kind, rank in enumerate(game.first_rank):
             nodes = game._add_actors(rank, kinds, met)
-            for own in nodes:
-                game._join(kind, own)
+            for members in nodes:
+                game._join(kind, members)
             for edge, register in zip(*edges[ranks.class_of[rank]], strict=True):
-                made, read = nodes[edge.producer], nodes[edge.consumer]
+                makers, readers = nodes[edge.producer], nodes[edge.consumer]
                 # Who is several meetings has its tokens from the last one, and its slots from the
                 # first one on; and the same the other way round.
-                for ends in dict.fromkeys([(made[-1], read[0]), (made[0], read[-1])]):
+                for ends in dict.fromkeys([(makers[-1], readers[0]), (makers[0], readers[-1])]):
                     game._add_edge(kind, register, ends, edge)
         return game
 
@@ -512,9 +512,9 @@ class _JointGame:
             wait = deadlock.waits[index]
             edge = self.edges[wait.edge]
             other = self.names[edge.producer + edge.consumer - wait.actor]
-            wanted = "free slots" if wait.is_for_slots else "tokens"
+            resource = "free slots" if wait.is_for_slots else "tokens"
             yield (
-                f"{self.names[wait.actor]} waits for {wait.needed} {wanted} of"
+                f"{self.names[wait.actor]} waits for {wait.needed} {resource} of"
                 f" {self._where(wait.edge)}, and so for {other}"
             )
         if len(deadlock.cycle) > _NUM_NAMED:

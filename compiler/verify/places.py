@@ -123,9 +123,9 @@ class WrittenWindows:
         self.is_whole: list[bool] = []
         """By view, whether its elements are all of its place."""
         for view, extent in zip(plan.views, extents, strict=True):
-            known = place_of.get(_key(view.register, extent))
-            self.is_whole.append(extent.is_exact and known is not None)
-            self.of_view.append(self._around(view, extent) if known is None else known)
+            exact = place_of.get(_key(view.register, extent))
+            self.is_whole.append(extent.is_exact and exact is not None)
+            self.of_view.append(self._around(view, extent) if exact is None else exact)
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -166,14 +166,14 @@ class WrittenWindows:
                     f"two results lie across one another in register {name!r}, at byte"
                     f" {max(one.start, two.start)}"
                 )
-        for place, held in inside.items():
-            atoms = tuple([other for other in held if not inside[other]])
-            if held and sum([self.size_bytes(a) for a in atoms]) != self.size_bytes(place):
+        for place, nested in inside.items():
+            atoms = tuple([other for other in nested if not inside[other]])
+            if nested and sum([self.size_bytes(a) for a in atoms]) != self.size_bytes(place):
                 name = plan.registers[register].name
                 raise InternalError(
                     f"results that lie in a larger one leave gaps in it, in register {name!r}"
                 )
-            if held:
+            if nested:
                 self.atoms[place] = atoms
         self._sorted[register] = by_size
 
@@ -220,9 +220,9 @@ def _crossing(registers: list[int], windows: list[StridedRange]) -> Iterable[tup
     for place in range(1, len(registers) + 1):
         if place < len(registers) and registers[place] == registers[first]:
             continue
-        own = windows[first:place]
-        is_plain = all([w.run == w.end - w.start for w in own])
-        if not is_plain or any([two.start < one.end for one, two in pairwise(own)]):
+        group = windows[first:place]
+        is_plain = all([w.run == w.end - w.start for w in group])
+        if not is_plain or any([two.start < one.end for one, two in pairwise(group)]):
             yield registers[first], first, place
         first = place
 
@@ -244,15 +244,15 @@ def _written_views(plan: Plan) -> Iterable[int]:
 
 def extents_of(views: Iterable[View]) -> list[StridedRange]:
     """Return where all elements of each view lie. O(views)."""
-    known: dict[tuple[object, ...], StridedRange] = {}
+    cache: dict[tuple[object, ...], StridedRange] = {}
     extents: list[StridedRange] = []
     for view in views:
         key = (view.type.dtype, view.type.shape, view.strides_bytes)
-        found = known.get(key)
-        if found is None:
-            found = known[key] = _extent(view)
+        extent = cache.get(key)
+        if extent is None:
+            extent = cache[key] = _extent(view)
         offset = view.offset_bytes
-        extents.append(StridedRange(offset + found.start, offset + found.end, *found[2:]))
+        extents.append(StridedRange(offset + extent.start, offset + extent.end, *extent[2:]))
     return extents
 
 
@@ -286,7 +286,7 @@ def _extent(view: View) -> StridedRange:
     item = view.type.dtype.itemsize
     dense = contiguous_strides(view.type.shape, item)
     pairs = zip(view.type.shape, view.strides_bytes, dense, strict=True)
-    is_dense = all([length <= 1 or own == row for length, own, row in pairs])
+    is_dense = all([length <= 1 or stride == row for length, stride, row in pairs])
     start, end = start - view.offset_bytes, end - view.offset_bytes
     # A negative stride (start < 0) has no runs from the start on: one run holds all of it.
     runs = None if start else runs_of(view.type.shape, view.strides_bytes, item)
@@ -388,15 +388,16 @@ class LoopCarriedCount:
 
     def _expected(self, read: LoopCarriedRead, firing: int) -> int:
         """Return how often the writer has to have fired before this firing of the reader."""
-        own, its = self._repetitions[read.actor], self._repetitions[read.writer]
+        num_reads, num_writes = self._repetitions[read.actor], self._repetitions[read.writer]
         is_after = read.when is ReadTime.AFTER
         # Whole ratios alone: only then does a firing of one side belong to one of the other.
-        if own % its == 0:
-            return firing // (own // its) + is_after
-        if its % own == 0:
-            return (firing + is_after) * (its // own)
+        if num_reads % num_writes == 0:
+            return firing // (num_reads // num_writes) + is_after
+        if num_writes % num_reads == 0:
+            return (firing + is_after) * (num_writes // num_reads)
         raise self._error(
-            read, f"{firing} is one of {own} in a period, which has {its} of the writer's"
+            read,
+            f"{firing} is one of {num_reads} in a period, which has {num_writes} of the writer's",
         )
 
     def _check_between(

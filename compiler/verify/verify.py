@@ -72,7 +72,7 @@ def _fault(
     if not all([extents[view].is_dense for view in (*launch.inputs, *launch.outputs)]):
         return "copies what has gaps"
     starts = [[_address(plan, v) for v in views] for views in (launch.inputs, launch.outputs)]
-    distances = [[address - own[0] for address in own] for own in starts]
+    distances = [[address - row[0] for address in row] for row in starts]
     if distances[0] != distances[1]:
         return "has copies that do not lie as the tensors do"
     written = [extents[view] for view in launch.outputs]
@@ -90,8 +90,8 @@ def _fault(
 
 def _address(plan: Plan, view: int) -> int:
     """Return where a view begins in its arena."""
-    shown = plan.views[view]
-    return plan.registers[shown.register].offsets_bytes[0] + shown.offset_bytes
+    window = plan.views[view]
+    return plan.registers[window.register].offsets_bytes[0] + window.offset_bytes
 
 
 # Two registers that lie over each other belong to one actor, whose launches are ordered, or to two
@@ -271,12 +271,12 @@ def _check_period(plan: Plan, firings: int) -> None:
     if firings <= MAX_FIRINGS:
         return
     intervals = [(name, plan.option(name, 0)) for name in INTERVALS]
-    given = [
+    settings = [
         f"{in_words(name, count)[0]} is {count:,}"
         for name, count in intervals
         if isinstance(count, int) and count > 1
     ]
-    reason = f" ({' and '.join(given)}; choose multiples of one another)" if given else ""
+    reason = f" ({' and '.join(settings)}; choose multiples of one another)" if settings else ""
     raise CompileError(
         f"plan {plan.name!r}: a period, the steps until all intervals coincide, has {firings:,}"
         f" firings, and a proof takes {MAX_FIRINGS:,} at most{reason}"
@@ -300,8 +300,8 @@ def _check_liveness(plan: Plan, carried: LoopCarried) -> tuple[int, ...]:
     for wait in deadlock.waits:
         actor = plan.actors[wait.actor].name
         register = plan.registers[registers[wait.edge]].name
-        wanted = "free slots" if wait.is_for_slots else "tokens"
-        waits.append(f"{actor} waits for {wait.needed} {wanted} of register {register!r}")
+        resource = "free slots" if wait.is_for_slots else "tokens"
+        waits.append(f"{actor} waits for {wait.needed} {resource} of register {register!r}")
     cycle = " -> ".join(plan.registers[registers[e]].name for e in deadlock.cycle_edges)
     raise CompileError(
         f"plan {plan.name!r} deadlocks within one period: {'; '.join(waits)}; cycle: {cycle}."
@@ -316,20 +316,20 @@ def _check_ends(plan: Plan) -> None:
     sinks read may stand in between: it brings them what that firing made.
     """
     others = [actor for actor in plan.actors if actor.kind is not ActorKind.SINK]
-    read = {port.register for actor in others for port in actor.inputs}
+    reads = {port.register for actor in others for port in actor.inputs}
     for actor in plan.actors:
         if actor.kind is ActorKind.SINK and actor.outputs:
             raise InternalError(f"sink {actor.name!r} produces something")
     flushed = [actor for actor in plan.actors if actor.is_flushed]
-    made = {port.register: actor for actor in flushed for port in actor.outputs}
+    maker_of = {port.register: actor for actor in flushed for port in actor.outputs}
     for actor in others:
-        is_out = not any([port.register in read for port in actor.outputs])
+        is_out = not any([port.register in reads for port in actor.outputs])
         if actor.kind is ActorKind.COPY and is_out:
             continue
         for port in actor.inputs:
-            if port.register in made:
+            if port.register in maker_of:
                 raise InternalError(
-                    f"{made[port.register].name!r} fires once more at the end of a run, and"
+                    f"{maker_of[port.register].name!r} fires once more at the end of a run, and"
                     f" {actor.name!r} would go by it"
                 )
 
@@ -409,6 +409,6 @@ def _check_memory(plan: Plan, spans: dict[RegisterId, tuple[int, int]]) -> None:
                 alignment=arena.alignment,
             )
         except OverlapError as error:
-            found = [slots[i] for i in error.buffers]
-            culprits = ", ".join([f"{register.name}[{slot}]" for register, slot in found])
+            overlapping = [slots[i] for i in error.buffers]
+            culprits = ", ".join([f"{register.name}[{slot}]" for register, slot in overlapping])
             raise InternalError(f"registers {culprits}: {error}") from None

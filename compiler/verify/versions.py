@@ -142,13 +142,13 @@ class _Play:
     def _take_forms(self) -> None:
         """Note how versions lie that are written, or joined, in other ways than row by row."""
         plan, places = self._plan, self._places
-        made = [
+        pairs = [
             pair
             for actor in plan.actors
             for launch in actor.launches
             for pair in zip(launch.outputs, launch.writes, strict=True)
         ]
-        for view, version in (*made, *[(join.output, join.version) for join in plan.joins]):
+        for view, version in (*pairs, *[(join.output, join.version) for join in plan.joins]):
             if not places.extents[view].is_dense:
                 self._forms[version] = form_of(plan.views[view])
             place = places.of_view[view]
@@ -181,23 +181,23 @@ class _Play:
 
         Raises InternalError where it shows anything else.
         """
-        places, shown = self._places, self._plan.views[view]
+        places, window = self._places, self._plan.views[view]
         if number >= 0:
             form = self._forms.get(number)
             is_dense = places.extents[view].is_dense
-            if places.is_whole[view] and (is_dense if form is None else form_of(shown) == form):
+            if places.is_whole[view] and (is_dense if form is None else form_of(window) == form):
                 return places.of_view[view], number
             raise InternalError(
                 f"{self._makers.text(who)} reads a part of {self._named(view)}, and names the whole"
             )
         part = self._plan.parts[-1 - number]
-        if shown.strides_bytes == part.strides_bytes:
-            start = shown.offset_bytes - part.offset_bytes
-            found = [p for p in places.around(view) if places.start(p) == start]
-            if found:
+        if window.strides_bytes == part.strides_bytes:
+            start = window.offset_bytes - part.offset_bytes
+            matches = [p for p in places.around(view) if places.start(p) == start]
+            if matches:
                 # A joined tensor and its first part begin alike: the version tells which is meant.
                 made_at = self._made_at.get(part.version)
-                return (made_at if made_at in found else found[0]), part.version
+                return (made_at if made_at in matches else matches[0]), part.version
         raise InternalError(
             f"{self._makers.text(who)} reads another part of {self._named(view)} than named"
         )
@@ -215,9 +215,9 @@ class _Play:
         Of a joint that is what the first such part of it holds, and of a token what its updater
         leaves there.
         """
-        held = [self._held[atom] for atom in self._places.atoms_of(place)]
+        versions = [self._held[atom] for atom in self._places.atoms_of(place)]
         updated = [self._updated[place][1]] if place in self._updated else []
-        return next((other for other in (*updated, *held) if other != version), version)
+        return next((other for other in (*updated, *versions) if other != version), version)
 
     def _hold(self, place: int, version: int) -> None:
         if place not in self._places.atoms:
@@ -372,10 +372,10 @@ class _Play:
 
     def _write(self, actor: Actor, index: int, launch: Launch, written: list[int]) -> None:
         of_view, atoms_of = self._places.of_view, self._places.atoms_of
-        read = {of_view[view] for view in launch.inputs}
+        reads = {of_view[view] for view in launch.inputs}
         # Who reads a joint reads all of its atoms.
-        for joint in read & self._places.atoms.keys():
-            read.update(atoms_of(joint))
+        for joint in reads & self._places.atoms.keys():
+            reads.update(atoms_of(joint))
         filled: list[int] = []
         for view, version in zip(launch.outputs, launch.writes, strict=True):
             self._make(version, (actor, index))
@@ -383,7 +383,7 @@ class _Play:
             if place == NO_BYTES:
                 continue
             atoms = atoms_of(place)
-            is_update = not read.isdisjoint(atoms)
+            is_update = not reads.isdisjoint(atoms)
             # An update of another chain's token is noted in `_updated`; the place goes on holding
             # what
             # the producer left, for the other consumers.
@@ -397,7 +397,7 @@ class _Play:
             filled += atoms
         if launch.workspace is not None:
             place = of_view[launch.workspace]
-            if place in filled or place in read:
+            if place in filled or place in reads:
                 raise self._error(actor, index, "has its workspace in the bytes of an operand")
             if place != NO_BYTES:
                 self._own_workspace(actor, index, launch.workspace)
@@ -488,11 +488,11 @@ class _Play:
             if not is_found or place in self._updated:
                 owner = self._owner.get(item.register)
                 name = "nothing" if owner is None else self._plan.actors[owner].name
-                found = NOTHING if place == NOWHERE else self._held_not(place, item.version)
+                actual = NOTHING if place == NOWHERE else self._held_not(place, item.version)
                 raise InternalError(
                     f"{name} never writes field {item.name!r} ({self._plan.sources[item.source]}):"
                     f" it is to be {self._makers.version(item.version)}, and is"
-                    f" {self._makers.version(found)}"
+                    f" {self._makers.version(actual)}"
                 )
 
     def _check_written(self) -> None:
@@ -523,10 +523,10 @@ class _Play:
                 )
 
     def _stale(self, actor: Actor, index: int, view: int, version: int) -> InternalError:
-        words, held = self._makers, self._held_not(self._places.of_view[view], version)
+        words, actual = self._makers, self._held_not(self._places.of_view[view], version)
         return self._error(
             actor,
             index,
             f"reads {self._named(view)} for {words.version(version)}, and it holds"
-            f" {words.version(held)}",
+            f" {words.version(actual)}",
         )
