@@ -87,8 +87,8 @@ def cheapest_boxing(
         for step in _steps(type_, words, target, mesh):
             # `count` breaks ties in the order of finding, so that all ranks take the same way.
             wire = wires[step.axis]
-            taken = wire.time_ns(step.sent_bytes, step.messages) + LAUNCH_NS
-            later = time + taken + step.written_bytes / WRITTEN_BYTES_PER_NS
+            step_ns = wire.time_ns(step.sent_bytes, step.messages) + LAUNCH_NS
+            later = time + step_ns + step.written_bytes / WRITTEN_BYTES_PER_NS
             after = (*words[: step.axis], step.new, *words[step.axis + 1 :])
             if later < best.get(after, float("inf")):
                 best[after] = later

@@ -100,13 +100,13 @@ def split_by_rate(node: Node) -> tuple[Node, Node]:
     """
     if not is_comm.get(node.op):
         return node, node
-    own = {name: value for name, value in node.attrs.items() if name != _TWIN}
+    attrs = {name: value for name, value in node.attrs.items() if name != _TWIN}
     twin = node.attrs.get(_TWIN)
     if not isinstance(twin, tuple):
         raise InternalError(f"{node.op} at {node.source} has no turn for once per step")
     bucket, order = twin
-    its = {**own, "bucket": bucket, "order": order}
-    return replace(node, attrs=Attrs(own)), replace(node, attrs=Attrs(its))
+    twin_attrs = {**attrs, "bucket": bucket, "order": order}
+    return replace(node, attrs=Attrs(attrs)), replace(node, attrs=Attrs(twin_attrs))
 
 
 def with_schedule(graph: Graph, turns: CommTurns) -> Graph:
@@ -117,11 +117,11 @@ def with_schedule(graph: Graph, turns: CommTurns) -> Graph:
     for node in graph.nodes:
         if is_comm.get(node.op):
             turn = turns[node.attrs.int_("order")]
-            own: dict[str, AttrValue] = {"bucket": turn.bucket, "order": turn.order}
-            own["when"] = turn.when
+            turn_attrs: dict[str, AttrValue] = {"bucket": turn.bucket, "order": turn.order}
+            turn_attrs["when"] = turn.when
             if turn.twin is not None:
-                own[_TWIN] = turn.twin
-            node = replace(node, attrs=Attrs({**node.attrs, **own}))
+                turn_attrs[_TWIN] = turn.twin
+            node = replace(node, attrs=Attrs({**node.attrs, **turn_attrs}))
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
@@ -133,15 +133,15 @@ def last_buckets_before(graph: Graph) -> tuple[int, ...]:
     Whoever makes one node of several keeps the order of buckets where that is the same for all:
     what one of them is needed for comes after what another one needs. O(nodes).
     """
-    found = [-1] * len(graph.nodes)
+    of_node = [-1] * len(graph.nodes)
     of_value = [-1] * len(graph.types)
     for index, node in enumerate(graph.nodes):
-        last = found[index] = max([of_value[v] for v in node.inputs], default=-1)
+        last = of_node[index] = max([of_value[v] for v in node.inputs], default=-1)
         if is_collective(node.op):
             last = max(last, node.attrs.int_("bucket"))
         for value in node.outputs:
             of_value[value] = last
-    return tuple(found)
+    return tuple(of_node)
 
 
 @cached_analysis
@@ -149,17 +149,17 @@ def first_buckets_after(graph: Graph) -> tuple[int, ...]:
     """Return, per node, the first bucket that needs it, or more than there are. O(nodes)."""
     # One more than the last bucket: later than all.
     none = 1 + max([n.attrs.int_("bucket") for n in graph.nodes if is_collective(n.op)], default=0)
-    found = [none] * len(graph.nodes)
+    of_node = [none] * len(graph.nodes)
     of_value = [none] * len(graph.types)
     # Backwards, so that all readers of a value have been seen.
     for index in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[index]
-        first = found[index] = min([of_value[v] for v in node.outputs], default=none)
+        first = of_node[index] = min([of_value[v] for v in node.outputs], default=none)
         if is_collective(node.op):
             first = min(first, node.attrs.int_("bucket"))
         for value in node.inputs:
             of_value[value] = min(of_value[value], first)
-    return tuple(found)
+    return tuple(of_node)
 
 
 def sorted_by(
@@ -176,15 +176,15 @@ def sorted_by(
         later[before].append(after)
     ready = [(key, index) for index, key in enumerate(keys) if not waiting[index]]
     heapq.heapify(ready)
-    found: list[int] = []
+    order: list[int] = []
     while ready:
         index = heapq.heappop(ready)[1]
-        found.append(index)
+        order.append(index)
         for after in later[index]:
             waiting[after] -= 1
             if not waiting[after]:
                 heapq.heappush(ready, (keys[after], after))
-    return found if len(found) == len(keys) else None
+    return order if len(order) == len(keys) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +221,12 @@ class _TurnChoice:
             self.before[later].append(earlier)
         edges = [(maker, i) for i, before in enumerate(self.before) for maker in before]
         # With the given place as key the order stays nearest to the given one.
-        found = sorted_by([(float(i),) for i in range(len(graph.nodes))], edges)
-        if found is None:
+        order = sorted_by([(float(i),) for i in range(len(graph.nodes))], edges)
+        if order is None:
             raise InternalError("an update must run both before and after what reads its variable")
-        self.sequence = found
-        self.place = [0] * len(found)
-        for position, index in enumerate(found):
+        self.sequence = order
+        self.place = [0] * len(order)
+        for position, index in enumerate(order):
             self.place[index] = position
 
     def result(self) -> CommTurns:
@@ -242,8 +242,8 @@ class _TurnChoice:
         first = [i for i, bucket in enumerate(buckets) if self.per_step[bucket.nodes[0]]]
         at = first[0] if first else len(buckets)
         both = [tuple([i for i in bucket.nodes if self.at_both[i]]) for bucket in buckets[:at]]
-        twins = [replace(b, nodes=own) for b, own in zip(buckets, both, strict=False) if own]
-        found: dict[int, ScheduledCollective] = {}
+        twins = [replace(b, nodes=nodes) for b, nodes in zip(buckets, both, strict=False) if nodes]
+        turns: dict[int, ScheduledCollective] = {}
         order = 0
         for number, bucket in enumerate([*buckets[:at], *twins, *buckets[at:]]):
             # Numbers [at, at + len(twins)) are the twins', which stand before a step's buckets.
@@ -251,9 +251,9 @@ class _TurnChoice:
             for index in bucket.nodes:
                 emitted = self.graph.nodes[index].attrs.int_("order")
                 turn = ScheduledCollective(number, order, bucket.when)
-                found[emitted] = replace(found[emitted], twin=(number, order)) if is_twin else turn
+                turns[emitted] = replace(turns[emitted], twin=(number, order)) if is_twin else turn
                 order += 1
-        return found
+        return turns
 
     def _late(self) -> list[bool]:
         """Mark the collectives that nothing of the forward or backward pass waits for.
@@ -302,17 +302,17 @@ class _TurnChoice:
         """Cut what is gathered ahead into buckets; each begins when the one before is read."""
         order = sorted(need, key=lambda i: (self.per_step[i], need[i], self.place[i]))
         rows = [(self.per_step[i], need[i], i) for i in order]
-        found: list[_Bucket] = []
+        buckets: list[_Bucket] = []
         begins, is_per_step = -1.0, False
         for nodes in self._cut(rows, MAX_AHEAD):
             if self.per_step[nodes[0]] != is_per_step:
                 begins, is_per_step = -1.0, self.per_step[nodes[0]]
-            key = (is_per_step, begins, 0, len(found))
-            found.append(_Bucket(tuple(nodes), PREFETCH, key))
+            key = (is_per_step, begins, 0, len(buckets))
+            buckets.append(_Bucket(tuple(nodes), PREFETCH, key))
             # Half a place before its reader, so that it stands before the reader and after what
             # precedes it.
             begins = max(begins, need[nodes[0]] - 0.5)
-        return found
+        return buckets
 
     def _others(self, when: Sequence[str], begun: Mapping[int, float]) -> list[_Bucket]:
         """Return the buckets of all others, level by level of late ones.
@@ -326,9 +326,9 @@ class _TurnChoice:
             level[index] = is_late[index] + max([level[m] for m in self.before[index]], default=0)
         time = [-1.0] * len(nodes)
         buckets: list[_Bucket] = []
-        for own in range(max(level) + 1):
-            here = [i for i in self.sequence if level[i] == own]
-            buckets += self._late_buckets([i for i in here if is_late[i]], time, own)
+        for depth in range(max(level) + 1):
+            here = [i for i in self.sequence if level[i] == depth]
+            buckets += self._late_buckets([i for i in here if is_late[i]], time, depth)
             for index in [i for i in here if not is_late[i]]:
                 node = nodes[index]
                 ready = max([time[m] for m in self.before[index]], default=-1.0)
@@ -347,15 +347,15 @@ class _TurnChoice:
         for index in late:
             time[index] = max([time[m] for m in self.before[index]])
         late.sort(key=lambda i: (self.per_step[i], time[i], self.place[i]))
-        found: list[_Bucket] = []
+        buckets: list[_Bucket] = []
         for group in self._cut([(self.per_step[i], time[i], i) for i in late], MAX_LATE):
             ends = max([time[i] for i in group])
             for index in group:
                 time[index] = ends
             first = min([self.place[i] for i in group])
             key = (self.per_step[group[0]], ends, 1 + level, first)
-            found.append(_Bucket(tuple(group), DEFERRED, key))
-        return found
+            buckets.append(_Bucket(tuple(group), DEFERRED, key))
+        return buckets
 
     def _cut(self, rows: Sequence[tuple[bool, float, int]], most: int) -> list[list[int]]:
         """Cut collectives, which stand in order of a time, into buckets by bytes.
@@ -368,16 +368,16 @@ class _TurnChoice:
         # By an equal share of all bytes, or what a ring needs to be bound by bytes and not
         # messages.
         enough = max(sum(size.values()) / most, least)
-        found: list[list[int]] = []
-        held, last = 0, (False, -2.0)
+        buckets: list[list[int]] = []
+        bucket_bytes, last = 0, (False, -2.0)
         for is_per_step, time, index in rows:
-            is_full = held >= enough and (is_per_step, time) != last
-            if not found or is_full or is_per_step != last[0]:
-                found.append([])
-                held = 0
-            found[-1].append(index)
-            held, last = held + size[index], (is_per_step, time)
-        return found
+            is_full = bucket_bytes >= enough and (is_per_step, time) != last
+            if not buckets or is_full or is_per_step != last[0]:
+                buckets.append([])
+                bucket_bytes = 0
+            buckets[-1].append(index)
+            bucket_bytes, last = bucket_bytes + size[index], (is_per_step, time)
+        return buckets
 
     def _larger(self, index: int) -> ValueId:
         """Return the larger one of operand and result: what is gathered, or was, on all ranks."""

@@ -118,8 +118,8 @@ def call_of(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> ProgramCall 
             for t, aligned in zip(inputs, frame.inputs, strict=True)
         ]
     )
-    made = program_builder.expand.get(op)(p, attrs, inputs, values)
-    return ProgramCall(frame, p.whole(made), cut)
+    results = program_builder.expand.get(op)(p, attrs, inputs, values)
+    return ProgramCall(frame, p.whole(results), cut)
 
 
 def _call_of_update(found: Update, inputs: Types, outputs: Types, attrs: Attrs) -> ProgramCall:
@@ -133,9 +133,9 @@ def _kind(aligned: Shape, frame: IterationDomain, cut: int) -> Kind:
     """Return how an operand lies in the space; where two kinds are the same, the larger one."""
     if frame.num_trailing is None:
         return Kind.FULL
-    own = len(aligned) - (len(frame.shape) - cut)
-    wide, has_rows = frame.shape[cut:], own > 0
-    last = aligned[max(own, 0) :]
+    leading = len(aligned) - (len(frame.shape) - cut)
+    wide, has_rows = frame.shape[cut:], leading > 0
+    last = aligned[max(leading, 0) :]
     has_columns = bool(last) and (last == wide or any([n != 1 for n in last]))
     if has_rows:
         return Kind.FULL if has_columns or not wide else Kind.ROW
@@ -149,7 +149,7 @@ def derived(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> tuple[Candid
         return ()
     inputs = inputs[: len(call.frame.inputs)]
     tried = [*_split_ways(call, inputs), *_partial_ways(call, inputs)]
-    found: dict[SbpSignature, CandidateSignature] = {}
+    candidates: dict[SbpSignature, CandidateSignature] = {}
     for axis, states in tried:
         try:
             way = _follow(call, axis, states)
@@ -157,17 +157,17 @@ def derived(op: Op, inputs: Types, outputs: Types, attrs: Attrs) -> tuple[Candid
             continue
         words = _words(call, axis, way, inputs, outputs)
         if words is not None:
-            found.setdefault(words.signature, words)
-    return tuple(found.values())
+            candidates.setdefault(words.signature, words)
+    return tuple(candidates.values())
 
 
 def _split_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple[ShardState, ...]]]:
     """Return, for each axis that can be split, what a rank knows of the operands."""
     for axis, extent in enumerate(call.frame.shape):
         if extent > 1:
-            held = [_has(call.frame, aligned, axis) for aligned in call.frame.inputs]
-            if any(held):
-                yield axis, tuple([ShardState.SLICE if own else ShardState.ALL for own in held])
+            has_axis = [_has(call.frame, aligned, axis) for aligned in call.frame.inputs]
+            if any(has_axis):
+                yield axis, tuple([ShardState.SLICE if has else ShardState.ALL for has in has_axis])
 
 
 def _partial_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple[ShardState, ...]]]:
@@ -176,15 +176,15 @@ def _partial_ways(call: ProgramCall, inputs: Types) -> Iterator[tuple[int, tuple
     sizes = range(1, len(may) + 1) if len(may) <= _MOST_SUBSETS else (1, len(may))
     for share in _SHARES:
         for size in sizes:
-            for chosen in combinations(may, size):
-                states = [share if i in chosen else ShardState.ALL for i in range(len(inputs))]
+            for subset in combinations(may, size):
+                states = [share if i in subset else ShardState.ALL for i in range(len(inputs))]
                 yield -1, tuple(states)
 
 
 def _has(frame: IterationDomain, aligned: Shape, axis: int) -> bool:
     """Whether an operand is as long as the tensor along an axis of it."""
-    own = axis - (len(frame.shape) - len(aligned))
-    return own >= 0 and aligned[own] == frame.shape[axis]
+    local_axis = axis - (len(frame.shape) - len(aligned))
+    return local_axis >= 0 and aligned[local_axis] == frame.shape[axis]
 
 
 @dataclass(slots=True)
@@ -219,9 +219,9 @@ def _result(
         way.reads_position = True
         return ShardState.SLICE
     if any([s in _SHARES for s in states]):
-        found = _linear(call.program, instruction, states)
-        if found is not None:
-            return found
+        state = _linear(call.program, instruction, states)
+        if state is not None:
+            return state
     for position, value in enumerate(operands):
         if states[position] in _SHARES:
             if axis < 0:
@@ -275,8 +275,8 @@ def _linear(
         return states[0]  # a copy
     if name == "cast":
         # Shares may be larger than their sum: rounded to fewer digits they would lose its own.
-        made, came = instruction.dtype, program.dtype_of(operands[0])
-        is_kept = made.is_float and (made.itemsize >= came.itemsize or not came.is_float)
+        target, source = instruction.dtype, program.dtype_of(operands[0])
+        is_kept = target.is_float and (target.itemsize >= source.itemsize or not source.is_float)
         return states[0] if is_kept else None
     if name == "select":
         either = [
@@ -302,8 +302,8 @@ def _linear(
 def _is_zero(program: FusedProgram, value: int) -> bool:
     """Whether a value is the number 0, which is a share of every sum."""
     number = value - len(program.inputs)
-    made = program.instructions[number] if number >= 0 else None
-    return made is not None and made.op == "constant" and made.constants == (0,)
+    maker = program.instructions[number] if number >= 0 else None
+    return maker is not None and maker.op == "constant" and maker.constants == (0,)
 
 
 def _words(
@@ -311,15 +311,15 @@ def _words(
 ) -> CandidateSignature | None:
     """Return the signature of a way; None where nothing is split or partial of what it makes."""
     frame, program = call.frame, call.program
-    given = [
+    ins = [
         _word(way.states[i], frame, aligned, axis, t.shape)
         for i, (aligned, t) in enumerate(zip(frame.inputs, inputs, strict=True))
     ]
-    made = [
+    outs = [
         _word(way.states[v], frame, aligned, axis, t.shape)
         for v, aligned, t in zip(program.outputs, frame.outputs, outputs, strict=True)
     ]
-    signature = SbpSignature(tuple(given), tuple(made))
+    signature = SbpSignature(tuple(ins), tuple(outs))
     return CandidateSignature(signature, axis, tuple(way.whole), way.reads_position)
 
 
@@ -331,8 +331,8 @@ def _word(
         return _SHARES[state]
     if axis < 0 or not _has(frame, aligned, axis):
         return BROADCAST
-    own = axis - (len(frame.shape) - len(aligned))
+    local_axis = axis - (len(frame.shape) - len(aligned))
     # Axes of one element may be missing in either shape, so that the others are counted.
-    place = len([n for n in aligned[:own] if n != 1])
-    wide = [i for i, n in enumerate(shape) if n != 1]
-    return Split(wide[place])
+    place = len([n for n in aligned[:local_axis] if n != 1])
+    axes = [i for i, n in enumerate(shape) if n != 1]
+    return Split(axes[place])

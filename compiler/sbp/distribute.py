@@ -108,8 +108,8 @@ def distribute(
 
     `turns` are those of `turns_between`, which whoever asks for many ranks asks for once.
     """
-    found = _Rank(graph, layouts, layouts.mesh.coordinates(rank)).result()
-    return with_schedule(found, turns_between(graph, layouts) if turns is None else turns)
+    rank_graph = _Rank(graph, layouts, layouts.mesh.coordinates(rank)).result()
+    return with_schedule(rank_graph, turns_between(graph, layouts) if turns is None else turns)
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class _Rank:
     def _emit(self, index: int, node: Node) -> None:
         ways, types = self.layouts.signatures(index), self.graph.types
         needs = [
-            tuple([found.signature.inputs[i] for _, found in ways]) for i in range(len(node.inputs))
+            tuple([way.signature.inputs[i] for _, way in ways]) for i in range(len(node.inputs))
         ]
         makes = [self.layouts.of(value) for value in node.outputs]
         pairs = zip(node.inputs, needs, strict=True)
@@ -180,9 +180,9 @@ class _Rank:
             self.coordinates,
             self._shared(),
         )
-        made = emit_part(self.b, call, ways, self._made_whole)
-        for value, words, own in zip(node.outputs, makes, made, strict=True):
-            self.held[value, words, None] = own
+        outputs = emit_part(self.b, call, ways, self._made_whole)
+        for value, words, output in zip(node.outputs, makes, outputs, strict=True):
+            self.held[value, words, None] = output
 
     def _part(self, value: ValueId, words: NdSbp) -> Part:
         shape = self.graph.types[value].shape
@@ -195,24 +195,24 @@ class _Rank:
         maker, phase = self.graph.nodes[self.graph.producers()[value]], reader[0]
         stage = maker.stage if reader[1] == UNSTAGED else reader[1]
         layouts, type_ = self.layouts, self.graph.types[value]
-        now = layouts.of(value)
-        found = self.held[value, now, None]
-        if words == now:
-            return found
-        steps = cheapest_boxing(type_, now, words, layouts.mesh.shape, layouts.wires)[1]
+        layout = layouts.of(value)
+        current = self.held[value, layout, None]
+        if words == layout:
+            return current
+        steps = cheapest_boxing(type_, layout, words, layouts.mesh.shape, layouts.wires)[1]
         held = self._held_for(value, maker, phase)
         with self.b.like_node(replace(maker, stage=stage), phase):
             # A step that another reader has asked for before is found in `held`.
             for step in steps:
-                after = (*now[: step.axis], step.new, *now[step.axis + 1 :])
+                after = (*layout[: step.axis], step.new, *layout[step.axis + 1 :])
                 key = value, after, stage
                 if key not in held:
-                    held[key] = self._moved(found, type_, now, step)
+                    held[key] = self._moved(current, type_, layout, step)
                     if maker.op is VARIABLE:
                         self.moved_bytes += type_.size_bytes
                         self.moved_until[value] = self.moved_bytes
-                found, now = held[key], after
-        return found
+                current, layout = held[key], after
+        return current
 
     def _held_for(
         self, value: ValueId, maker: Node, phase: Phase | None
@@ -264,8 +264,8 @@ class _Rank:
     def _place(self, shape: Shape, cut: int, axis: int) -> ShardIndex:
         """Return a rank's rows of what those along an axis of the mesh have together."""
         mesh, rows = self.layouts.mesh, [slice(0, extent) for extent in shape]
-        own = shard_range(shape[cut], mesh.shape[axis], self.coordinates[axis])
-        rows[cut] = slice(own.start, own.stop)
+        shard = shard_range(shape[cut], mesh.shape[axis], self.coordinates[axis])
+        rows[cut] = slice(shard.start, shard.stop)
         return ShardIndex(shape, tuple(rows), ((mesh.names[axis], cut),), self._shared())
 
     def _shared(self) -> dict[object, ValueId]:
@@ -288,8 +288,8 @@ class _Rank:
     def _met(self, op: Op, value: ValueId, axis: int, attrs: Mapping[str, AttrValue]) -> ValueId:
         """Emit a collective, the next one in order."""
         mesh = self.layouts.mesh
-        own = {"num_ranks": mesh.shape[axis], "group": mesh.names[axis], **self._next_turn()}
-        return self.b.emit(op, (value,), {**own, **attrs})[0]
+        fields = {"num_ranks": mesh.shape[axis], "group": mesh.names[axis], **self._next_turn()}
+        return self.b.emit(op, (value,), {**fields, **attrs})[0]
 
     def _next_turn(self) -> dict[str, AttrValue]:
         order = self.num_collectives
@@ -323,12 +323,12 @@ def representatives(
     `graph_at` returns what graphs can be told apart by. It is asked once for each place, and along
     an axis on which nothing depends for the first and the last one alone.
     """
-    known: dict[Place, Hashable] = {}
+    graphs: dict[Place, Hashable] = {}
 
     def seen(place: Place) -> Hashable:
-        if place not in known:
-            known[place] = graph_at(place)
-        return known[place]
+        if place not in graphs:
+            graphs[place] = graph_at(place)
+        return graphs[place]
 
     def is_free(axis: int, corners: Sequence[Place]) -> bool:
         """Whether the first and the last place along an axis are equal, wherever they are."""
@@ -350,11 +350,11 @@ def representatives(
             break
         free = still
     first: dict[Hashable, Place] = {}
-    found: dict[Place, Place] = {}
+    first_of: dict[Place, Place] = {}
     for place in itertools.product(*map(range, shape)):
-        asked = tuple([0 if axis in free else own for axis, own in enumerate(place)])
-        found[place] = first.setdefault(seen(asked), asked)
-    return found
+        corner = tuple([0 if axis in free else index for axis, index in enumerate(place)])
+        first_of[place] = first.setdefault(seen(corner), corner)
+    return first_of
 
 
 DATA = "data"
@@ -389,8 +389,8 @@ class RankGraphs:
         graph = self._of_all_stages(replace(self.ranks, rank=rank).without(STAGE).rank)
         num_stages = mesh.extent(STAGE)
         if num_stages > 1:
-            own = mesh.coordinates(rank)[mesh.axis(STAGE)]
-            graph = extract_stage(graph, own, num_stages)
+            stage = mesh.coordinates(rank)[mesh.axis(STAGE)]
+            graph = extract_stage(graph, stage, num_stages)
         return graph
 
     def told_apart(self, graph_of: Callable[[int], Hashable]) -> tuple[Hashable, ...]:
@@ -408,9 +408,9 @@ class RankGraphs:
             return hash_graph(self._of_all_stages(flat.rank(place)), with_sources=True)
 
         alike, stages = representatives(flat.shape, of_all_stages), range(mesh.extent(STAGE))
-        asked = {p: [graph_of(at(p, s)) for s in stages] for p in dict.fromkeys(alike.values())}
-        found = {at(p, s): asked[first][s] for p, first in alike.items() for s in stages}
-        return tuple([found[rank] for rank in range(mesh.num_ranks)])
+        marks = {p: [graph_of(at(p, s)) for s in stages] for p in dict.fromkeys(alike.values())}
+        by_rank = {at(p, s): marks[first][s] for p, first in alike.items() for s in stages}
+        return tuple([by_rank[rank] for rank in range(mesh.num_ranks)])
 
     def _shared(self, flat_rank: int) -> Graph:
         """Return the graph of a rank with the nodes of all stages."""
@@ -438,9 +438,9 @@ def with_variable_sbp_of(evaluation: Graph, training: Graph, mesh: Mesh, *, zero
     variables that it does not have itself. O(nodes of both, times the axes).
     """
     flat = mesh.without(STAGE)
-    given = {name: _given(training, flat, name, zero=zero) for name in flat.names}
+    fixed = {name: _given(training, flat, name, zero=zero) for name in flat.names}
     words = {
-        n.attrs["name"]: tuple([(name, str(own[n.outputs[0]])) for name, own in given.items()])
+        n.attrs["name"]: tuple([(name, str(sbps[n.outputs[0]])) for name, sbps in fixed.items()])
         for n in training.nodes
         if n.op is VARIABLE
     }
@@ -455,21 +455,21 @@ def with_variable_sbp_of(evaluation: Graph, training: Graph, mesh: Mesh, *, zero
 
 def _given(graph: Graph, mesh: Mesh, name: str, *, zero: bool) -> dict[ValueId, Sbp]:
     """Return the SBP words along an axis of the mesh that the job fixes, by value."""
-    parts, found = mesh.shape[mesh.axis(name)], dict[ValueId, Sbp]()
+    parts, words = mesh.shape[mesh.axis(name)], dict[ValueId, Sbp]()
     for node in graph.nodes:
-        said = _said(node, name)
+        word = _said(node, name)
         if node.op is INPUT:
-            found[node.outputs[0]] = said or _rows(graph, node, name, parts)
+            words[node.outputs[0]] = word or _rows(graph, node, name, parts)
         elif node.op is VARIABLE:
-            found[node.outputs[0]] = said or BROADCAST
-        elif said is not None:
-            found[node.outputs[0]] = said
+            words[node.outputs[0]] = word or BROADCAST
+        elif word is not None:
+            words[node.outputs[0]] = word
     if name == DATA and zero:
-        found |= _in_parts(graph, mesh, found)
-    _follow_parameters(graph, found)
-    _sum_shares(graph, found, name)
-    return found | {
-        write.value: BROADCAST for write in graph.writes if found[write.variable] == BROADCAST
+        words |= _in_parts(graph, mesh, words)
+    _follow_parameters(graph, words)
+    _sum_shares(graph, words, name)
+    return words | {
+        write.value: BROADCAST for write in graph.writes if words[write.variable] == BROADCAST
     }
 
 
@@ -532,10 +532,10 @@ def _sum_shares(graph: Graph, found: dict[ValueId, Sbp], name: str) -> None:
     Of batches in rows they are shares, which meet once they are complete; else they lie as what
     their parameter does, so that nothing of their size is moved for each batch.
     """
-    named = {n.attrs["name"]: n.outputs[0] for n in graph.nodes if n.op is VARIABLE}
-    names = {value: cast("str", own) for own, value in named.items()}
+    variables = {n.attrs["name"]: n.outputs[0] for n in graph.nodes if n.op is VARIABLE}
+    names = {value: cast("str", label) for label, value in variables.items()}
     for node in graph.nodes:
         if node.op is ACCUMULATE:
-            parameter = named.get(names[node.inputs[0]].partition("/")[2])
+            parameter = variables.get(names[node.inputs[0]].partition("/")[2])
             word = BROADCAST if parameter is None else found[parameter]
             found[node.inputs[0]] = PARTIAL if name == DATA else word

@@ -72,12 +72,12 @@ def infeasible_message(found: InfeasibleNode, axis: str, parts: int) -> str:
             return f"{node.source}: {name} cannot lie as {word} {along}: " + _of_source(
                 graph.types[value], least, word, parts
             )
-    wanted = [f"{graph.types[v]} as {found.fixed.get(v, 'any')}" for v in node.outputs]
-    read = [_name_and_word(graph, v, found.fixed) for v in node.inputs]
+    results = [f"{graph.types[v]} as {found.fixed.get(v, 'any')}" for v in node.outputs]
+    reads = [_name_and_word(graph, v, found.fixed) for v in node.inputs]
     over = [node.inputs[old] for _, old in node.writes if node.inputs[old] in found.fixed]
     text = (
-        f"{node.source}: {node.op} cannot make {'; '.join(wanted)} {along}. It reads"
-        f" {'; '.join(read) or 'nothing'}. {_candidates(found.candidates)}"
+        f"{node.source}: {node.op} cannot make {'; '.join(results)} {along}. It reads"
+        f" {'; '.join(reads) or 'nothing'}. {_candidates(found.candidates)}"
     )
     if over:
         text += (
@@ -97,11 +97,11 @@ def _of_source(type_: TensorType, least: TensorType, word: Sbp, parts: int) -> s
         has = f"axes 0..{last}" if last > 0 else "axis 0 alone" if not last else "no axes"
         return f"it is {type_}, which has {has}; split one that there is, or lay it out whole (B)"
     rows = type_.shape[word.axis]
-    left = least.shape[word.axis]
-    inner = f" ({left} where other axes of the mesh split it, too)" if left != rows else ""
+    part = least.shape[word.axis]
+    inner = f" ({part} where other axes of the mesh split it, too)" if part != rows else ""
     return (
         f"it is {type_}, whose axis {word.axis} has extent {rows}{inner}, less than there are"
-        f" ranks; split a longer axis, lay it out whole (B), or take {max(left, 1)} along this one"
+        f" ranks; split a longer axis, lay it out whole (B), or take {max(part, 1)} along this one"
     )
 
 
@@ -184,9 +184,9 @@ class SbpSearchProblem:
         """Return the time that a value takes from one word to another."""
         if old == new:
             return 0.0
-        known = self.of_value.get((value, old, new))
-        if known is not None:
-            return known
+        time_ns = self.of_value.get((value, old, new))
+        if time_ns is not None:
+            return time_ns
         type_, axis = self.types[value], self.axis
         rows = [type_.shape[word.axis] for word in (old, new) if isinstance(word, Split)]
         if min(rows, default=axis.parts) < axis.parts:
@@ -237,15 +237,15 @@ def enumerate_candidates(problem: SbpSearchProblem) -> None:
     parts = [parts for parts, _ in problem.earlier]
     for index, node in enumerate(graph.nodes):
         signatures = [choice.signatures[index].signature for _, choice in problem.earlier]
-        given = tuple(
+        inputs = tuple(
             [
                 part_type(graph.types[v], [s.inputs[i] for s in signatures], parts)
                 for i, v in enumerate(node.inputs)
             ]
         )
-        made = tuple([problem.types[v] for v in node.outputs])
+        outputs = tuple([problem.types[v] for v in node.outputs])
         attrs = _attrs_of_part(problem, index)
-        ways = candidate_signatures(node.op, given, made, attrs, problem.axis.parts)
+        ways = candidate_signatures(node.op, inputs, outputs, attrs, problem.axis.parts)
         least = (
             *[
                 part_type(graph.types[v], [s.inputs[i] for s in signatures], parts, last=True)
@@ -257,12 +257,12 @@ def enumerate_candidates(problem: SbpSearchProblem) -> None:
             ],
         )
         ways = tuple([w for w in ways if is_possible(w.signature, least, problem.axis.parts)])
-        kept = tuple([way for way in ways if _agrees(problem, node, way)])
-        if not kept:
+        feasible = tuple([way for way in ways if _agrees(problem, node, way)])
+        if not feasible:
             refused = InfeasibleNode(graph, node, least, problem.fixed, ways)
             raise CompileError(infeasible_message(refused, problem.axis.name, problem.axis.parts))
-        problem.candidates.append(kept)
-        problem.own_ns.append(tuple([_own_ns(problem, node, given, made, w) for w in kept]))
+        problem.candidates.append(feasible)
+        problem.own_ns.append(tuple([_own_ns(problem, node, inputs, outputs, w) for w in feasible]))
 
 
 def _attrs_of_part(problem: SbpSearchProblem, index: int) -> Attrs:
@@ -270,8 +270,8 @@ def _attrs_of_part(problem: SbpSearchProblem, index: int) -> Attrs:
     node, types = problem.graph.nodes[index], problem.graph.types
     if not local_attrs.has(node.op) or not problem.earlier:
         return node.attrs
-    given, made = [tuple([types[v] for v in own]) for own in (node.inputs, node.outputs)]
-    call = call_of(node.op, given, made, node.attrs)
+    in_types, out_types = [tuple([types[v] for v in side]) for side in (node.inputs, node.outputs)]
+    call = call_of(node.op, in_types, out_types, node.attrs)
     if call is None:
         return node.attrs
     shape = list(call.frame.shape)
@@ -294,10 +294,10 @@ def part_type(
 
 
 def _agrees(problem: SbpSearchProblem, node: Node, way: CandidateSignature) -> bool:
-    fixed, given, made = problem.fixed, way.signature.inputs, way.signature.outputs
+    fixed, ins, outs = problem.fixed, way.signature.inputs, way.signature.outputs
     # What is written over is the variable itself, and no copy of it that was brought elsewhere.
-    over = [(node.inputs[old], (given[old], made[new])) for new, old in node.writes]
-    pairs = zip(node.outputs, made, strict=True)
+    over = [(node.inputs[old], (ins[old], outs[new])) for new, old in node.writes]
+    pairs = zip(node.outputs, outs, strict=True)
     return all([fixed.get(value, word) == word for value, word in pairs]) and all(
         [{fixed[value]} == {*words} for value, words in over if value in fixed]
     )
@@ -362,7 +362,7 @@ def choose(
     search = _LayoutSearch(problem)
     beam = max(BEAM, _MOST_STATES // len(graph.nodes))
     # A beam of 1 is the greedy choice: a wider beam may have dropped what comes out cheapest.
-    ways = min([search.searched(kept) for kept in (beam, 1)])[1]
+    ways = min([search.searched(width) for width in (beam, 1)])[1]
     search.improve(ways)
     time, words = search.total(ways), search.words(ways)
     return SbpChoice(words, tuple([problem.candidates[i][way] for i, way in enumerate(ways)]), time)
@@ -428,7 +428,7 @@ class _LayoutSearch:
         self._moves: dict[tuple[ValueId, int, int], float] = {}
         self._keys: dict[tuple[ValueId, int, int], int] = {}
         self.rows = [
-            [self._row(node, way, own) for way, own in zip(ways, own_ns, strict=True)]
+            [self._row(node, way, way_ns) for way, way_ns in zip(ways, own_ns, strict=True)]
             for node, ways, own_ns in zip(
                 self.nodes, problem.candidates, problem.own_ns, strict=True
             )
@@ -449,44 +449,44 @@ class _LayoutSearch:
     def move(self, value: ValueId, old: int, new: int) -> float:
         """Return the time that a value takes from one word to another."""
         key = value, old, new
-        found = self._moves.get(key)
-        if found is None:
-            found = self._moves[key] = self.problem.move(value, _word(old), _word(new))
-        return found
+        time = self._moves.get(key)
+        if time is None:
+            time = self._moves[key] = self.problem.move(value, _word(old), _word(new))
+        return time
 
     def _key(self, value: ValueId, word: int, seen: int) -> int:
         key = value, word, seen
-        found = self._keys.get(key)
-        if found is None:
-            found = self._keys[key] = _mixed(value, word, seen)
-        return found
+        mixed = self._keys.get(key)
+        if mixed is None:
+            mixed = self._keys[key] = _mixed(value, word, seen)
+        return mixed
 
     def searched(self, beam: int) -> tuple[float, list[int]]:
         """Search over the nodes with a beam of that width; return the best time and its ways."""
         # The last node that reads each value, -1 for none: after it the value leaves held and key.
-        last = [own[-1][0] if own else -1 for own in self.readers]
+        last = [reads[-1][0] if reads else -1 for reads in self.readers]
         drafts = [_Draft(0.0, {}, None)]
         for index, rows in enumerate(self.rows):
-            found: list[tuple[float, int, int]] = []
+            steps: list[tuple[float, int, int]] = []
             for number, draft in enumerate(drafts):
                 held, time = draft.held, draft.time
                 for way, row in enumerate(rows):
                     later = time + row.time
                     for value, word in row.reads:
-                        own, seen = held[value]
+                        old, seen = held[value]
                         if not seen >> word & 1:
-                            later += self.move(value, own, word)
-                    found.append((later, number, way))
+                            later += self.move(value, old, word)
+                    steps.append((later, number, way))
             # Cheapest first, so that `setdefault` keeps the cheapest draft of a key; indices break
             # ties.
-            found.sort()
-            kept: dict[int, _Draft] = {}
-            for step in found:
+            steps.sort()
+            best: dict[int, _Draft] = {}
+            for step in steps:
                 draft = self._after(drafts[step[1]], rows[step[2]], step, last, index)
-                kept.setdefault(draft.key, draft)
-                if len(kept) == beam:
+                best.setdefault(draft.key, draft)
+                if len(best) == beam:
                     break
-            drafts = [*kept.values()]
+            drafts = [*best.values()]
         ways: list[int] = []
         trail = drafts[0].trail
         while trail is not None:
@@ -505,11 +505,11 @@ class _LayoutSearch:
         """Return a draft that has gone on by a way of the next node."""
         held, key = draft.held.copy(), draft.key
         for value, word in row.reads:
-            own, seen = held[value]
+            old, seen = held[value]
             # Zobrist hashing: to take an entry out and to put one in is one XOR each.
-            key ^= self._key(value, own, seen)
-            held[value] = own, seen | 1 << word
-            key ^= self._key(value, own, seen | 1 << word)
+            key ^= self._key(value, old, seen)
+            held[value] = old, seen | 1 << word
+            key ^= self._key(value, old, seen | 1 << word)
         for value, word in row.makes:
             seen = 1 << word | (1 << self.needs[value] if value in self.needs else 0)
             held[value] = word, seen
@@ -521,11 +521,11 @@ class _LayoutSearch:
 
     def words(self, ways: Sequence[int]) -> tuple[Sbp, ...]:
         """Return the word of every value."""
-        found: list[Sbp] = [BROADCAST] * len(self.readers)
+        sbps: list[Sbp] = [BROADCAST] * len(self.readers)
         for index, way in enumerate(ways):
             for value, word in self.rows[index][way].makes:
-                found[value] = _word(word)
-        return tuple(found)
+                sbps[value] = _word(word)
+        return tuple(sbps)
 
     def _value_ns(self, ways: Sequence[int], value: ValueId, word: int) -> float:
         """Return the time of the conversions that the readers of a value need."""
@@ -539,31 +539,31 @@ class _LayoutSearch:
         time = 0.0
         for index, way in enumerate(ways):
             row = self.rows[index][way]
-            time += row.time + sum([self._value_ns(ways, *made) for made in row.makes])
+            time += row.time + sum([self._value_ns(ways, *output) for output in row.makes])
         return time
 
     def improve(self, ways: list[int]) -> None:
         """Change the way of single nodes while that makes the whole cheaper."""
-        own = [0] * len(self.readers)
+        words = [0] * len(self.readers)
         for index, way in enumerate(ways):
             for value, word in self.rows[index][way].makes:
-                own[value] = word
+                words[value] = word
         for _ in range(_ROUNDS):
             is_changed = False
             for index, node in enumerate(self.nodes):
                 if len(self.rows[index]) == 1:
                     continue
-                touched, times, best = tuple(dict.fromkeys(node.inputs)), [], ways[index]
+                operands, times, best = tuple(dict.fromkeys(node.inputs)), [], ways[index]
                 for way, row in enumerate(self.rows[index]):
                     ways[index] = way
-                    around = [self._value_ns(ways, value, own[value]) for value in touched]
-                    ahead = [self._value_ns(ways, *made) for made in row.makes]
+                    around = [self._value_ns(ways, value, words[value]) for value in operands]
+                    ahead = [self._value_ns(ways, *output) for output in row.makes]
                     times.append((row.time + sum(around) + sum(ahead), way))
                 # By more than rounding: ways of equal cost must not take turns.
                 if min(times)[0] < times[best][0] * (1 - 1e-12):
                     best, is_changed = min(times)[1], True
                 ways[index] = best
                 for value, word in self.rows[index][best].makes:
-                    own[value] = word
+                    words[value] = word
             if not is_changed:
                 return

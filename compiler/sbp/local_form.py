@@ -77,13 +77,13 @@ def emit_local(
         make_whole: What emits collectives.
     """
     local = _Local(b, call, whole, founds, make_whole)
-    if not any([found.whole or found.reads_position for _, found in founds]):
+    if not any([candidate.whole or candidate.reads_position for _, candidate in founds]):
         attrs = local_attrs.get(call.node.op)(call.node.attrs, local.shape)
         types = tuple([b.type_of(v) for v in call.inputs])
-        made = infer_type.get(call.node.op)(types, attrs)
-        own = call_of(call.node.op, types, made, attrs)
+        outputs = infer_type.get(call.node.op)(types, attrs)
+        part = call_of(call.node.op, types, outputs, attrs)
         # The program of the part is that of the whole, so the op itself will do.
-        if own is not None and own.program.instructions == whole.program.instructions:
+        if part is not None and part.program.instructions == whole.program.instructions:
             return b.emit(call.node.op, call.inputs, attrs)
     return local.emit()
 
@@ -103,8 +103,8 @@ class _Local:
         self.inputs = call.inputs
         self.shapes = [shape_of(part) for part in call.output_parts]
         self.whole: dict[int, list[tuple[int, ReduceOp, int]]] = {}
-        for mesh_axis, found in founds:
-            for before, value, by in found.whole:
+        for mesh_axis, candidate in founds:
+            for before, value, by in candidate.whole:
                 self.whole.setdefault(before, []).append((value, by, mesh_axis))
         names = call.mesh.names
         axes = [(names[axis], f.axis) for axis, f in founds if names]
@@ -115,18 +115,18 @@ class _Local:
 
     def emit(self) -> tuple[ValueId, ...]:
         program, frame = self.call.program, self.call.frame
-        wanted = self._wanted()
-        for given, aligned in zip(self.inputs, frame.inputs, strict=True):
-            self.values.append(reshape_to(self.b, given, self._local(aligned)))
+        needed = self._wanted()
+        for operand, aligned in zip(self.inputs, frame.inputs, strict=True):
+            self.values.append(reshape_to(self.b, operand, self._local(aligned)))
         for number, instruction in enumerate(program.instructions):
             for value, by, mesh_axis in self.whole.get(number, ()):
                 self.values[value] = self._whole(value, by, mesh_axis)
-            is_wanted = wanted[len(program.inputs) + number]
+            is_wanted = needed[len(program.inputs) + number]
             self.values.append(self._made(instruction) if is_wanted else ValueId(-1))
-        made = []
+        outputs = []
         for place, aligned, shape in zip(program.outputs, frame.outputs, self.shapes, strict=True):
-            made.append(reshape_to(self.b, self._stretched(self.values[place], aligned), shape))
-        return tuple(made)
+            outputs.append(reshape_to(self.b, self._stretched(self.values[place], aligned), shape))
+        return tuple(outputs)
 
     def _whole(self, value: int, by: ReduceOp, mesh_axis: int) -> ValueId:
         return self.make_whole(self.b, self.values[value], by, mesh_axis)
@@ -224,19 +224,19 @@ def _read(instruction: Instruction) -> tuple[int, ...]:
 def _walked(call: LocalCall, whole: ProgramCall) -> Part:
     """Return which elements of the walked tensor are the rank's, from those of its operands."""
     frame = whole.frame
-    found = [slice(0, n) for n in frame.shape]
+    slices = [slice(0, n) for n in frame.shape]
     # An operand beyond those of the program, such as the flag of a skipped step, is walked nowhere.
     operands = zip(frame.inputs, call.input_parts, call.whole_inputs, strict=False)
     for aligned, part, type_ in operands:
         # Axes of one element are left out on both sides: reshapes add and drop them freely.
-        own = [(rows, n) for rows, n in zip(part, type_.shape, strict=True) if n != 1]
+        axes = [(rows, n) for rows, n in zip(part, type_.shape, strict=True) if n != 1]
         first = len(frame.shape) - len(aligned)
         for axis, extent in enumerate(aligned, first):
             if extent != 1:
-                (rows, _), *own = own
+                (rows, _), *axes = axes
                 if extent == frame.shape[axis]:
-                    found[axis] = rows
-    return tuple(found)
+                    slices[axis] = rows
+    return tuple(slices)
 
 
 @lru_cache(maxsize=4096)
@@ -248,22 +248,22 @@ def candidate_signatures(
     The first is that of whole operands. Of tensors that are split each rank has a row at least.
     """
     # First, for `_Following.settle` falls back to the first way.
-    found = {whole(inputs, outputs): CandidateSignature(whole(inputs, outputs), -1)}
+    ways = {whole(inputs, outputs): CandidateSignature(whole(inputs, outputs), -1)}
     if sbp_signatures.has(op):
         for signature in sbp_signatures.get(op)(inputs, outputs, attrs, parts):
-            found.setdefault(signature, CandidateSignature(signature, -1))
+            ways.setdefault(signature, CandidateSignature(signature, -1))
     for way in derived(op, inputs, outputs, attrs):
         completed = _completed(way, inputs)
-        found.setdefault(completed.signature, completed)
+        ways.setdefault(completed.signature, completed)
     types = (*inputs, *outputs)
-    return tuple([way for signature, way in found.items() if is_possible(signature, types, parts)])
+    return tuple([way for signature, way in ways.items() if is_possible(signature, types, parts)])
 
 
 def _completed(way: CandidateSignature, inputs: Types) -> CandidateSignature:
     """Return a way with words for operands that are none of the program: all have them."""
-    given = way.signature.inputs
-    more = (BROADCAST,) * (len(inputs) - len(given))
-    return replace(way, signature=replace(way.signature, inputs=given + more)) if more else way
+    words = way.signature.inputs
+    more = (BROADCAST,) * (len(inputs) - len(words))
+    return replace(way, signature=replace(way.signature, inputs=words + more)) if more else way
 
 
 def is_possible(signature: SbpSignature, types: Types, parts: int) -> bool:
@@ -290,25 +290,25 @@ def emit_part(
     Raises InternalError where that makes other types than those of the rank's parts.
     """
     node = call.node
-    call = replace(call, signatures=tuple([found.signature for _, found in ways]))
+    call = replace(call, signatures=tuple([way.signature for _, way in ways]))
     if project.has(node.op):
-        made = project.get(node.op)(b, call)
+        outputs = project.get(node.op)(b, call)
     else:
         whole_call = call_of(node.op, call.whole_inputs, call.whole_outputs, node.attrs)
         if whole_call is None:
-            made = b.emit(node.op, call.inputs, node.attrs)
+            outputs = b.emit(node.op, call.inputs, node.attrs)
         else:
-            made = emit_local(b, call, whole_call, ways, make_whole)
-    came = [b.type_of(value) for value in made]
-    wanted = [
+            outputs = emit_local(b, call, whole_call, ways, make_whole)
+    types = [b.type_of(value) for value in outputs]
+    expected = [
         TensorType(t.dtype, shape_of(part))
         for t, part in zip(call.whole_outputs, call.output_parts, strict=True)
     ]
-    if came != wanted:
+    if types != expected:
         raise InternalError(
-            f"{node.op} at {node.source} makes {came} of a rank's parts, where {wanted} was said"
+            f"{node.op} at {node.source} makes {types} of a rank's parts, where {expected} was said"
         )
-    return made
+    return outputs
 
 
 # A body runs once per step on every rank, so nothing may meet inside: of each node those ways count
@@ -338,30 +338,30 @@ def body_layout(
         carries: How many operands are the first results of the step before.
     """
     links = tuple(zip(body.operands[:carries], body.results[:carries], strict=True))
-    found = _Following(body, _ways_inside(body, parts), links)
+    state = _Following(body, _ways_inside(body, parts), links)
     for number, word in given:
-        found.words[body.operands[number]] = word
-    if not found.settle():
+        state.words[body.operands[number]] = word
+    if not state.settle():
         return None
-    words = [found.words.get(ValueId(v), BROADCAST) for v in range(len(body.graph.types))]
-    return BodyLayout(tuple(words), tuple([own[0] if own else None for own in found.candidates]))
+    words = [state.words.get(ValueId(v), BROADCAST) for v in range(len(body.graph.types))]
+    return BodyLayout(tuple(words), tuple([ways[0] if ways else None for ways in state.candidates]))
 
 
 def _ways_inside(body: Body, parts: int) -> list[tuple[CandidateSignature, ...]]:
     """Return, per node, the ways without a collective or a position; none for an operand."""
-    types, found = body.graph.types, list[tuple[CandidateSignature, ...]]()
+    types, candidates = body.graph.types, list[tuple[CandidateSignature, ...]]()
     for node in body.graph.nodes:
         if node.op is INPUT:
-            found.append(())
+            candidates.append(())
             continue
-        read, made = [tuple([types[v] for v in side]) for side in (node.inputs, node.outputs)]
-        ways = candidate_signatures(node.op, read, made, node.attrs, parts)
+        ins, outs = [tuple([types[v] for v in side]) for side in (node.inputs, node.outputs)]
+        ways = candidate_signatures(node.op, ins, outs, node.attrs, parts)
         is_placed = node.op is CONSTANT or "key" in node.attrs or node.op.name in _BY_ROWS
         # Another rank would need other constants, bits or rows: these nodes stay whole inside a
         # body.
         usable = [w for w in ways[1:] if not (w.whole or w.reads_position or is_placed)]
-        found.append((ways[0], *usable))
-    return found
+        candidates.append((ways[0], *usable))
+    return candidates
 
 
 _BY_ROWS = ("embedding", "embedding_grad")
@@ -381,12 +381,12 @@ class _Following:
         """Leave every node one way. Return whether there is one."""
         nodes = self.body.graph.nodes
         while True:
-            known = len(self.words)
+            num_known = len(self.words)
             if not self._linked() or not all([self._narrowed(i) for i in range(len(nodes))]):
                 return False
-            if len(self.words) != known:
+            if len(self.words) != num_known:
                 continue
-            open_ = [i for i, own in enumerate(self.candidates) if len(own) > 1]
+            open_ = [i for i, ways in enumerate(self.candidates) if len(ways) > 1]
             if not open_:
                 return self._linked()
             # Who reads nothing that is known may do what all can.
@@ -403,25 +403,25 @@ class _Following:
 
     def _narrowed(self, index: int) -> bool:
         """Keep the ways of a node that agree with what is known, and note what all of them say."""
-        node, own = self.body.graph.nodes[index], self.candidates[index]
-        if not own:
+        node, ways = self.body.graph.nodes[index], self.candidates[index]
+        if not ways:
             return True
-        own = self.candidates[index] = tuple([way for way in own if self._agrees(node, way)])
-        if not own:
+        ways = self.candidates[index] = tuple([way for way in ways if self._agrees(node, way)])
+        if not ways:
             return False
-        sides = [(*way.signature.inputs, *way.signature.outputs) for way in own]
+        sides = [(*way.signature.inputs, *way.signature.outputs) for way in ways]
         for place, value in enumerate((*node.inputs, *node.outputs)):
-            said = {side[place] for side in sides}
-            if len(said) == 1 and not self._bind(value, *said):
+            words = {side[place] for side in sides}
+            if len(words) == 1 and not self._bind(value, *words):
                 return False
         return True
 
     def _agrees(self, node: Node, way: CandidateSignature) -> bool:
         # A copy: a value that is read in two places must lie alike in both.
-        known = dict(self.words)
+        sbps = dict(self.words)
         words = (*way.signature.inputs, *way.signature.outputs)
         pairs = zip((*node.inputs, *node.outputs), words, strict=True)
-        return all([known.setdefault(value, word) == word for value, word in pairs])
+        return all([sbps.setdefault(value, word) == word for value, word in pairs])
 
     def _bind(self, value: ValueId, word: Sbp) -> bool:
         return self.words.setdefault(value, word) == word
@@ -432,7 +432,7 @@ def local_body(
 ) -> Body:
     """Return what one rank does at each step; `layouts` are those along each axis of the mesh."""
     graph, b = body.graph, GraphBuilder()
-    known: dict[ValueId, ValueId] = {}
+    value_of: dict[ValueId, ValueId] = {}
 
     def words_of(value: ValueId) -> NdSbp:
         return tuple([layout.words[value] for layout in layouts])
@@ -447,12 +447,12 @@ def local_body(
                 (value,) = node.outputs
                 type_ = graph.types[value]
                 shape = local_shape(type_.shape, words_of(value), mesh.shape, coordinates)
-                known[value] = add_operand(b, TensorType(type_.dtype, shape))
+                value_of[value] = add_operand(b, TensorType(type_.dtype, shape))
                 continue
             ways = [(axis, way) for axis, x in enumerate(layouts) if (way := x.signatures[index])]
             call = LocalCall(
                 node,
-                tuple([known[v] for v in node.inputs]),
+                tuple([value_of[v] for v in node.inputs]),
                 tuple([graph.types[v] for v in node.inputs]),
                 tuple([graph.types[v] for v in node.outputs]),
                 tuple([part_of_value(v) for v in node.inputs]),
@@ -460,8 +460,8 @@ def local_body(
                 mesh=mesh,
                 coordinates=tuple(coordinates),
             )
-            known.update(zip(node.outputs, emit_part(b, call, ways, _meets_nobody), strict=True))
-    return finish_body(b, [known[v] for v in body.results])
+            value_of.update(zip(node.outputs, emit_part(b, call, ways, _meets_nobody), strict=True))
+    return finish_body(b, [value_of[v] for v in body.results])
 
 
 def _meets_nobody(b: GraphBuilder, value: ValueId, by: ReduceOp, axis: int) -> ValueId:
@@ -485,24 +485,24 @@ def unstacked(word: Sbp) -> Sbp:
 @sbp_signatures.of(SCAN)
 def _signatures(inputs: Types, outputs: Types, attrs: Attrs, parts: int) -> list[SbpSignature]:
     """Split an axis of a carry or of an entry, and whatever follows from that."""
-    cut, found = ScanParts.of(attrs), dict[SbpSignature, None]()
+    cut, signatures = ScanParts.of(attrs), dict[SbpSignature, None]()
     for number, type_ in enumerate(cut.body.operand_types[: cut.first_constant]):
         for axis, extent in enumerate(type_.shape):
             layout = None
             if extent >= parts:
                 layout = body_layout(cut.body, parts, [(number, Split(axis))], cut.carries)
             if layout is not None:
-                found[_outside(cut, layout)] = None
-    return list(found)
+                signatures[_outside(cut, layout)] = None
+    return list(signatures)
 
 
 def _outside(cut: ScanParts, layout: BodyLayout) -> SbpSignature:
-    given = [layout.words[v] for v in cut.body.operands]
-    made = [layout.words[v] for v in cut.body.results]
+    ins = [layout.words[v] for v in cut.body.operands]
+    outs = [layout.words[v] for v in cut.body.results]
     entries = range(cut.carries, cut.first_constant)
     return SbpSignature(
-        tuple([stacked(word) if i in entries else word for i, word in enumerate(given)]),
-        tuple([stacked(word) if i >= cut.carries else word for i, word in enumerate(made)]),
+        tuple([stacked(word) if i in entries else word for i, word in enumerate(ins)]),
+        tuple([stacked(word) if i >= cut.carries else word for i, word in enumerate(outs)]),
     )
 
 
@@ -514,8 +514,8 @@ def _own_steps(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
         return b.emit(SCAN, call.inputs, attrs)
     pairs = zip(call.signatures, call.mesh.shape, strict=True)
     layouts = [_layout_of(cut, signature, parts) for signature, parts in pairs]
-    own = local_body(cut.body, layouts, call.mesh, call.coordinates)
-    return b.emit(SCAN, call.inputs, {**attrs, "body": own})
+    body = local_body(cut.body, layouts, call.mesh, call.coordinates)
+    return b.emit(SCAN, call.inputs, {**attrs, "body": body})
 
 
 def _layout_of(cut: ScanParts, signature: SbpSignature, parts: int) -> BodyLayout:

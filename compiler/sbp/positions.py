@@ -104,11 +104,11 @@ class ShardIndex:
 def global_indices(b: GraphBuilder, place: ShardIndex, axis: int) -> ValueId:
     """Emit the numbers, in the whole, of the part's rows along an axis: an int64 [rows]."""
     extent, rows = place.shape[axis], place.part[axis]
-    names = tuple([name for name, own in place.splits if own == axis])
+    names = tuple([name for name, cut in place.splits if cut == axis])
     key = (NUMBERS, extent, rows.start, rows.stop, names)
     if key not in place.shared:
         if names:
-            made = b.emit_one(
+            numbers = b.emit_one(
                 VARIABLE,
                 name="/".join([NUMBERS, str(extent), *names]),
                 dtype=DType.INT64.value,
@@ -119,8 +119,8 @@ def global_indices(b: GraphBuilder, place: ShardIndex, axis: int) -> ValueId:
                 splits=tuple([(name, 0) for name in names]),
             )
         else:
-            made = constant(b, np.arange(rows.start, rows.stop, dtype=np.int64))
-        place.shared[key] = made
+            numbers = constant(b, np.arange(rows.start, rows.stop, dtype=np.int64))
+        place.shared[key] = numbers
     return place.shared[key]
 
 
@@ -161,18 +161,18 @@ def row_major_numbers(b: GraphBuilder, place: ShardIndex, axes: range) -> ValueI
 
 
 def _first_numbers(b: GraphBuilder, place: ShardIndex) -> ValueId:
-    emit, own, rank = GraphEmitter(b).op, place.own, len(place.own)
-    rows = () if place.is_contiguous else own[:-1]
+    emit, extents, rank = GraphEmitter(b).op, place.own, len(place.own)
+    rows = () if place.is_contiguous else extents[:-1]
     total: ValueId | None = None
     for axis in range(rank):
-        is_cut = own[axis] != place.shape[axis]
+        is_cut = extents[axis] != place.shape[axis]
         is_row = bool(rows) and axis < rank - 1
-        if not is_cut and not (is_row and own[axis] > 1):
+        if not is_cut and not (is_row and extents[axis] > 1):
             continue  # it begins at 0
         step = math.prod(place.shape[axis + 1 :])
         if is_row:
             numbers = global_indices(b, place, axis)
-            numbers = reshape_to(b, numbers, (own[axis], *[1] * (rank - 2 - axis)))
+            numbers = reshape_to(b, numbers, (extents[axis], *[1] * (rank - 2 - axis)))
         else:
             numbers = first_along(b, place, axis)
         if step > 1:
@@ -188,8 +188,8 @@ def own_rows(b: GraphBuilder, value: ValueId, place: ShardIndex, axis: int) -> V
     shape, rows = place.shape, place.part[axis]
     if math.prod(shape[:axis]) == 1 and place.splits:
         table = reshape_to(b, value, (shape[axis], math.prod(shape[axis + 1 :])))
-        found = b.emit_one(EMBEDDING, table, global_indices(b, place, axis))
-        return reshape_to(b, found, place.own)
+        gathered = b.emit_one(EMBEDDING, table, global_indices(b, place, axis))
+        return reshape_to(b, gathered, place.own)
     # Inside of other axes a slice by numbers would copy element by element: where it is, is said.
     starts = [rows.start if other == axis else 0 for other in range(len(shape))]
     steps = (1,) * len(shape)
@@ -208,8 +208,8 @@ def pad_to_global(b: GraphBuilder, value: ValueId, place: ShardIndex, axis: int)
     if math.prod(shape[:axis]) == 1 and place.splits and b.type_of(value).dtype.is_float:
         flat = reshape_to(b, value, (place.own[axis], inner))
         numbers = global_indices(b, place, axis)
-        made = b.emit_one(EMBEDDING_GRAD, flat, numbers, rows=shape[axis])
-        return reshape_to(b, made, shape)
+        padded = b.emit_one(EMBEDDING_GRAD, flat, numbers, rows=shape[axis])
+        return reshape_to(b, padded, shape)
     low = [rows.start if other == axis else 0 for other in range(len(shape))]
     high = [shape[axis] - rows.stop if other == axis else 0 for other in range(len(shape))]
     return b.emit_one(PAD, value, low=tuple(low), high=tuple(high), steps=(1,) * len(shape))
@@ -236,8 +236,8 @@ def _embedding_signatures(
     """Split ids, columns, or rows: a rank that does not hold the row of an id has zeros there."""
     names = list(map(str, range(inputs[1].rank)))
     by_rows = SbpSignature((Split(0), BROADCAST), (PARTIAL,))
-    found = by_axes([["", "d"], names], [[*names, "d"]])
-    return [*found, linear_in(0, 2), *[by_rows] * inputs[0].dtype.is_float]
+    signatures = by_axes([["", "d"], names], [[*names, "d"]])
+    return [*signatures, linear_in(0, 2), *[by_rows] * inputs[0].dtype.is_float]
 
 
 @sbp_signatures.of(EMBEDDING_GRAD)
@@ -246,8 +246,8 @@ def _embedding_grad_signatures(
 ) -> list[SbpSignature]:
     names = list(map(str, range(inputs[1].rank)))
     by_rows = SbpSignature((BROADCAST, BROADCAST), (Split(0),))
-    found = by_axes([[*names, "d"], names], [["", "d"]], sums=True)
-    return [*found, linear_in(0, 2), by_rows]
+    signatures = by_axes([[*names, "d"], names], [["", "d"]], sums=True)
+    return [*signatures, linear_in(0, 2), by_rows]
 
 
 @project.of(EMBEDDING)
@@ -256,8 +256,8 @@ def _rows_of_part(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
     weight, ids = call.inputs
     if b.type_of(weight).shape[0] == call.whole_inputs[0].shape[0]:
         return b.emit(EMBEDDING, call.inputs, call.node.attrs)
-    own, is_own = _own_ids(b, ids, ShardIndex.of_input(call))
-    (rows,) = b.emit(EMBEDDING, (weight, own))
+    own_ids, is_own = _own_ids(b, ids, ShardIndex.of_input(call))
+    (rows,) = b.emit(EMBEDDING, (weight, own_ids))
     return (b.emit_one(WHERE, _as_column(b, is_own), rows, scalar(b, 0, b.type_of(rows).dtype)),)
 
 
@@ -303,19 +303,19 @@ def bits_of_part(
     b: GraphBuilder, state: tuple[ValueId, ...], key: int, place: ShardIndex
 ) -> ValueId:
     """Emit the bits of a part of a tensor, as they are there; `state` is seed and step."""
-    own = place.own
-    if place.is_whole or 0 in own:
-        return b.emit_one(RANDOM_BITS, *state, shape=own, key=key)
-    if place.is_contiguous or own[-1] > 1:
+    shape = place.own
+    if place.is_whole or 0 in shape:
+        return b.emit_one(RANDOM_BITS, *state, shape=shape, key=key)
+    if place.is_contiguous or shape[-1] > 1:
         first = first_numbers(b, place)
-        return b.emit_one(RANDOM_BITS, *state, first, shape=own, key=key)
+        return b.emit_one(RANDOM_BITS, *state, first, shape=shape, key=key)
     if place.shape[-1] == 1:
-        return reshape_to(b, bits_of_part(b, state, key, place.without_last()), own)
+        return reshape_to(b, bits_of_part(b, state, key, place.without_last()), shape)
     # A kernel counts along rows, which have one element here: so whole rows are drawn.
-    last = len(own) - 1
+    last = len(shape) - 1
     wide = bits_of_part(b, state, key, place.widened(last))
-    rows, steps = place.part[last], (1,) * len(own)
-    starts, stops = (*[0] * last, rows.start), (*own[:last], rows.stop)
+    rows, steps = place.part[last], (1,) * len(shape)
+    starts, stops = (*[0] * last, rows.start), (*shape[:last], rows.stop)
     return b.emit_one(SLICE, wide, starts=starts, stops=stops, steps=steps)
 
 
@@ -356,6 +356,6 @@ def _own_dropout(b: GraphBuilder, call: LocalCall) -> tuple[ValueId, ...]:
         return b.emit(DROPOUT, (*call.inputs, first_numbers(b, place)), attrs)
     p, dtype = attrs.float_("p"), b.type_of(x).dtype
     bits = bits_of_part(b, tuple(state), attrs.int_("key"), place)
-    kept = kept_by(b, bits, p)
-    factor = b.emit_one(WHERE, kept, scalar(b, 1 / (1 - p), dtype), scalar(b, 0.0, dtype))
+    mask = kept_by(b, bits, p)
+    factor = b.emit_one(WHERE, mask, scalar(b, 1 / (1 - p), dtype), scalar(b, 0.0, dtype))
     return (b.emit_one(MUL, x, factor),)

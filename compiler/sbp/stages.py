@@ -65,12 +65,12 @@ def run(graph: Graph, num_stages: int) -> Graph:
     is_cut = any([node.stage != UNSTAGED for node in graph.nodes])
     if not is_cut and num_stages == 1:
         return graph
-    found = (UNSTAGED,) * len(graph.nodes)
+    stages = (UNSTAGED,) * len(graph.nodes)
     if num_stages > 1:
-        found = stages_of(graph)
-        _check_used(graph, found, num_stages)
-    nodes = zip(graph.nodes, found, strict=True)
-    return replace(graph, nodes=tuple([replace(node, stage=own) for node, own in nodes]))
+        stages = stages_of(graph)
+        _check_used(graph, stages, num_stages)
+    nodes = zip(graph.nodes, stages, strict=True)
+    return replace(graph, nodes=tuple([replace(node, stage=stage) for node, stage in nodes]))
 
 
 def stages_of(graph: Graph) -> tuple[int, ...]:
@@ -89,13 +89,13 @@ def cross_stage_nodes(graph: Graph) -> tuple[int, ...]:
     stages, makers = stages_of(graph), graph.producers()
     readers = [*[(o.value, UNSTAGED) for o in graph.outputs]]
     readers += [
-        (value, own)
-        for node, own in zip(graph.nodes, stages, strict=True)
-        if own != UNSTAGED
+        (value, stage)
+        for node, stage in zip(graph.nodes, stages, strict=True)
+        if stage != UNSTAGED
         for value in node.inputs
     ]
-    pairs = [(makers[value], own) for value, own in readers]
-    return tuple({i: None for i, own in pairs if stages[i] not in (UNSTAGED, own)})
+    pairs = [(makers[value], stage) for value, stage in readers]
+    return tuple({i: None for i, stage in pairs if stages[i] not in (UNSTAGED, stage)})
 
 
 def edges_of_stages(graph: Graph) -> list[tuple[int, int]]:
@@ -116,20 +116,20 @@ def _edges_of_returns(graph: Graph) -> list[tuple[int, int]]:
     """
     stages, makers = stages_of(graph), graph.producers()
     coming: dict[int, dict[int, None]] = {}
-    for node, own in zip(graph.nodes, stages, strict=True):
+    for node, at in zip(graph.nodes, stages, strict=True):
         for maker in [makers[value] for value in node.inputs]:
             # It comes down through every stage from below its maker's to its reader's.
-            for passed in range(max(own, 0), stages[maker] if own != UNSTAGED else 0):
+            for passed in range(max(at, 0), stages[maker] if at != UNSTAGED else 0):
                 coming.setdefault(passed, {})[maker] = None
     edges: list[tuple[int, int]] = []
-    for stage, came in sorted(coming.items()):
-        is_before = mark_needed(graph, [v for i in came for v in graph.nodes[i].outputs])
+    for stage, arrivals in sorted(coming.items()):
+        is_before = mark_needed(graph, [v for i in arrivals for v in graph.nodes[i].outputs])
         late = [
             index
-            for index, (node, own) in enumerate(zip(graph.nodes, stages, strict=True))
-            if own == stage and node.phase is Phase.BACKWARD and not is_before[index]
+            for index, (node, at) in enumerate(zip(graph.nodes, stages, strict=True))
+            if at == stage and node.phase is Phase.BACKWARD and not is_before[index]
         ]
-        edges += [(maker, index) for index in late for maker in came]
+        edges += [(maker, index) for index in late for maker in arrivals]
     return edges
 
 
@@ -146,13 +146,13 @@ def over_stages(
     there is none.
     """
     last = max([node.stage for node in b.nodes], default=UNSTAGED)
-    made: dict[int, ValueId] = {}
+    totals: dict[int, ValueId] = {}
     for value, stage in values:
-        own, place = max(stage, 0), b.producer_of(value)
-        earlier = (made[own],) if own in made else ()
+        home, place = max(stage, 0), b.producer_of(value)
+        earlier = (totals[home],) if home in totals else ()
         with b.on(place.device):  # the number goes to the values, not they to it
-            made[own] = b.emit_one(op, value, *earlier)
-    parts = [made[s] if s in made else scalar(b, 0, dtype) for s in range(max(last, 0) + 1)]
+            totals[home] = b.emit_one(op, value, *earlier)
+    parts = [totals[s] if s in totals else scalar(b, 0, dtype) for s in range(max(last, 0) + 1)]
     if last < 1:
         return parts[0]
     turn = len([node for node in b.nodes if node.op is OVER_STAGES])
@@ -161,10 +161,10 @@ def over_stages(
 
 
 def _check_used(graph: Graph, found: tuple[int, ...], num_stages: int) -> None:
-    for node, own in zip(graph.nodes, found, strict=True):
-        if own >= num_stages:
+    for node, at in zip(graph.nodes, found, strict=True):
+        if at >= num_stages:
             raise CompileError(
-                f"{node.source}: {node.op} is on stage {own}, and the mesh's axis {STAGE!r} has"
+                f"{node.source}: {node.op} is on stage {at}, and the mesh's axis {STAGE!r} has"
                 f" {num_stages} ranks, for stages 0 to {num_stages - 1}; make the axis longer, or"
                 " cut the job into fewer stages"
             )
@@ -172,7 +172,7 @@ def _check_used(graph: Graph, found: tuple[int, ...], num_stages: int) -> None:
     if idle:
         # The last line that is on a stage; where none is, the last one of the job.
         nodes = zip(graph.nodes, found, strict=True)
-        last = [node for node, own in nodes if own >= 0 and node.phase is Phase.FORWARD]
+        last = [node for node, at in nodes if at >= 0 and node.phase is Phase.FORWARD]
         raise CompileError(
             f"{(last or graph.nodes)[-1].source}: the mesh's axis {STAGE!r} has {num_stages} ranks,"
             f" and nothing of the job is on stage {', '.join(idle)}; say what is, as by"
@@ -203,25 +203,25 @@ class _Stages:
             self._pin_inputs(index)
         # The optimizer's state lies on the stage of its variable.
         for rule in graph.updates:
-            own = self.stage[self.made_by[rule.variable]]
+            home = self.stage[self.made_by[rule.variable]]
             for value in rule.state:
-                self._pin(self.made_by[value], max(own, 0), None)
+                self._pin(self.made_by[value], max(home, 0), None)
         for index, node in enumerate(graph.nodes):
             if self.stage[index] == _OPEN:  # nothing on a stage reads it
-                found = self._stage(node)
-                self.stage[index] = 0 if found == _OPEN else found
+                stage = self._stage(node)
+                self.stage[index] = 0 if stage == _OPEN else stage
             self._pin_inputs(index)
         return tuple(self.stage)
 
     def _stage(self, node: Node) -> int:
         """Return the stage of a node whose operands have theirs."""
-        read = [self.stage[self.made_by[value]] for value in node.inputs]
-        highest = max(read, default=UNSTAGED)
+        stages = [self.stage[self.made_by[value]] for value in node.inputs]
+        highest = max(stages, default=UNSTAGED)
         if node.stage == UNSTAGED:
-            is_open = node.op is VARIABLE or (highest < 0 and _OPEN in read)
+            is_open = node.op is VARIABLE or (highest < 0 and _OPEN in stages)
             return _OPEN if is_open else highest
         if highest > node.stage and node.phase is Phase.FORWARD:
-            maker = self.graph.nodes[self.made_by[node.inputs[read.index(highest)]]]
+            maker = self.graph.nodes[self.made_by[node.inputs[stages.index(highest)]]]
             raise CompileError(
                 f"{node.source}: {node.op} is on stage {node.stage} and reads what {maker.op} makes"
                 f" on stage {highest} ({maker.source}); batches go through stages in order, so let"
@@ -230,17 +230,17 @@ class _Stages:
         return node.stage
 
     def _pin_inputs(self, index: int) -> None:
-        node, own = self.graph.nodes[index], self.stage[index]
-        for value in node.inputs if own >= 0 else ():
+        node, stage = self.graph.nodes[index], self.stage[index]
+        for value in node.inputs if stage >= 0 else ():
             maker = self.made_by[value]
-            self._pin(maker, own, node)
+            self._pin(maker, stage, node)
             source = self.graph.nodes[maker]
             is_of_model = source.op is VARIABLE and source.attrs["role"] in OF_MODEL
-            if is_of_model and self.stage[maker] != own and node.phase is Phase.FORWARD:
+            if is_of_model and self.stage[maker] != stage and node.phase is Phase.FORWARD:
                 first = self.pinned_by.get(maker, source)
                 raise CompileError(
                     f"{node.source}: {source.attrs['role']!s} {source.attrs['name']!r} is read on"
-                    f" stage {own}, and on stage {self.stage[maker]} ({first.source}); it lies on"
+                    f" stage {stage}, and on stage {self.stage[maker]} ({first.source}); it lies on"
                     " one rank: read it on one stage, and hand on what is made of it"
                 )
 
@@ -259,23 +259,23 @@ class _Stages:
 def _counters(graph: Graph) -> set[ValueId]:
     """Return the variables that follow from themselves and constants alone: equal on all ranks."""
     of_rules = {value for rule in graph.updates for value in rule.state}
-    found = {
+    counters = {
         node.outputs[0]
         for node in graph.nodes
         if node.op is VARIABLE and node.attrs["role"] not in OF_MODEL and node.stage == UNSTAGED
     } - of_rules
     # To a fixed point: a counter that is written from what is not free is no counter, and then
-    # neither is what follows from it. `found` only shrinks.
+    # neither is what follows from it. `counters` only shrinks.
     while True:
-        free = set(found)
+        free = set(counters)
         for node in graph.nodes:
             is_made_of_free = bool(node.inputs) and free.issuperset(node.inputs)
             if node.op in (CONSTANT, OVER_STAGES) or (is_made_of_free and node.stage == UNSTAGED):
                 free.update(node.outputs)
         changed = {write.variable for write in graph.writes if write.value not in free}
-        if found.isdisjoint(changed):
-            return found
-        found -= changed
+        if counters.isdisjoint(changed):
+            return counters
+        counters -= changed
 
 
 # What a stage makes and a later one reads goes up from each to the next, and what an earlier one
@@ -342,11 +342,11 @@ class _StageGraph:
         handed_on = self._handed_on(stages)
         is_pipelined = batches_per_step(graph) > 1 or not graph.writes
         below = mine.get((False, False))
-        for node, own in zip(graph.nodes, stages, strict=True):
+        for node, stage in zip(graph.nodes, stages, strict=True):
             # What neighbours wait for goes as soon as it is there: they may be waited for next.
             for way in [way for way, channel in mine.items() if self._can_send(way, channel)]:
                 self._send(mine.pop(way))
-            is_own = node.op is not OVER_STAGES and own in (UNSTAGED, self.stage)
+            is_own = node.op is not OVER_STAGES and stage in (UNSTAGED, self.stage)
             # The first node that lacks an operand needs what comes down. That is received only
             # after all
             # that goes up has been sent.
@@ -391,8 +391,8 @@ class _StageGraph:
                     for place, (before, v) in enumerate(zip(node.inputs, inputs, strict=True))
                 ]
             )
-        made = self.b.copy(node, inputs, [self.graph.types[v] for v in node.outputs])
-        self.held.update(zip(node.outputs, made, strict=True))
+        copies = self.b.copy(node, inputs, [self.graph.types[v] for v in node.outputs])
+        self.held.update(zip(node.outputs, copies, strict=True))
 
     def _handed_on(self, stages: Sequence[int]) -> set[ValueId]:
         """Return the counters of batches that are read on the way up, and on the way back.
@@ -403,22 +403,22 @@ class _StageGraph:
             return set()
         scratch = {
             n.outputs[0]
-            for n, own in zip(self.graph.nodes, stages, strict=True)
-            if n.op is VARIABLE and own == UNSTAGED and n.attrs["role"] == SCRATCH
+            for n, stage in zip(self.graph.nodes, stages, strict=True)
+            if n.op is VARIABLE and stage == UNSTAGED and n.attrs["role"] == SCRATCH
         }
-        read = {
+        reads = {
             v
-            for n, own in zip(self.graph.nodes, stages, strict=True)
-            if own in (UNSTAGED, self.stage) and n.phase is Phase.FORWARD
+            for n, stage in zip(self.graph.nodes, stages, strict=True)
+            if stage in (UNSTAGED, self.stage) and n.phase is Phase.FORWARD
             for v in n.inputs
         }
-        return scratch & read
+        return scratch & reads
 
     def _join(self, node: Node) -> None:
         """Emit what all stages make of what each has made."""
-        own = self.held[node.inputs[self.stage]]
+        part = self.held[node.inputs[self.stage]]
         with self.b.like_node(node):
-            (self.held[node.outputs[0]],) = self.b.emit(ALL_REDUCE, (own,), node.attrs)
+            (self.held[node.outputs[0]],) = self.b.emit(ALL_REDUCE, (part,), node.attrs)
 
     def _send(self, channel: _Channel | None) -> None:
         if channel is None:
@@ -471,18 +471,18 @@ def _on_the_way_back(node: Node) -> Node:
 def _channels(graph: Graph, stages: Sequence[int], num_stages: int) -> tuple[_Channel, ...]:
     """Return what goes through each channel, those up before those down, after all collectives."""
     lowest, highest = _reach(graph, stages, num_stages)
-    made_on = {v: own for n, own in zip(graph.nodes, stages, strict=True) for v in n.outputs}
+    made_on = {v: stage for n, stage in zip(graph.nodes, stages, strict=True) for v in n.outputs}
     order = 1 + max([n.attrs.int_("order") for n in graph.nodes if is_comm.get(n.op)], default=-1)
-    found: list[_Channel] = []
+    channels: list[_Channel] = []
     edges = [(s, s + 1) for s in range(num_stages - 1)]
     for source, target in [*edges, *[(b, a) for a, b in reversed(edges)]]:
         if target > source:
             values = [v for v in highest if made_on[v] <= source < highest[v]]
         else:
             values = [v for v in lowest if made_on[v] >= source > lowest[v]]
-        found.append(_Channel(source, target, tuple(sorted(values)), order))
+        channels.append(_Channel(source, target, tuple(sorted(values)), order))
         order += len(values)
-    return tuple(found)
+    return tuple(channels)
 
 
 def _reach(
@@ -497,9 +497,9 @@ def _reach(
     lowest: dict[ValueId, int] = {}
     highest: dict[ValueId, int] = {}
     reads = [
-        (value, own, node)
-        for node, own in zip(graph.nodes, stages, strict=True)
-        if own != UNSTAGED
+        (value, at, node)
+        for node, at in zip(graph.nodes, stages, strict=True)
+        if at != UNSTAGED
         for value in node.inputs
     ]
     last = graph.nodes[-1]
@@ -507,18 +507,18 @@ def _reach(
     reads += [(o.value, s, last) for o in graph.outputs for s in (0, num_stages - 1)]
     for value, reader, node in reads:
         maker = producers[value]
-        own = stages[maker]
-        if own in (UNSTAGED, reader):
+        at = stages[maker]
+        if at in (UNSTAGED, reader):
             continue
-        made = graph.nodes[maker]
-        is_late = reader > own and made.phase is not Phase.FORWARD
+        source = graph.nodes[maker]
+        is_late = reader > at and source.phase is not Phase.FORWARD
         if is_late or (per_step[maker] and not per_batch[maker]):
             raise CompileError(
-                f"{node.source}: {node.op} on stage {reader} reads what {made.op} makes on stage"
-                f" {own} ({made.source}) when the batch has gone back already; stages hand on what"
+                f"{node.source}: {node.op} on stage {reader} reads what {source.op} makes on stage"
+                f" {at} ({source.source}) when the batch has gone back already; stages hand on what"
                 " the forward pass makes upwards, and gradients downwards"
             )
-        if reader > own:
+        if reader > at:
             highest[value] = max(highest.get(value, reader), reader)
         else:
             lowest[value] = min(lowest.get(value, reader), reader)
