@@ -106,17 +106,17 @@ class Play:
             rank.say(Hello())
 
     def moves(self):
-        found = []
+        choices = []
         for rank in self.ranks:
             if rank.up:
-                found.append(("up", rank.number))
+                choices.append(("up", rank.number))
             if rank.is_dead or rank.has_left or rank.aborted:
                 continue
             if rank.down:
-                found.append(("down", rank.number))
+                choices.append(("down", rank.number))
             if self._next(rank):
-                found.append(("act", rank.number))
-        return found
+                choices.append(("act", rank.number))
+        return choices
 
     def make(self, move):
         kind, number = move

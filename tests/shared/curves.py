@@ -43,11 +43,11 @@ class Optimized:
 
 def sgd(rate: float = 0.05, momentum: float = 0.9) -> tuple[Optimized]:
     """Return gradient descent over all parameters."""
-    own = {"momentum": momentum}
+    options = {"momentum": momentum}
     return (
         Optimized(
-            af.optim.SGD(rate, **own),
-            lambda torch, params: torch.optim.SGD(params, rate, **own),
+            af.optim.SGD(rate, **options),
+            lambda torch, params: torch.optim.SGD(params, rate, **options),
         ),
     )
 
@@ -99,18 +99,18 @@ def torch_classifies(torch: Any, model: Any, batch: Any) -> Any:
 
 def first_weights(curve: Curve, model: nn.Module) -> Arrays:
     """Return first values of all parameters by our names; buffers begin as the layers say."""
-    found = {}
+    weights = {}
     for name, parameter in model.named_parameters():
         shape = parameter.shape
-        drawn = seeded("weight", name, shape).standard_normal(shape)
+        normal = seeded("weight", name, shape).standard_normal(shape)
         if len(shape) > 1:
             spread = 1.0 / np.sqrt(np.prod(shape[1:]))
-            for pattern, own in (curve.weights or {}).items():
-                spread = own if fnmatchcase(name, pattern) else spread
-            found[name] = drawn * spread
+            for pattern, scale in (curve.weights or {}).items():
+                spread = scale if fnmatchcase(name, pattern) else spread
+            weights[name] = normal * spread
         else:
-            found[name] = 0.1 * drawn + (1.0 if name.endswith("weight") else 0.0)
-    return {name: np.asarray(array, np.float32) for name, array in found.items()}
+            weights[name] = 0.1 * normal + (1.0 if name.endswith("weight") else 0.0)
+    return {name: np.asarray(array, np.float32) for name, array in weights.items()}
 
 
 def begun(curve: Curve) -> nn.Module:
@@ -133,46 +133,46 @@ def job_of(curve: Curve, **options: Any) -> Any:
 def ours(curve: Curve, precision: str = "float32") -> dict[str, list[float]]:
     """Return the losses of twenty steps by key, of a job."""
     model, job = begun(curve), job_of(curve, precision=PRECISION[precision])
-    found: dict[str, list[float]] = {o.loss: [] for o in curve.optimizers}
+    by_key: dict[str, list[float]] = {o.loss: [] for o in curve.optimizers}
     try:
         for step in range(STEPS):
-            made = job.step(model, curve.batch(step))
-            for key, losses in found.items():
-                losses.append(float(made[key]))
+            outputs = job.step(model, curve.batch(step))
+            for key, losses in by_key.items():
+                losses.append(float(outputs[key]))
     finally:
         job.close(model)
-    return found
+    return by_key
 
 
 def torchs(curve: Curve, torch: Any) -> dict[str, list[float]]:
     """Return the same by torch in float64, all updates of a step from the values before it."""
-    own, model = curve.model(), curve.torch_model(torch).double()
-    renamed = {torch_name(curve, n): a for n, a in first_weights(curve, own).items()}
-    stored = {torch_name(curve, n) for n, _ in own.named_stored()}
+    our_model, model = curve.model(), curve.torch_model(torch).double()
+    renamed = {torch_name(curve, n): a for n, a in first_weights(curve, our_model).items()}
+    stored = {torch_name(curve, n) for n, _ in our_model.named_stored()}
     assert stored == {*model.state_dict()}, stored ^ {*model.state_dict()}
     loaded = {n: torch.tensor(a).double() for n, a in renamed.items()}
     model.load_state_dict(loaded, strict=False)
     model.train()
-    chosen = [
+    groups = [
         [p for n, p in model.named_parameters() if fnmatchcase(n, o.pattern)]
         for o in curve.optimizers
     ]
     optimizers = [
-        o.torchs(torch, params) for o, params in zip(curve.optimizers, chosen, strict=True)
+        o.torchs(torch, params) for o, params in zip(curve.optimizers, groups, strict=True)
     ]
-    found: dict[str, list[float]] = {o.loss: [] for o in curve.optimizers}
+    by_key: dict[str, list[float]] = {o.loss: [] for o in curve.optimizers}
     for step in range(STEPS):
         batch = {n: torch.tensor(_wide(a)) for n, a in curve.batch(step).items()}
-        made = curve.torch_loss(torch, model, batch)
-        made = made if isinstance(made, dict) else {"loss": made}
-        for o, params in zip(curve.optimizers, chosen, strict=True):
-            found[o.loss].append(made[o.loss].item())
-            grads = torch.autograd.grad(made[o.loss], params, retain_graph=True)
+        outputs = curve.torch_loss(torch, model, batch)
+        outputs = outputs if isinstance(outputs, dict) else {"loss": outputs}
+        for o, params in zip(curve.optimizers, groups, strict=True):
+            by_key[o.loss].append(outputs[o.loss].item())
+            grads = torch.autograd.grad(outputs[o.loss], params, retain_graph=True)
             for parameter, grad in zip(params, grads, strict=True):
                 parameter.grad = grad
         for optimizer in optimizers:
             optimizer.step()
-    return found
+    return by_key
 
 
 def torch_name(curve: Curve, name: str) -> str:
@@ -196,7 +196,7 @@ def check(curve: Curve, precision: str, expected: Mapping[str, Sequence[float]])
 
 def all_curves() -> list[Curve]:
     """Return the curves of all files of tests/oracle/models."""
-    found = []
+    curves = []
     for file in sorted((FOLDER.parents[1] / "oracle" / "models").glob("test_*.py")):
         spec = importlib.util.spec_from_file_location(f"curves_of_{file.stem}", file)
         assert spec is not None
@@ -204,8 +204,8 @@ def all_curves() -> list[Curve]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-        found += module.CURVES
-    return found
+        curves += module.CURVES
+    return curves
 
 
 def stored(name: str) -> dict[str, dict[str, list[float]]]:

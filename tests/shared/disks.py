@@ -130,8 +130,8 @@ class LogFs:
         if path.name not in entries:
             self._link(parent, path.name, Inode())
         inode = entries[path.name]
-        for held, holder in self._locks.values():
-            if held == inode:
+        for locked, holder in self._locks.values():
+            if locked == inode:
                 raise BlockingIOError(errno.EWOULDBLOCK, holder, str(path))
         fd = self._open(inode)
         self._locks[fd] = (inode, owner)
@@ -154,15 +154,15 @@ class LogFs:
     def write(self, fd: int, data: memoryview) -> int:
         """See `Fs.write`."""
         inode = self.open_files[fd]
-        taken = bytes(data[: self._max_write_bytes])
+        chunk = bytes(data[: self._max_write_bytes])
         if self._capacity_bytes is not None:
-            taken = taken[: max(0, self._capacity_bytes - self.used_bytes())]
-            if data and not taken:
+            chunk = chunk[: max(0, self._capacity_bytes - self.used_bytes())]
+            if data and not chunk:
                 raise _error(errno.ENOSPC, "write")
         content = self.inodes[inode].data
-        self.log.append(DiskWrite(inode, len(content), taken))
-        content += taken
-        return len(taken)
+        self.log.append(DiskWrite(inode, len(content), chunk))
+        content += chunk
+        return len(chunk)
 
     def readinto(self, fd: int, buffer: memoryview) -> int:
         """See `Fs.readinto`."""
@@ -238,16 +238,16 @@ class LogFs:
 
     def files(self) -> dict[Path, bytes]:
         """Return every file by path."""
-        found: dict[Path, bytes] = {}
+        contents: dict[Path, bytes] = {}
         stack = [(Path("/"), _ROOT)]
         while stack:
             path, number = stack.pop()
             inode = self.inodes[number]
             if inode.entries is None:
-                found[path] = bytes(inode.data)
+                contents[path] = bytes(inode.data)
             else:
                 stack += [(path / name, child) for name, child in inode.entries.items()]
-        return found
+        return contents
 
     def crash(self, num_operations: int, random: Random, drop: float) -> LogFs:
         """Return a disk as a power cut may leave it.
@@ -258,8 +258,8 @@ class LogFs:
             drop: probability that an operation no sync covers is lost.
         """
         disk = LogFs(self._directory)
-        done = self.log[:num_operations]
-        for operation, is_durable in zip(done, _durable(done), strict=True):
+        operations = self.log[:num_operations]
+        for operation, is_durable in zip(operations, _durable(operations), strict=True):
             is_kept = is_durable or random.random() >= drop
             if is_kept and not isinstance(operation, Sync | Mark):
                 disk._replay(operation, self.inodes, None if is_durable else random)

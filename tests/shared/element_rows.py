@@ -11,8 +11,8 @@ from op_table import ROWS, X, counts, normal, positive, row, softmax
 def spread(dtype, count=9):
     """Return integers from the least to the greatest of a dtype, 0 and those next to it."""
     limits = np.iinfo(dtype)
-    found = [limits.min, limits.min + 1, -1, 0, 1, 2, 3, limits.max - 1, limits.max]
-    return np.array([n % 2**limits.bits for n in found[-count:]], np.uint64).astype(dtype)
+    edges = [limits.min, limits.min + 1, -1, 0, 1, 2, 3, limits.max - 1, limits.max]
+    return np.array([n % 2**limits.bits for n in edges[-count:]], np.uint64).astype(dtype)
 
 
 def erf(x):

@@ -159,22 +159,22 @@ def emulated_run(
     """
     dtypes = dtypes or [None] * len(inputs)
     output_strides = output_strides or [None] * len(results)
-    found = None
+    last_bits = None
     for seed in seeds:
-        given = []
+        ins = []
         for array, dtype in zip(inputs, dtypes, strict=True):
             place = Place(type_of(array, dtype), array.strides, offset_bytes)
             place.array[...] = array
-            given.append(place)
-        made = [
+            ins.append(place)
+        outs = [
             Place(type_, strides, offset_bytes)
             for type_, strides in zip(results, output_strides, strict=True)
         ]
         for output, index in in_place:
-            made[output] = given[index]
+            outs[output] = ins[index]
         operands = [
             tuple([Operand(p.view.type, 0, p.view.strides_bytes) for p in places])
-            for places in (given, made)
+            for places in (ins, outs)
         ]
         needs = kernel.query(attrs, *operands)
         assert needs is not None, f"{kernel.name} does not take the call"
@@ -182,8 +182,8 @@ def emulated_run(
         scratch = Place(TensorType(DType.UINT8, (needs.workspace_bytes,)))
         calls = kernel.bind(
             attrs,
-            tuple([p.view for p in given]),
-            tuple([p.view for p in made]),
+            tuple([p.view for p in ins]),
+            tuple([p.view for p in outs]),
             scratch.view if needs.workspace_bytes else None,
         )
         calls = single(calls, way)
@@ -191,18 +191,20 @@ def emulated_run(
         cell, elsewhere = np.zeros(7, np.int64), np.zeros(2, np.int64)
         cell[4:6] = elsewhere.ctypes.data, elsewhere.ctypes.data + 8
         execute(calls, seed, cell)
-        for place in (*given, *made, scratch):
+        for place in (*ins, *outs, scratch):
             place.check()
         shared = {index for _, index in in_place}
-        for index, (place, array) in enumerate(zip(given, inputs, strict=True)):
+        for index, (place, array) in enumerate(zip(ins, inputs, strict=True)):
             if index not in shared:
                 np.testing.assert_array_equal(place.array, array)
-        bits = [p.array.tobytes() for p in made]
-        assert found is None or found == bits, "another order of threads and blocks, other bits"
-        found = bits
+        bits = [p.array.tobytes() for p in outs]
+        assert last_bits is None or last_bits == bits, (
+            "another order of threads and blocks, other bits"
+        )
+        last_bits = bits
     error = None
     if cell[1]:
         (status,) = {c.status for c in calls if isinstance(c, RunKernel) and c.status is not None}
         error = status.explain(int(cell[2]), int(cell[3]))
-    outputs = tuple([p.array.copy() for p in made])
+    outputs = tuple([p.array.copy() for p in outs])
     return Emulated(outputs, tuple([int(word) for word in cell]), error, calls, needs)

@@ -81,9 +81,9 @@ def interpret(program, rows, columns, arrays):
         x = from_bits(array) if entry.dtype.value == "bfloat16" else array
         x = x.astype(np.float64) if entry.dtype.value.startswith(("float", "bf")) else x
         if entry.kind in (Kind.FULL, Kind.ROW):
-            own = np.arange(rows) // entry.every
+            numbers = np.arange(rows) // entry.every
             x = x.reshape(x.shape[0] if x.ndim == 2 else -1, columns if entry.kind is FULL else 1)
-            x = x[own % entry.count if entry.count else own]
+            x = x[numbers % entry.count if entry.count else numbers]
         else:
             x = x.reshape(1, -1)
         values.append(x)
@@ -109,18 +109,18 @@ def _step(instruction, operands, rows, columns):
         return np.arange(columns, dtype=np.int32)[None]
     if op == "row_index":
         every, count = instruction.constants
-        own = np.arange(rows, dtype=np.int32)[:, None] // every
-        return own % count if count else own
+        ids = np.arange(rows, dtype=np.int32)[:, None] // every
+        return ids % count if count else ids
     if op == "check_index":
         return operands[0]
     if op == "philox":
         key, p = instruction.constants
         seed, step = (int(x[0, 0]) for x in operands[:2])
-        own = np.arange(rows * columns).reshape(rows, columns)
+        ids = np.arange(rows * columns).reshape(rows, columns)
         for first in operands[2:]:
-            own = np.arange(columns) + first if len(first) > 1 else own + first
-        kept = dropout_mask(seed, step, key, p, int(own.max(initial=0)) + 1)
-        return kept[own]
+            ids = np.arange(columns) + first if len(first) > 1 else ids + first
+        mask = dropout_mask(seed, step, key, p, int(ids.max(initial=0)) + 1)
+        return mask[ids]
     if op in _REDUCTIONS:
         x = np.broadcast_to(operands[0], (rows, columns))
         return _REDUCTIONS[op](x, axis=1, keepdims=True).astype(wide)
@@ -130,9 +130,9 @@ def _step(instruction, operands, rows, columns):
 
 
 def shape_of(kind, rows, columns, own_rows=None):
-    own = rows if own_rows is None else own_rows
+    count = rows if own_rows is None else own_rows
     return {
-        Kind.FULL: (own, columns), Kind.ROW: (own,), Kind.COLUMN: (columns,), Kind.SCALAR: ()
+        Kind.FULL: (count, columns), Kind.ROW: (count,), Kind.COLUMN: (columns,), Kind.SCALAR: ()
     }[kind]  # fmt: skip
 
 
@@ -157,8 +157,8 @@ def compare(program, got, expected, tolerance):
             continue
         np.testing.assert_array_equal(np.isnan(y), np.isnan(want))
         is_half = dtype.itemsize == 2
-        own = tolerance + 0.01 * is_half if has_single or is_half else tolerance * 1e-8
-        np.testing.assert_allclose(y, want, rtol=own, atol=own)
+        limit = tolerance + 0.01 * is_half if has_single or is_half else tolerance * 1e-8
+        np.testing.assert_allclose(y, want, rtol=limit, atol=limit)
 
 
 def operands(program, rows, columns, seed=0, scale=1.0):
@@ -228,9 +228,9 @@ def cross_entropy(classes):
 def dropout(p=0.3, key=11):
     b = Builder()
     x, bias, seed, step = b.input(), b.input(COLUMN), b.input(SCALAR, I64), b.input(SCALAR, I64)
-    kept = b.op("philox", seed, step, dtype=BOOL, kind=FULL, constants=(key, p))
-    factor = b.op("select", kept, b.constant(1 / (1 - p)), b.constant(0.0))
-    return b.program(b.op("mul", b.op("add", x, bias), factor), kept)
+    mask = b.op("philox", seed, step, dtype=BOOL, kind=FULL, constants=(key, p))
+    factor = b.op("select", mask, b.constant(1 / (1 - p)), b.constant(0.0))
+    return b.program(b.op("mul", b.op("add", x, bias), factor), mask)
 
 
 def dropout_of_part(kind):
@@ -239,16 +239,16 @@ def dropout_of_part(kind):
     x, seed, step = b.input(), b.input(SCALAR, I64), b.input(SCALAR, I64)
     root = b.input(kind, I64)
     state = (seed, step, b.op("mul", root, root))
-    kept = b.op("philox", *state, dtype=BOOL, kind=FULL, constants=(5, 0.4))
-    y = b.op("select", kept, x, b.constant(0.0))
+    mask = b.op("philox", *state, dtype=BOOL, kind=FULL, constants=(5, 0.4))
+    y = b.op("select", mask, x, b.constant(0.0))
     return b.program(y, b.reduce("row_sum", y))
 
 
 def flat_dropout():
     b = Builder()
     x, seed, step = b.input(), b.input(SCALAR, I64), b.input(SCALAR, I64)
-    kept = b.op("philox", seed, step, dtype=BOOL, kind=FULL, constants=(3, 0.5))
-    return b.program(b.op("select", kept, x, b.constant(0.0)))
+    mask = b.op("philox", seed, step, dtype=BOOL, kind=FULL, constants=(3, 0.5))
+    return b.program(b.op("select", mask, x, b.constant(0.0)))
 
 
 def gelu_grad_and_bias():

@@ -18,15 +18,17 @@ def fed(b, arrays):
 
 def walked(nodes, known):
     """Return what the values of some nodes are; inputs and variables are known by value or name."""
-    held = dict(known)
+    values = dict(known)
     for node in nodes:
         if node.op in (INPUT, VARIABLE):
             (value,) = node.outputs
-            held[value] = held[value] if value in held else np.asarray(known[node.attrs["name"]])
+            values[value] = (
+                values[value] if value in values else np.asarray(known[node.attrs["name"]])
+            )
         else:
-            made = reference.get(node.op)(node.attrs, *[held[v] for v in node.inputs])
-            held.update(zip(node.outputs, made, strict=True))
-    return held
+            outputs = reference.get(node.op)(node.attrs, *[values[v] for v in node.inputs])
+            values.update(zip(node.outputs, outputs, strict=True))
+    return values
 
 
 def pull(b, nodes, grads):
@@ -48,12 +50,12 @@ def slopes(objective, arrays):
     for index, array in enumerate(arrays):
         if array.dtype != np.float64:
             continue
-        found = np.zeros(array.shape)
+        slope = np.zeros(array.shape)
         for place in np.ndindex(array.shape):
             sides = []
             for step in (1e-6, -1e-6):
                 moved = [np.array(a) for a in arrays]
                 moved[index][place] += step
                 sides.append(objective(moved))
-            found[place] = (sides[0] - sides[1]) / 2e-6
-        yield index, found
+            slope[place] = (sides[0] - sides[1]) / 2e-6
+        yield index, slope

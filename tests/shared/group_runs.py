@@ -29,12 +29,12 @@ class OnHost:
         if outputs is not None:
             results = [replace(r, shape=out.shape) for r, out in zip(results, outputs, strict=True)]
         options = {"dtypes": dtypes, "output_strides": strides, "in_place": in_place}
-        found = emulated_run(self.toolchain, CUDA, attrs, tuple(arrays), tuple(results), **options)
-        if found.error is not None:
-            raise found.error
-        for out, made in zip(outputs or (), found.outputs, strict=outputs is not None):
-            out[...] = made
-        return found.outputs, found.needs
+        trial = emulated_run(self.toolchain, CUDA, attrs, tuple(arrays), tuple(results), **options)
+        if trial.error is not None:
+            raise trial.error
+        for out, array in zip(outputs or (), trial.outputs, strict=outputs is not None):
+            out[...] = array
+        return trial.outputs, trial.needs
 
 
 def run(kernel, program, rows, columns, arrays, **options):

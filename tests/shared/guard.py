@@ -45,13 +45,13 @@ def start() -> int | None:
 
 def marked(mark: str) -> list[int]:
     """Return the processes whose environment at their start had the mark."""
-    wanted, found = f"{MARK}={mark}".encode(), []
+    variable, pids = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):  # it ended, or is another user's
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found
+                if variable in (folder / "environ").read_bytes().split(b"\0"):
+                    pids.append(int(folder.name))
+    return pids
 
 
 def kill_marked(mark: str) -> None:

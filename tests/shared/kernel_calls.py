@@ -68,22 +68,22 @@ def fused(op, attrs, inputs, dtypes=None):
 
     An op with a program is a fused kernel; rows of its operands that lie unevenly are dense there.
     """
-    found = find_op(op) if op in {o.name for o in all_ops()} else None
-    is_update = found is not None and update.has(found)
-    if found is None or not (is_update or expand.has(found)):
+    registered = find_op(op) if op in {o.name for o in all_ops()} else None
+    is_update = registered is not None and update.has(registered)
+    if registered is None or not (is_update or expand.has(registered)):
         return op, attrs, tuple(inputs)
     b = GraphBuilder()
     dtypes = dtypes or [x.dtype.name for x in inputs]
-    given = [
+    values = [
         b.emit_one(INPUT, name=str(i), dtype=dtype, shape=x.shape)
         for i, (x, dtype) in enumerate(zip(inputs, dtypes, strict=True))
     ]
-    b.outputs = [Output(str(i), v) for i, v in enumerate(b.emit(found, given, attrs))]
+    b.outputs = [Output(str(i), v) for i, v in enumerate(b.emit(registered, values, attrs))]
     nodes = [n for n in fuse.run(b.freeze()).nodes if n.op not in (INPUT, RESHAPE, BROADCAST_TO)]
     if [n.op.name for n in nodes] != [op if is_update else "fused"]:
         return op, attrs, tuple(inputs)
     (node,) = nodes
-    arrays = [inputs[given.index(v)] for v in node.inputs]
+    arrays = [inputs[values.index(v)] for v in node.inputs]
     return launched_op(node.op), dict(node.attrs), tuple([np.asarray(x, order="C") for x in arrays])
 
 
@@ -157,12 +157,12 @@ def call_kernel(kernel, attrs, inputs, outputs, launches=2, of=operand):
     Checks that the inputs, and all bytes around outputs and scratch, are left alone.
     """
     before = [x.copy() for x in inputs]
-    made = [guarded(out) for out in outputs]
-    arrays = tuple(array for array, _ in made)
+    guards = [guarded(out) for out in outputs]
+    arrays = tuple(array for array, _ in guards)
     launch, _, check_scratch = bind_kernel(kernel, attrs, inputs, arrays, of)
     for _ in range(launches):
         launch()
-    for check in (check_scratch, *[check for _, check in made]):
+    for check in (check_scratch, *[check for _, check in guards]):
         check()
     for x, old in zip(inputs, before, strict=True):
         np.testing.assert_array_equal(x, old)
@@ -188,12 +188,12 @@ def run_typed(
     around outputs and scratch, are left alone.
     """
     before = [x.copy() for x in arrays]
-    made = [guarded(spoiled(t.shape, numpy_dtype(t.dtype))) for t in results]
-    outs = [array for array, _ in made] if outputs is None else outputs
-    given = before if in_place else arrays
+    guards = [guarded(spoiled(t.shape, numpy_dtype(t.dtype))) for t in results]
+    outs = [array for array, _ in guards] if outputs is None else outputs
+    operands = before if in_place else arrays
     for out, index in in_place:
-        outs[out] = given[index]
-    needs = kernel.query(attrs, typed(dtypes, given), typed([t.dtype for t in results], outs))
+        outs[out] = operands[index]
+    needs = kernel.query(attrs, typed(dtypes, operands), typed([t.dtype for t in results], outs))
     if needs is None:
         raise Declined(f"{kernel.name} does not take the call")
     assert {*in_place} <= {*needs.in_place}
@@ -201,12 +201,12 @@ def run_typed(
         between()
     workspace, behind = garbage(needs.workspace_bytes)
     scratch = workspace if needs.workspace_bytes else None
-    launch = kernel.bind(attrs, tuple(given), tuple(outs), scratch)
+    launch = kernel.bind(attrs, tuple(operands), tuple(outs), scratch)
     for _ in range(1 if in_place else launches):
         workspace[:] = 0xFF
         launch()
     assert (behind == GUARD).all(), "bytes behind the scratch were written"
-    for _, check in made:
+    for _, check in guards:
         check()
     if not in_place:
         for x, old in zip(arrays, before, strict=True):

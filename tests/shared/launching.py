@@ -39,9 +39,9 @@ def launcher(folder):
     def start(script, *arguments, n=2, grace=0.3, is_group=False, **environ):
         file = folder / "script.py"
         file.write_text(script)
-        own = [sys.executable, "-m", "actorflow", "launch", "-n", str(n), "--grace", str(grace)]
+        command = [sys.executable, "-m", "actorflow", "launch", "-n", str(n), "--grace", str(grace)]
         process = subprocess.Popen(
-            [*own, str(file), *arguments],
+            [*command, str(file), *arguments],
             env={**os.environ, "TELLS": str(folder / "tells"), **environ},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
             start_new_session=is_group,

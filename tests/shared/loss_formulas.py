@@ -15,8 +15,8 @@ def weighted_losses(logits, labels, weight, smoothing):
     share = weight[labels.astype(int)]
     even = ((lse[:, None] - logits) * weight).mean(1)
     picked = logits[np.arange(len(logits)), labels.astype(int)]
-    made = (lse - picked) * share * (1 - smoothing) + even * smoothing
-    return made, share, *statistics
+    loss = (lse - picked) * share * (1 - smoothing) + even * smoothing
+    return loss, share, *statistics
 
 
 def soft_losses(logits, target):

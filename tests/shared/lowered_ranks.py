@@ -28,8 +28,8 @@ def laid_out(graph, mesh, fixed_words, link=NEAR):
     choices = []
     for axis, name in enumerate(mesh.names):
         earlier = list(zip(mesh.shape, choices, strict=False))
-        own = MeshAxis(mesh.shape[axis], MeshLink(), Speed())
-        choices.append(choose(graph, earlier, own, fixed_words(graph, name)))
+        mesh_axis = MeshAxis(mesh.shape[axis], MeshLink(), Speed())
+        choices.append(choose(graph, earlier, mesh_axis, fixed_words(graph, name)))
     return SbpAssignment(mesh, (link,) * len(mesh.shape), tuple(choices))
 
 
@@ -44,8 +44,8 @@ def ordered(local, mesh, hardware=None, **asked):
     hardware = hardware or made_up("made-up", ("mul", "add", "fused"))
     hardware = replace(hardware, ranks=joined(mesh, MeshLink()))
     devices = tuple([str(device) for device in hardware.devices])
-    own = {"verify": True, "mesh": mesh.axes, "devices": devices}
-    options = CompileOptions("job", **own, **asked)
+    settings = {"verify": True, "mesh": mesh.axes, "devices": devices}
+    options = CompileOptions("job", **settings, **asked)
     steps = [s for s in check_order(PASSES, options, LOWERING_NEEDS) if s.name != "distribute"]
     names = [step.name for step in steps]
     steps = [step for step in steps[names.index("stage_updates") :] if not step.per_choice]

@@ -86,9 +86,9 @@ def same_bits(dtype, found, wanted):
 def placed(communicator, array):
     """Return an array of these values in memory that ranks share."""
     block = communicator.allocate(array.nbytes, 64)
-    own = block.view(array.dtype).reshape(array.shape) if array.nbytes else array.copy()
-    own[...] = array
-    return own
+    shared = block.view(array.dtype).reshape(array.shape) if array.nbytes else array.copy()
+    shared[...] = array
+    return shared
 
 
 def type_of(dtype, array):

@@ -60,8 +60,8 @@ class Row(NamedTuple):
     def outputs(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray | None, ...]:
         """Return what the formula says of these inputs, one entry per output."""
         with np.errstate(all="ignore"):
-            made = self.formula(*inputs)
-        return made if isinstance(made, tuple) else (made,)
+            results = self.formula(*inputs)
+        return results if isinstance(results, tuple) else (results,)
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -104,13 +104,13 @@ def softmax(x, scale, causal):
 
 def attention(q, k, v, *more, scale, causal, p=0.0, key=0, numbered=False):
     scores = scale * (q @ k.swapaxes(-1, -2)) + (more[0] if (len(more) - numbered) % 2 else 0)
-    seen = np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2], dtype=bool)
-    e = np.exp(np.where(seen | (not causal), scores, -np.inf))
-    kept = weights = e / e.sum(-1, keepdims=True)
+    is_visible = np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2], dtype=bool)
+    e = np.exp(np.where(is_visible | (not causal), scores, -np.inf))
+    dropped = weights = e / e.sum(-1, keepdims=True)
     drop, flat = dropout_of_part if numbered else dropout, weights.reshape(*q.shape[:-2], -1)
     if len(more) > 1:
-        kept = drop(flat, *more[-2 - numbered :], p=p, key=key).reshape(weights.shape)
-    return kept @ v, np.log(e.sum(-1))
+        dropped = drop(flat, *more[-2 - numbered :], p=p, key=key).reshape(weights.shape)
+    return dropped @ v, np.log(e.sum(-1))
 
 
 def stretched(x, shape):
@@ -167,8 +167,8 @@ def row(op, formula, *inputs, flags="", **attrs):
     """Return a row; the formula gets the attributes that are called like parameters of it."""
     code = getattr(formula, "__code__", None)
     names = getattr(formula, "names", code.co_varnames if code else ())
-    own = {k: v for k, v in attrs.items() if k in names}
-    return Row(op, inputs, attrs, lambda *a: formula(*a, **own), frozenset(flags.split()))
+    keywords = {k: v for k, v in attrs.items() if k in names}
+    return Row(op, inputs, attrs, lambda *a: formula(*a, **keywords), frozenset(flags.split()))
 
 
 X, ROWS, CUBE = normal(2, 3, 5), normal(6, 5), normal(2, 3, 4)
@@ -234,33 +234,31 @@ def updates():
 
 def adaptive_updates(p, g, m, decay):
     """Yield the updates that follow the size of gradients, of one shape."""
-    own, v = {"weight_decay": decay}, positive(*p.shape)
-    yield row("adam_update", adam, p, g, m, v, LR, ONE, **own, **ADAM)
+    wd, v = {"weight_decay": decay}, positive(*p.shape)
+    yield row("adam_update", adam, p, g, m, v, LR, ONE, **wd, **ADAM)
     for decoupled in (False, True):
         most = positive(*p.shape, seed=1)
         yield row(
             "amsgrad_update", amsgrad, p, g, m, v, most, LR, ONE,
-            decoupled=decoupled, **own, **ADAM,
+            decoupled=decoupled, **wd, **ADAM,
         )  # fmt: skip
     yield row(
-        "adagrad_update", adagrad, p, g, v, LR, ONE, lr_decay=0.1, eps=1e-3, maximize=True, **own
+        "adagrad_update", adagrad, p, g, v, LR, ONE, lr_decay=0.1, eps=1e-3, maximize=True, **wd
     )
-    yield row("lion_update", lion, p, g, m, LR, beta1=0.9, beta2=0.7, **own)
-    yield row(
-        "damped_momentum_update", damped, p, g, m, LR, ONE, momentum=0.9, dampening=0.4, **own
-    )
-    yield row("lamb_step", lamb_step, p, g, m, v, LR, ONE, **own, **ADAM)
-    yield row("decayed_step", decayed_step, p, g, LR, **own)
+    yield row("lion_update", lion, p, g, m, LR, beta1=0.9, beta2=0.7, **wd)
+    yield row("damped_momentum_update", damped, p, g, m, LR, ONE, momentum=0.9, dampening=0.4, **wd)
+    yield row("lamb_step", lamb_step, p, g, m, v, LR, ONE, **wd, **ADAM)
+    yield row("decayed_step", decayed_step, p, g, LR, **wd)
     yield row("approach", lambda old, new, share: (1 - share) * old + share * new, p, g, LR)
-    yield row("muon_step", muon_step, p, g, m, v, LR, momentum=0.9, scale=1.5, **own)
+    yield row("muon_step", muon_step, p, g, m, v, LR, momentum=0.9, scale=1.5, **wd)
     for centered in (False, True):
         for momentum in (0.0, 0.9):
             name = "centered_" * centered + "rmsprop" + "_momentum" * bool(momentum) + "_update"
             states = [v + 9.0, *[m] * centered, *[g] * bool(momentum)]
             formula = partial(
-                rmsprop, eps=1e-3, alpha=0.8, momentum=momentum, centered=centered, **own
+                rmsprop, eps=1e-3, alpha=0.8, momentum=momentum, centered=centered, **wd
             )
-            attrs = {"alpha": 0.8, "eps": 1e-3, "momentum": momentum, **own}
+            attrs = {"alpha": 0.8, "eps": 1e-3, "momentum": momentum, **wd}
             yield Row(name, (p, g, *states, LR), attrs, formula, frozenset())
 
 

@@ -142,46 +142,46 @@ def ours(case: Case, dtype: str) -> dict[str, np.ndarray]:
     ways: dict[str, str] = {}
 
     def fed(numbers: Sequence[int]) -> dict[str, np.ndarray]:
-        found: dict[str, np.ndarray] = {}
+        arrays: dict[str, np.ndarray] = {}
         for form, number in enumerate(numbers):
             for place, array in enumerate(case.sets[number]):
                 typed = array.astype(dtype) if array.dtype.kind == "f" else array
                 key = f"{form}.{place}"
-                found[key], ways[key] = turned(np.asarray(typed), form + place)
-        return found
+                arrays[key], ways[key] = turned(np.asarray(typed), form + place)
+        return arrays
 
     def compute(model: nn.Module, batch: Any) -> dict[str, Any]:
-        found = {}
+        outputs = {}
         for form, number in enumerate(steps[0]):
             keys = [f"{form}.{place}" for place in range(len(case.sets[number]))]
             args = [seen(batch[key], ways[key]) for key in keys]
-            made = listed(case.ours(*args))
-            found |= {f"{form}.out{i}": tensor for i, tensor in enumerate(made)}
-            wanted = [i for i, t in enumerate(args) if t.dtype.is_float]
-            flows = [t for t in made if t.dtype.is_float]
-            if not (case.has_gradient and wanted and flows):
+            tensors = listed(case.ours(*args))
+            outputs |= {f"{form}.out{i}": tensor for i, tensor in enumerate(tensors)}
+            indices = [i for i, t in enumerate(args) if t.dtype.is_float]
+            flows = [t for t in tensors if t.dtype.is_float]
+            if not (case.has_gradient and indices and flows):
                 continue
             total = None
             for tensor in flows:
-                own = weights(tensor.shape).astype(dtype)
-                term = (tensor.to(dtype) * own).sum()
+                weight = weights(tensor.shape).astype(dtype)
+                term = (tensor.to(dtype) * weight).sum()
                 total = term if total is None else total + term
-            grads = af.grad(total, [args[i] for i in wanted], allow_unused=True)
-            found |= {
+            grads = af.grad(total, [args[i] for i in indices], allow_unused=True)
+            outputs |= {
                 f"{form}.grad{i}": grad
-                for i, grad in zip(wanted, grads, strict=True)
+                for i, grad in zip(indices, grads, strict=True)
                 if grad is not None
             }
-        return found
+        return outputs
 
     job = af.job(train=False)(compute)
     model = nn.Module()
     results = {}
     try:
         for numbers in steps:
-            for name, made in job.step(model, fed(numbers)).items():
+            for name, value in job.step(model, fed(numbers)).items():
                 form, _, what = name.partition(".")
-                results[f"{numbers[int(form)]}.{what}"] = np.asarray(made)
+                results[f"{numbers[int(form)]}.{what}"] = np.asarray(value)
     finally:
         job.close(model)
     return results
@@ -204,31 +204,31 @@ def torchs(case: Case, torch: Any) -> dict[str, np.ndarray]:
     """Return the same by torch, floats in float64."""
     if not isinstance(case, Case):
         return case.torchs(torch)
-    found = {}
+    outputs = {}
     for number, arrays in enumerate(case.sets):
         args = [torch.tensor(a) for a in arrays]
-        wanted = [i for i, t in enumerate(args) if t.dtype.is_floating_point]
-        for i in wanted:
+        indices = [i for i, t in enumerate(args) if t.dtype.is_floating_point]
+        for i in indices:
             args[i].requires_grad_(case.has_gradient)
-        made = listed(case.torchs(torch, *args))
-        found |= {f"{number}.out{i}": t.detach().numpy() for i, t in enumerate(made)}
-        flows = [t for t in made if t.dtype.is_floating_point and t.requires_grad]
-        if not (case.has_gradient and wanted and flows):
+        tensors = listed(case.torchs(torch, *args))
+        outputs |= {f"{number}.out{i}": t.detach().numpy() for i, t in enumerate(tensors)}
+        flows = [t for t in tensors if t.dtype.is_floating_point and t.requires_grad]
+        if not (case.has_gradient and indices and flows):
             continue
         total = sum([(t * torch.tensor(weights(tuple(t.shape)))).sum() for t in flows])
-        grads = torch.autograd.grad(total, [args[i] for i in wanted], allow_unused=True)
-        for i, grad in zip(wanted, grads, strict=True):
-            found[f"{number}.grad{i}"] = (
+        grads = torch.autograd.grad(total, [args[i] for i in indices], allow_unused=True)
+        for i, grad in zip(indices, grads, strict=True):
+            outputs[f"{number}.grad{i}"] = (
                 torch.zeros_like(args[i]) if grad is None else grad
             ).numpy()
-    return found
+    return outputs
 
 
 def projected(array: np.ndarray) -> list[float]:
     """Return the two numbers that are stored of a tensor, and what is not finite of it."""
     wide = np.asarray(array, np.float64)
-    own = seeded("projection", wide.shape).uniform(0.5, 1.5, wide.shape)
-    finite = np.where(np.isfinite(wide), wide, 0.0) * own
+    weight = seeded("projection", wide.shape).uniform(0.5, 1.5, wide.shape)
+    finite = np.where(np.isfinite(wide), wide, 0.0) * weight
     odd = [int(np.isnan(wide).sum()), int((wide == np.inf).sum()), int((wide == -np.inf).sum())]
     sums = [float(f"{s:.14g}") for s in (finite.sum(), np.abs(finite).sum())]
     return [*sums, *(odd if any(odd) else ())]

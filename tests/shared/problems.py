@@ -17,7 +17,7 @@ class Usage(NamedTuple):
 
 def random_problem(rng, num_forward):
     """Forward ops in a random graph; other ops that read it backwards, some adding in place."""
-    sizes, forward, others, made, gradients = [], [], [], [], []
+    sizes, forward, others, pool, gradients = [], [], [], [], []
 
     def new_buffer(size=None):
         sizes.append(rng.randint(0, 9) if size is None else size)
@@ -26,16 +26,16 @@ def random_problem(rng, num_forward):
     def in_place(reads, out):
         if not reads or rng.random() < 0.6:
             return ()
-        given = rng.choice(reads)
-        sizes[out] = sizes[given]
-        return ((out, given),)
+        source = rng.choice(reads)
+        sizes[out] = sizes[source]
+        return ((out, source),)
 
     for _ in range(num_forward):
-        reads = tuple(sorted({rng.choice(made[-4:]) for _ in range(rng.randint(0, 2)) if made}))
+        reads = tuple(sorted({rng.choice(pool[-4:]) for _ in range(rng.randint(0, 2)) if pool}))
         writes = tuple(new_buffer() for _ in range(rng.choice([1, 1, 1, 2])))
         pairs = in_place(reads, writes[0])
         forward.append(ProblemOp(reads, writes, rng.choice([0, 0, 5]), rng.randint(1, 9), pairs))
-        made += writes
+        pool += writes
     for op in reversed(forward):
         reads = {b for b in (*op.reads, *op.writes) if rng.random() < 0.5} | set(gradients[-1:])
         if gradients and rng.random() < 0.3:

@@ -19,7 +19,7 @@ def dropout(x, seed, step, p, key):
 
 
 def dropout_of_part(x, seed, step, first, p, key):
-    own = first[..., None] + np.arange(x.shape[-1]) if first.ndim else None
-    own = first + np.arange(x.size).reshape(x.shape) if own is None else own
-    whole = dropout(np.ones(int(own.max()) + 1), seed, step, p, key)
-    return np.where(whole[own] > 0, x / (1 - p), 0)
+    places = first[..., None] + np.arange(x.shape[-1]) if first.ndim else None
+    places = first + np.arange(x.size).reshape(x.shape) if places is None else places
+    whole = dropout(np.ones(int(places.max()) + 1), seed, step, p, key)
+    return np.where(whole[places] > 0, x / (1 - p), 0)

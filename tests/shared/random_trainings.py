@@ -74,12 +74,12 @@ def recipe(seed):
         options["ema"] = 0.9
     if rng.random() < 0.3:
         options["clip_norm"] = rng.choice([0.05, 10.0])
-    own = Recipe(
+    training = Recipe(
         seed, mesh, blocks, rng.choice([3, 4, 6]), rng.choice([4, 6, 8]),
         rng.choice([3, 4, 5, 6, 7, 8]), rng.choice(["classes", "squares", "own", "many"]),
         options, rng.choice(OPTIMIZERS), Stages(mesh.get("stage", 1)),
     )  # fmt: skip
-    return own if own.stages.count == 1 else _in_stages(own)
+    return training if training.stages.count == 1 else _in_stages(training)
 
 
 def _in_stages(own):
@@ -259,17 +259,17 @@ class Net(nn.Module):
 
     def states(self, x, ids):
         """Return what each stage makes."""
-        h, found = x, []
+        h, hidden = x, []
         for stage in range(self.count):
-            own = [block for block in self.blocks if block.stage == stage]
+            blocks = [block for block in self.blocks if block.stage == stage]
             with af.stage(stage):
                 h = self.first(h) if stage == self.busy[0] else h
-                h = h if own else af.tanh(h)
-                for block in own:
+                h = h if blocks else af.tanh(h)
+                for block in blocks:
                     h = block(h, ids)
                 h = self.last(h) if stage == self.busy[-1] else h
-            found.append(h)
-        return found
+            hidden.append(h)
+        return hidden
 
     def __call__(self, x, ids):
         return self.states(x, ids)[-1]
@@ -277,26 +277,26 @@ class Net(nn.Module):
 
 def _loss(kind):
     def classes(model, batch):
-        made = model(batch.x, batch.ids)
-        return af.cross_entropy(made.flatten(0, 1), batch.ids.flatten() % NUM_CLASSES)
+        y = model(batch.x, batch.ids)
+        return af.cross_entropy(y.flatten(0, 1), batch.ids.flatten() % NUM_CLASSES)
 
     def squares(model, batch):
         return af.mse_loss(model(batch.x, batch.ids).mean(1), batch.y)
 
     def own(model, batch):
-        away = model(batch.x, batch.ids).mean(1) - batch.y
-        return af.log(1 + away * away).sum() / batch.y.shape[0] + 0.01 * away.mean(0).abs().max()
+        error = model(batch.x, batch.ids).mean(1) - batch.y
+        return af.log(1 + error * error).sum() / batch.y.shape[0] + 0.01 * error.mean(0).abs().max()
 
     def many(model, batch):
-        made = model(batch.x, batch.ids)
-        largest = af.amax(af.relu(made), (0, 1))
-        return {"loss": af.mse_loss(made.mean(1), batch.y), "largest": largest, "mean": made.mean()}
+        y = model(batch.x, batch.ids)
+        largest = af.amax(af.relu(y), (0, 1))
+        return {"loss": af.mse_loss(y.mean(1), batch.y), "largest": largest, "mean": y.mean()}
 
     def of_stages(model, batch):
         states = model.states(batch.x, batch.ids)
-        told = {f"mean{i}": h.mean() for i, h in enumerate(states)}
-        told |= {f"most{i}": af.amax(af.relu(h), (0, 1)) for i, h in enumerate(states)}
-        return {"loss": af.mse_loss(states[-1].mean(1), batch.y), **told}
+        numbers = {f"mean{i}": h.mean() for i, h in enumerate(states)}
+        numbers |= {f"most{i}": af.amax(af.relu(h), (0, 1)) for i, h in enumerate(states)}
+        return {"loss": af.mse_loss(states[-1].mean(1), batch.y), **numbers}
 
     kinds = {"classes": classes, "squares": squares, "own": own, "many": many}
     return {**kinds, "of stages": of_stages}[kind]
@@ -313,17 +313,17 @@ def source(own):
 
 def train(own, mesh, nudge=0.0):
     """Return by rank what is told of the steps, and the variables; `nudge` moves parameters."""
-    name, given = own.optimizer
+    name, hyper = own.optimizer
     options = {k: v for k, v in own.options.items() if k != "zero" or mesh is not None}
-    job = af.job(optimizer=getattr(af.optim, name)(**given), mesh=mesh, **options)(_loss(own.loss))
+    job = af.job(optimizer=getattr(af.optim, name)(**hyper), mesh=mesh, **options)(_loss(own.loss))
     evaluate = af.job(_loss(own.loss), train=False)
     how = {"on_nan": "skip"} if own.stages.skips else {}
 
     def one(group):
-        model, held = Net(own), None
+        model, evaluation = Net(own), None
         if own.stages.evaluates:
-            held = af.Evaluation(evaluate, source(own), every=1, batches=2)
-        plan = job.compile(model, source(own), rank=group.rank, evaluation=held, **how)
+            evaluation = af.Evaluation(evaluate, source(own), every=1, batches=2)
+        plan = job.compile(model, source(own), rank=group.rank, evaluation=evaluation, **how)
         values = None
         if nudge:
             runner, rng = af.Runner(plan, group=group), np.random.default_rng(7)
@@ -333,13 +333,13 @@ def train(own, mesh, nudge=0.0):
                 if v.dtype.kind == "f"
             }
             runner.close()
-        told = []
-        result = af.Runner(plan, values=values, group=group).fit(
-            source(own), steps=STEPS, progress=False, evaluation=held, **how,
-            on_step=lambda step, outputs: told.append({k: np.array(v) for k, v in outputs.items()}),
+        rows = []
+        trained = af.Runner(plan, values=values, group=group).fit(
+            source(own), steps=STEPS, progress=False, evaluation=evaluation, **how,
+            on_step=lambda step, outputs: rows.append({k: np.array(v) for k, v in outputs.items()}),
         )  # fmt: skip
-        told += [{k: np.array(v) for k, v in means.items()} for _, means in result.evaluations]
-        return told, result.variables
+        rows += [{k: np.array(v) for k, v in means.items()} for _, means in trained.evaluations]
+        return rows, trained.variables
 
     return on_ranks(mesh, one)
 
@@ -349,21 +349,21 @@ def differences(own):
     (alone,) = train(own, None)
     low = own.options.get("precision", "fp32") != "fp32"
     (moved,) = train(own, None, nudge=3e-3 if low else 1e-6)
-    ranks, found, held = train(own, af.Mesh(**own.mesh)), [], {}
-    for rank, (told, variables) in enumerate(ranks):
-        for step, (mine, its, other) in enumerate(zip(told, alone[0], moved[0], strict=True)):
+    ranks, faults, first_of = train(own, af.Mesh(**own.mesh)), [], {}
+    for rank, (steps, variables) in enumerate(ranks):
+        for step, (mine, its, other) in enumerate(zip(steps, alone[0], moved[0], strict=True)):
             for key in its:
-                found += _far(
+                faults += _far(
                     f"rank {rank} step {step} {key}", mine[key], its[key], other[key], low
                 )
         for key, array in variables.items():
-            if held.setdefault(key, array).tobytes() != array.tobytes():
-                found.append(f"replicas of {key} differ on rank {rank}")
+            if first_of.setdefault(key, array).tobytes() != array.tobytes():
+                faults.append(f"replicas of {key} differ on rank {rank}")
             if key in alone[1]:
                 its, other = alone[1][key], moved[1][key]
-                found += _far(f"rank {rank} {key}", array, its, other, low)
-    missing = alone[1].keys() - held.keys()
-    return found + [f"no rank has {key}" for key in sorted(missing)]
+                faults += _far(f"rank {rank} {key}", array, its, other, low)
+    missing = alone[1].keys() - first_of.keys()
+    return faults + [f"no rank has {key}" for key in sorted(missing)]
 
 
 def _far(what, mine, its, other, low):

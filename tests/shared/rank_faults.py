@@ -134,8 +134,8 @@ def outcome(folder: Path, who, phase, fault, run="run", n=2, wait_s=WAIT_S) -> O
             out, err = process.communicate()
             err += "\nNEVER ENDED"
         seconds = time.monotonic() - since
-    left = what_is_left(mark, temporary, before)
-    return Outcome(process.returncode, out, err, seconds, left)
+    leftovers = what_is_left(mark, temporary, before)
+    return Outcome(process.returncode, out, err, seconds, leftovers)
 
 
 def what_is_left(mark: str, temporary: Path, shared: set[str]) -> tuple[str, ...]:
@@ -143,12 +143,12 @@ def what_is_left(mark: str, temporary: Path, shared: set[str]) -> tuple[str, ...
 
     `mark` is in the environment of its processes, `shared` what was in /dev/shm before it.
     """
-    left = [f"temporary {name}" for name in sorted(os.listdir(temporary))]
-    left += [f"shm {name}" for name in sorted(set(os.listdir("/dev/shm")) - shared)]
+    leftovers = [f"temporary {name}" for name in sorted(os.listdir(temporary))]
+    leftovers += [f"shm {name}" for name in sorted(set(os.listdir("/dev/shm")) - shared)]
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with suppress(OSError):
                 if mark.encode() in Path(f"/proc/{entry}/environ").read_bytes():
-                    left.append("process " + Path(f"/proc/{entry}/cmdline").read_text())
+                    leftovers.append("process " + Path(f"/proc/{entry}/cmdline").read_text())
                     os.kill(int(entry), signal.SIGKILL)
-    return tuple(left)
+    return tuple(leftovers)

@@ -68,10 +68,10 @@ def whole_of(parts, word):
 
 def run_ranks(graphs, feeds, mesh):
     """Return the values of every rank's graph, by rank; `feeds` are those of its sources."""
-    values = [dict(own) for own in feeds]
-    for rank, (graph, own) in enumerate(zip(graphs, values, strict=True)):
-        own.update(numbers_of(graph, mesh, rank))
-    walks = [_walk(graph, own) for graph, own in zip(graphs, values, strict=True)]
+    values = [dict(rank_values) for rank_values in feeds]
+    for rank, (graph, rank_values) in enumerate(zip(graphs, values, strict=True)):
+        rank_values.update(numbers_of(graph, mesh, rank))
+    walks = [_walk(graph, rank_values) for graph, rank_values in zip(graphs, values, strict=True)]
     waiting, mail = [next(walk) for walk in walks], {}
     while any(x is not None for x in waiting):
         news = _done(waiting, mesh, mail)
@@ -84,23 +84,23 @@ def run_ranks(graphs, feeds, mesh):
 
 def numbers_of(graph, mesh, rank):
     """Return the values of variables that hold a rank's numbers of rows."""
-    found = {}
+    numbers = {}
     for node in graph.nodes:
         if node.op is VARIABLE and node.attrs["role"] == NUMBERS:
             rows = shard_slices(declared_part(node.attrs), mesh, rank)[0]
-            found[node.outputs[0]] = np.arange(rows.start, rows.stop)
-    return found
+            numbers[node.outputs[0]] = np.arange(rows.start, rows.stop)
+    return numbers
 
 
 def _done(waiting, mesh, mail):
     """Return what comes of the transfers that can be done now, by rank."""
     news = {}
-    for rank, (node, *read) in [(r, w) for r, w in enumerate(waiting) if w is not None]:
+    for rank, (node, *operands) in [(r, w) for r, w in enumerate(waiting) if w is not None]:
         group = mesh.group(rank, mesh.axis(node.attrs["group"]))
         peer, order = group[node.attrs.get("peer", 0)], node.attrs["order"]
         if node.op is SEND:
             assert (rank, peer, order) not in mail
-            mail[rank, peer, order], news[rank] = read[0], np.zeros(0, np.uint8)
+            mail[rank, peer, order], news[rank] = operands[0], np.zeros(0, np.uint8)
         elif node.op is RECEIVE:
             if (peer, rank, order) in mail:
                 news[rank] = mail.pop((peer, rank, order))
@@ -117,13 +117,13 @@ def _walk(graph, values):
     for node in graph.nodes:
         if node.op in (INPUT, VARIABLE):
             continue
-        read = [values[v] for v in node.inputs]
+        operands = [values[v] for v in node.inputs]
         if is_comm.get(node.op) and node.op is not OVER_STAGES:
-            values[node.outputs[0]] = yield node, *read
+            values[node.outputs[0]] = yield node, *operands
             continue
-        made = (constant_array(node),) if node.op is CONSTANT else None
-        made = made or reference.get(node.op)(node.attrs, *read)
-        values.update(zip(node.outputs, map(np.asarray, made), strict=True))
+        outputs = (constant_array(node),) if node.op is CONSTANT else None
+        outputs = outputs or reference.get(node.op)(node.attrs, *operands)
+        values.update(zip(node.outputs, map(np.asarray, outputs), strict=True))
     yield None
 
 

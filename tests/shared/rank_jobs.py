@@ -53,9 +53,9 @@ def fixed_words(graph, axis, split_weights=lambda name: BROADCAST):
             fixed[value] = split_weights(node.attrs["name"]) if is_split else BROADCAST
             if axis == "zero" and shape and shape[0] >= 2 and node.attrs["role"] != "buffer":
                 fixed[value] = Split(0)
-        said = dict(node.attrs.get("sbp", ()))
-        if axis in said:
-            fixed[value] = parse_sbp(said[axis])
+        stated = dict(node.attrs.get("sbp", ()))
+        if axis in stated:
+            fixed[value] = parse_sbp(stated[axis])
     for node in graph.nodes:
         if update.has(node.op) and node.inputs[0] in fixed:
             for _, over in node.writes:
@@ -66,7 +66,7 @@ def fixed_words(graph, axis, split_weights=lambda name: BROADCAST):
 
 def drawn(graph):
     """Return numbers for the sources of a graph."""
-    rng, found = np.random.default_rng(5), {}
+    rng, arrays = np.random.default_rng(5), {}
     for node in graph.nodes:
         if node.op in (INPUT, VARIABLE):
             shape, dtype = node.attrs["shape"], node.attrs["dtype"]
@@ -74,8 +74,8 @@ def drawn(graph):
                 array = rng.integers(0, 5, shape).astype(dtype)
             else:
                 array = abs(rng.standard_normal(shape)).astype(dtype) * 0.3
-            found[node.outputs[0]] = np.asarray(array)
-    return found
+            arrays[node.outputs[0]] = np.asarray(array)
+    return arrays
 
 
 def laid_out(graph, mesh, split_weights=lambda name: BROADCAST, speed=_SPEED):
@@ -83,8 +83,8 @@ def laid_out(graph, mesh, split_weights=lambda name: BROADCAST, speed=_SPEED):
     choices = []
     for axis, name in enumerate(mesh.names):
         earlier = list(zip(mesh.shape, choices, strict=False))
-        own = MeshAxis(mesh.shape[axis], MeshLink(), speed)
-        choices.append(choose(graph, earlier, own, fixed_words(graph, name, split_weights)))
+        mesh_axis = MeshAxis(mesh.shape[axis], MeshLink(), speed)
+        choices.append(choose(graph, earlier, mesh_axis, fixed_words(graph, name, split_weights)))
     return SbpAssignment(mesh, (MeshLink(),) * len(mesh.shape), tuple(choices))
 
 
@@ -104,12 +104,12 @@ def sources_of(graph):
 def run_parts(graph, layouts, feeds):
     """Return the graph of each rank, and the values of each."""
     graphs = [distribute(graph, layouts, rank) for rank in range(layouts.mesh.num_ranks)]
-    sources, own = sources_of(graph), []
+    sources, rank_feeds = sources_of(graph), []
     for rank, local in enumerate(graphs):
         values = sources_of(local)
         pairs = zip(sources, values, strict=True)
-        own.append({v: feeds[s][part(graph, layouts, s, rank)] for s, v in pairs})
-    return graphs, run_ranks(graphs, own, layouts.mesh)
+        rank_feeds.append({v: feeds[s][part(graph, layouts, s, rank)] for s, v in pairs})
+    return graphs, run_ranks(graphs, rank_feeds, layouts.mesh)
 
 
 def check_step(graph, mesh, split_weights=lambda name: BROADCAST, near=1e-5, speed=_SPEED):
@@ -117,13 +117,13 @@ def check_step(graph, mesh, split_weights=lambda name: BROADCAST, near=1e-5, spe
     feeds, layouts = drawn(graph), laid_out(graph, mesh, split_weights, speed)
     (whole,) = run_ranks([graph], [feeds], ALONE)
     graphs, values = run_parts(graph, layouts, feeds)
-    for rank, (local, found) in enumerate(zip(graphs, values, strict=True)):
+    for rank, (local, own_values) in enumerate(zip(graphs, values, strict=True)):
         for output, mine in zip(graph.outputs, local.outputs, strict=True):
             want = whole[output.value]
-            np.testing.assert_allclose(found[mine.value], want, rtol=near, atol=near / 10)
+            np.testing.assert_allclose(own_values[mine.value], want, rtol=near, atol=near / 10)
         for write, mine in zip(graph.writes, local.writes, strict=True):
             want = whole[write.value][part(graph, layouts, write.value, rank, write.variable)]
             np.testing.assert_allclose(
-                found[mine.value], want, rtol=2 * near, atol=near / 5, err_msg=str(write)
+                own_values[mine.value], want, rtol=2 * near, atol=near / 5, err_msg=str(write)
             )
     return layouts, graphs

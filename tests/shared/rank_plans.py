@@ -89,12 +89,12 @@ def plan_of_rows(rows, edges, name="job", options=()):
         )
         ports[producer][1].append(Port(register, produce))
         ports[consumer][0].append(Port(register, consume))
-    held = RegisterId(len(registers))
-    registers.append(Register(held, "all", RegisterKind.TEMPORARY, 0, 1 << 20, 1, (0,), (0, 1), ""))
+    pool = RegisterId(len(registers))
+    registers.append(Register(pool, "all", RegisterKind.TEMPORARY, 0, 1 << 20, 1, (0,), (0, 1), ""))
 
     def view(dtype, shape):
         type_ = TensorType(dtype, shape)
-        views.append(View(held, 0, type_, contiguous_strides(shape, dtype.itemsize)))
+        views.append(View(pool, 0, type_, contiguous_strides(shape, dtype.itemsize)))
         return len(views) - 1
 
     def launch(moved):
@@ -131,9 +131,9 @@ def plan_of_rows(rows, edges, name="job", options=()):
 def chain_plan(*moves, slots=1, **options):
     """Return a plan that computes and meets in turns, one step at a time; comm on one stream."""
     rows = [Row("data", duration_ns=0.0)]
-    for index, own in enumerate(moves):
-        own = own if isinstance(own, tuple) else (own,)
-        rows += [Row(f"compute.{index}"), Row(f"comm.{index}", own, "comm")]
+    for index, group in enumerate(moves):
+        group = group if isinstance(group, tuple) else (group,)
+        rows += [Row(f"compute.{index}"), Row(f"comm.{index}", group, "comm")]
     rows.append(Row("end"))
     edges = [(i, i + 1) for i in range(len(rows) - 1)]
     return plan_of_rows(rows, [*edges, (0, len(rows) - 1, slots)], **options)
@@ -147,12 +147,12 @@ def with_moves(plan, name, moves):
     views = (*plan.views, *[replace(v, register=plan.views[0].register) for v in other.views])
     launches = [
         replace(
-            own,
-            inputs=tuple(base + v for v in own.inputs),
-            outputs=tuple(base + v for v in own.outputs),
-            source=len(plan.sources) + own.source,
+            launch,
+            inputs=tuple(base + v for v in launch.inputs),
+            outputs=tuple(base + v for v in launch.outputs),
+            source=len(plan.sources) + launch.source,
         )
-        for own in launches
+        for launch in launches
     ]
     actors = [replace(a, launches=tuple(launches)) if a.name == name else a for a in plan.actors]
     sources = (*plan.sources, *other.sources)

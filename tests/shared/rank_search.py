@@ -20,10 +20,10 @@ class RankSearch:
         self.edges = [self._edges(plan) for plan in self.plans]
         self.meets = []
         for plan in self.plans:
-            own = {}
+            of_actor = {}
             for meeting in collective_groups(plan):
-                own.setdefault(meeting.actor, []).append(meeting)
-            self.meets.append(own)
+                of_actor.setdefault(meeting.actor, []).append(meeting)
+            self.meets.append(of_actor)
 
     @staticmethod
     def _edges(plan):
@@ -53,12 +53,12 @@ class RankSearch:
         seen, todo = {first}, [first]
         while todo:
             state = todo.pop()
-            news = list(self._after(state))
-            if None in news:
+            after = list(self._after(state))
+            if None in after:
                 return True
-            if not news and any(sum(left) or any(queues) for _, _, left, queues in state):
+            if not after and any(sum(unfired) or any(queues) for _, _, unfired, queues in state):
                 return True
-            for new in news:
+            for new in after:
                 if new not in seen:
                     seen.add(new)
                     todo.append(new)
@@ -88,25 +88,25 @@ class RankSearch:
         for member in group:
             heads = [queue[0] for queue in state[member][3] if queue]
             heads = [(a, t, self.meets[member].get(a, ())) for a, t in heads]
-            heads = [(a, t, own) for a, t, own in heads if own]
+            heads = [(a, t, meetings) for a, t, meetings in heads if meetings]
             same = [h for h in heads if self._is_of(meeting, h[2][h[1]], group, member)]
             if not same:
                 return
-            actor, turn, own = same[0]
-            if own[turn].place != meeting.place:
+            actor, turn, meetings = same[0]
+            if meetings[turn].place != meeting.place:
                 yield None
                 return
-            news[member] = self._ended(member, state[member], actor, turn + 1, len(own))
+            news[member] = self._ended(member, state[member], actor, turn + 1, len(meetings))
         yield self._with(state, news)
 
     def _is_of(self, meeting, other, group, member):
         return other.group == meeting.group and other.ranks_at(self.mesh, member) == group
 
     def _ready(self, rank, own):
-        full, taken, left, queues = own
-        held = {actor for queue in queues for actor, _ in queue}
-        for actor, count in enumerate(left):
-            if not count or actor in held:
+        full, taken, unfired, queues = own
+        queued = {actor for queue in queues for actor, _ in queue}
+        for actor, count in enumerate(unfired):
+            if not count or actor in queued:
                 continue
             if all(
                 (reader != actor or full[i] >= consume)
@@ -117,7 +117,7 @@ class RankSearch:
 
     def _started(self, rank, own, actor):
         """Tokens are taken out of what is full, slots are taken; both end with the firing."""
-        full, taken, left, queues = own
+        full, taken, unfired, queues = own
         full, taken = list(full), list(taken)
         for i, (maker, produce, reader, consume, _) in enumerate(self.edges[rank]):
             full[i] -= consume * (reader == actor)
@@ -126,22 +126,22 @@ class RankSearch:
         queues = tuple(
             (*queue, (actor, 0)) if i == stream else queue for i, queue in enumerate(queues)
         )
-        left = tuple(n - (a == actor) for a, n in enumerate(left))
-        return tuple(full), tuple(taken), left, queues
+        unfired = tuple(n - (a == actor) for a, n in enumerate(unfired))
+        return tuple(full), tuple(taken), unfired, queues
 
     def _ended(self, rank, own, actor, turn=1, turns=1):
-        full, taken, left, queues = own
+        full, taken, unfired, queues = own
         stream = self.plans[rank].actors[actor].stream
         queue = queues[stream][1:] if turn == turns else ((actor, turn), *queues[stream][1:])
         queues = tuple(queue if i == stream else other for i, other in enumerate(queues))
         if turn < turns:
-            return full, taken, left, queues
+            return full, taken, unfired, queues
         full, taken = list(full), list(taken)
         for i, (maker, produce, reader, consume, _) in enumerate(self.edges[rank]):
             full[i] += produce * (maker == actor)
             taken[i] -= consume * (reader == actor)
-        return tuple(full), tuple(taken), left, queues
+        return tuple(full), tuple(taken), unfired, queues
 
     @staticmethod
     def _with(state, news):
-        return tuple(news.get(rank, own) for rank, own in enumerate(state))
+        return tuple(news.get(rank, old) for rank, old in enumerate(state))

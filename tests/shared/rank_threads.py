@@ -34,11 +34,11 @@ class RankThreads:
 
         `errors` has what each rank raised, by rank.
         """
-        found = {}
+        results = {}
 
         def one(rank):
             try:
-                found[rank] = do(rank)
+                results[rank] = do(rank)
             except BaseException as error:
                 self.errors[rank] = error
                 self.barrier.abort()
@@ -50,4 +50,4 @@ class RankThreads:
             thread.join()
         for rank in sorted(self.errors, key=lambda rank: isinstance(self.errors[rank], PeerFailed)):
             raise self.errors[rank]
-        return [found[rank] for rank in range(self.count)]
+        return [results[rank] for rank in range(self.count)]

@@ -44,12 +44,12 @@ class Staged(nn.Module):
             named[name].freeze()
 
     def states(self, x):
-        h, found = af.flatten(x, 1), []
+        h, outputs = af.flatten(x, 1), []
         for number, layer in enumerate(self.layers):
             with af.stage(number):
                 h = af.tanh(layer(self.first(h) if not number else h))
-                found.append(self.last(h) if number == len(self.layers) - 1 else h)
-        return found
+                outputs.append(self.last(h) if number == len(self.layers) - 1 else h)
+        return outputs
 
     def __call__(self, x):
         return self.states(x)[-1]
@@ -79,9 +79,9 @@ def loss(model, batch):
 def loss_and_states(model, batch):
     """Return numbers of each stage beside the loss."""
     states = model.states(batch.x)
-    told = {f"mean{i}": h.mean() for i, h in enumerate(states)}
-    told |= {f"most{i}": af.amax(h, (0, 1)) for i, h in enumerate(states)}
-    return {"loss": af.cross_entropy(states[-1], batch.y), **told}
+    numbers = {f"mean{i}": h.mean() for i, h in enumerate(states)}
+    numbers |= {f"most{i}": af.amax(h, (0, 1)) for i, h in enumerate(states)}
+    return {"loss": af.cross_entropy(states[-1], batch.y), **numbers}
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class Training:
         job = self.job(mesh)
 
         def one(group):
-            own = {**(compiled or {}), "evaluation": (valid := evaluation())}
-            plan = job.compile(self.model(), self.data(), rank=group.rank, **own)
-            told = []
+            options = {**(compiled or {}), "evaluation": (valid := evaluation())}
+            plan = job.compile(self.model(), self.data(), rank=group.rank, **options)
+            metrics = []
             result = af.Runner(plan, group=group).fit(
                 self.data(), steps=steps, progress=False, evaluation=valid,
-                on_step=lambda step, outputs: told.append(dict(outputs)), **fit,
+                on_step=lambda step, outputs: metrics.append(dict(outputs)), **fit,
             )  # fmt: skip
-            return Done(plan, [outputs["loss"] for outputs in told], result, told)
+            return Done(plan, [outputs["loss"] for outputs in metrics], result, metrics)
 
         return on_ranks(mesh, one)
 
@@ -135,10 +135,10 @@ def on_ranks(mesh, do):
 
 def assert_trained(ranks, alone, near=1e-5):
     """Compare losses and variables with one rank's; on ranks they are equal to the bit."""
-    for own in ranks:
-        np.testing.assert_allclose(own.losses, alone.losses, rtol=near)
-        assert own.losses == ranks[0].losses
-        variables = own.result.variables
+    for rank in ranks:
+        np.testing.assert_allclose(rank.losses, alone.losses, rtol=near)
+        assert rank.losses == ranks[0].losses
+        variables = rank.result.variables
         assert variables.keys() == alone.result.variables.keys()
         for name, array in variables.items():
             assert array.tobytes() == ranks[0].result.variables[name].tobytes(), name

@@ -71,9 +71,9 @@ class RecordingDriver:
         return self._free_bytes
 
     def _allocate(self, size_bytes):
-        held = np.full(size_bytes + 256, 0xFF, np.uint8)
-        address = held.ctypes.data + -held.ctypes.data % 256
-        self.memory[address] = held
+        buffer = np.full(size_bytes + 256, 0xFF, np.uint8)
+        address = buffer.ctypes.data + -buffer.ctypes.data % 256
+        self.memory[address] = buffer
         return address
 
     def allocate(self, size_bytes):
@@ -142,8 +142,8 @@ class RecordingDriver:
     def launch_later(self, function, num_blocks, num_threads, shared, words, num_words, stream):
         self._note("launch_later", stream)
         # Read at once, as CUDA does.
-        given = list((ctypes.c_int64 * num_words).from_address(words))
-        self._do(lambda: self.functions[function](given))
+        arguments = list((ctypes.c_int64 * num_words).from_address(words))
+        self._do(lambda: self.functions[function](arguments))
 
     def make_product(self, product, workspace_bytes):
         self._note("make_product", is_allowed=False)
@@ -207,8 +207,8 @@ def array_on(view):
     size = view.type.size_bytes if view.is_dense else sum(
         (n - 1) * s for n, s in zip(view.shape, view.strides_bytes, strict=True)
     ) + view.dtype.itemsize  # fmt: skip
-    held = (ctypes.c_uint8 * max(1, size)).from_address(view.address)
-    return np.ndarray(view.shape, numpy_dtype(view.dtype), held, 0, view.strides_bytes)
+    buffer = (ctypes.c_uint8 * max(1, size)).from_address(view.address)
+    return np.ndarray(view.shape, numpy_dtype(view.dtype), buffer, 0, view.strides_bytes)
 
 
 class HostedKernel:

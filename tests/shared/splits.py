@@ -17,16 +17,16 @@ from compiler.ops.primitives.transfer import COPY_TO
 
 def lies(graph):
     """Return where each value lies; a value of a view lies where what it shows does."""
-    found = {}
+    places = {}
     for node in graph.nodes:
         if node.op is COPY_TO:
             place = node.attrs["to"]
         elif view.has(node.op):
-            place = found[node.inputs[0]]
+            place = places[node.inputs[0]]
         else:
             place = node.device
-        found |= dict.fromkeys(node.outputs, place)
-    return found
+        places |= dict.fromkeys(node.outputs, place)
+    return places
 
 
 def check_edges(graph):
@@ -46,9 +46,9 @@ def check_edges(graph):
 
 
 def check_same(graph, after, feeds, evaluate):
-    for got, wanted in zip(evaluate(after, feeds), evaluate(graph, feeds), strict=True):
-        assert got.keys() == wanted.keys()
-        for name, array in wanted.items():
+    for got, expected in zip(evaluate(after, feeds), evaluate(graph, feeds), strict=True):
+        assert got.keys() == expected.keys()
+        for name, array in expected.items():
             np.testing.assert_array_equal(got[name], array, err_msg=name)
 
 

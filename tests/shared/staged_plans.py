@@ -50,10 +50,10 @@ def staged_plans(
     model, num_stages, every, hardware=None, spec=ROWS, fn=squares, skips=False, **options
 ):
     """Return the plan of each stage of a training job."""
-    given = {"optimizer": af.optim.SGD(0.1, momentum=0.9), "accumulate": every, **options}
-    graph = af.job(fn, **given).graph(model, spec)
+    job_options = {"optimizer": af.optim.SGD(0.1, momentum=0.9), "accumulate": every, **options}
+    graph = af.job(fn, **job_options).graph(model, spec)
     hardware = hardware or made_up("stages", duration_ns=lambda call: 1e5)
-    chosen = CompileOptions(
+    config = CompileOptions(
         "stages",
         accumulate=every,
         clip_norm=options.get("clip_norm", 0.0),
@@ -62,7 +62,7 @@ def staged_plans(
     )
     mesh = Mesh(("stage",), (num_stages,))
     ranks = [joined(mesh, INSIDE_A_HOST, rank) for rank in range(num_stages)]
-    return [compile_graph(graph, replace(hardware, ranks=own), chosen) for own in ranks]
+    return [compile_graph(graph, replace(hardware, ranks=member), config) for member in ranks]
 
 
 def computing(plan):
@@ -76,15 +76,15 @@ def computing(plan):
 
 def durations(plan, forward_ns, backward_ns):
     """Return the time of each actor: those of a batch share the time of its two ways."""
-    own = computing(plan)
-    phases = [launch.phase is Phase.FORWARD for a in own for launch in a.launches]
-    found = [0.0] * len(plan.actors)
-    for actor in own:
+    actors = computing(plan)
+    phases = [launch.phase is Phase.FORWARD for a in actors for launch in a.launches]
+    times = [0.0] * len(plan.actors)
+    for actor in actors:
         up = sum([launch.phase is Phase.FORWARD for launch in actor.launches])
         down = len(actor.launches) - up
-        found[actor.id] = up * forward_ns / max(1, sum(phases))
-        found[actor.id] += down * backward_ns / max(1, len(phases) - sum(phases))
-    return found
+        times[actor.id] = up * forward_ns / max(1, sum(phases))
+        times[actor.id] += down * backward_ns / max(1, len(phases) - sum(phases))
+    return times
 
 
 def runs_of(plans, batches, forward_ns, backward_ns, *, transfer_ns=0, jitter=0.0, seed=0):

@@ -76,7 +76,7 @@ def faults(case: Case, dtype: str, sizes: Sequence[float] | None = None) -> list
     got = ours(replace(case, sets=sets), dtype)
     with np.errstate(all="ignore"):
         wide = ours(replace(case, sets=[*sets, *moved(sets, dtype)]), "float64")
-    found = []
+    lines = []
     for name, array in got.items():
         number, _, what = name.partition(".")
         want = wide[name].astype(np.float64)
@@ -85,8 +85,8 @@ def faults(case: Case, dtype: str, sizes: Sequence[float] | None = None) -> list
         near = [wide[f"{len(sets) + int(number) * PERTURBED + i}.{what}"] for i in range(PERTURBED)]
         line = _fault(array.astype(np.float64), want, near, dtype)
         if line:
-            found.append(f"{case.name} {what} of {dtype} at {sizes[int(number)]:g}: {line}")
-    return found
+            lines.append(f"{case.name} {what} of {dtype} at {sizes[int(number)]:g}: {line}")
+    return lines
 
 
 def _fault(got: np.ndarray, want: np.ndarray, near: Sequence[np.ndarray], dtype: str) -> str | None:

@@ -68,9 +68,9 @@ def _places(family: list) -> Iterator[tuple[object, dict[str, int]]]:
     first: dict[str, dict[int, int]] = defaultdict(dict)
     for item in family:
         for name, value in item.callspec.params.items():
-            known, index = first[name], item.callspec.indices[name]
-            known[id(value)] = min(index, known.get(id(value), index))
-    order = {name: sorted(known.values()) for name, known in first.items()}
+            numbers, index = first[name], item.callspec.indices[name]
+            numbers[id(value)] = min(index, numbers.get(id(value), index))
+    order = {name: sorted(numbers.values()) for name, numbers in first.items()}
     for item in family:
         params = item.callspec.params
         yield item, {name: order[name].index(first[name][id(params[name])]) for name in params}
@@ -116,8 +116,8 @@ def known_seconds(configuration: str) -> dict[str, float]:
 
 def keep(measured: Mapping[str, Mapping[str, float]], is_there: Callable[[str], bool]) -> None:
     """Put what was measured of files into the list; files that are no more go from it."""
-    known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    table = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     for name, seconds in measured.items():
-        files = {file: s for file, s in (known.get(name, {}) | seconds).items() if is_there(file)}
-        known[name] = {file: round(s, 1) for file, s in sorted(files.items())}
-    DURATIONS.write_text(json.dumps(dict(sorted(known.items())), indent=0) + "\n")
+        files = {file: s for file, s in (table.get(name, {}) | seconds).items() if is_there(file)}
+        table[name] = {file: round(s, 1) for file, s in sorted(files.items())}
+    DURATIONS.write_text(json.dumps(dict(sorted(table.items())), indent=0) + "\n")

@@ -56,8 +56,8 @@ def decayed_step(p, change, lr, weight_decay):
 
 
 def muon_step(p, g, buffer, direction, lr, momentum, weight_decay, scale):
-    kept = p * (1 - lr * weight_decay)
-    return kept - lr * scale * direction, momentum * buffer + (1 - momentum) * g
+    shrunk = p * (1 - lr * weight_decay)
+    return shrunk - lr * scale * direction, momentum * buffer + (1 - momentum) * g
 
 
 def adagrad(p, g, total, lr, step, lr_decay, eps, weight_decay, maximize):

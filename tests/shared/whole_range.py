@@ -78,8 +78,8 @@ def main() -> None:
     for dtype in DTYPES:
         for name in (*NAMES, *UPDATES):
             if name not in UPDATES or dtype in ("float32", "float64"):
-                made = _updated(name, dtype) if name in UPDATES else _computed(name, dtype)
-                table |= {f"{name}/{dtype}/{i}": y for i, y in enumerate(made)}
+                results = _updated(name, dtype) if name in UPDATES else _computed(name, dtype)
+                table |= {f"{name}/{dtype}/{i}": y for i, y in enumerate(results)}
     np.savez_compressed(TABLE, **table)
 
 
@@ -87,9 +87,9 @@ def _computed(name: str, dtype: str) -> list[np.ndarray]:
     import torch
 
     functional = torch.nn.functional
-    given = [torch.tensor(x, requires_grad=True) for x in operands(name, dtype)]
-    x = [t.to(getattr(torch, dtype)) for t in given]
-    own = {
+    leaves = [torch.tensor(x, requires_grad=True) for x in operands(name, dtype)]
+    x = [t.to(getattr(torch, dtype)) for t in leaves]
+    functions = {
         "relu": functional.relu,
         "gelu": lambda t: functional.gelu(t, approximate="tanh"),
         "silu": functional.silu,
@@ -105,9 +105,9 @@ def _computed(name: str, dtype: str) -> list[np.ndarray]:
         "sum": lambda t: t.sum(1),
         "mean": lambda t: t.mean(1),
     }
-    y = own.get(name, getattr(torch, name, None))(*x)
+    y = functions.get(name, getattr(torch, name, None))(*x)
     y.backward(torch.ones_like(y))
-    return [t.detach().to(given[0].dtype).numpy() for t in (y, *[g.grad for g in given])]
+    return [t.detach().to(leaves[0].dtype).numpy() for t in (y, *[g.grad for g in leaves])]
 
 
 def _updated(name: str, dtype: str) -> list[np.ndarray]:
@@ -120,11 +120,11 @@ def _updated(name: str, dtype: str) -> list[np.ndarray]:
     parameter.grad = grad
     if name == "adamw_update":
         betas = attrs["beta1"], attrs["beta2"]
-        made = torch.optim.AdamW([parameter], 0.1, betas, attrs["eps"], decay, foreach=False)
+        optimizer = torch.optim.AdamW([parameter], 0.1, betas, attrs["eps"], decay, foreach=False)
     else:
         momentum, nesterov = attrs.get("momentum", 0.0), attrs.get("nesterov", False)
-        made = torch.optim.SGD([parameter], 0.1, momentum, 0.0, decay, nesterov, foreach=False)
-    made.step()
+        optimizer = torch.optim.SGD([parameter], 0.1, momentum, 0.0, decay, nesterov, foreach=False)
+    optimizer.step()
     return [parameter.detach().numpy()]
 
 

@@ -35,9 +35,9 @@ def loss_program(dtype, made, has_bias, columns):
     """Losses of rows of logits, and with `made` their gradient times a number."""
     b = Builder()
     x, labels, scale = b.input(FULL, F32 if dtype is BF16 else dtype), b.input(ROW, I64), None
-    own = b.inputs[x].dtype
-    bias = b.input(COLUMN, own) if has_bias else None
-    scale = b.input(SCALAR, own)
+    wide_dtype = b.inputs[x].dtype
+    bias = b.input(COLUMN, wide_dtype) if has_bias else None
+    scale = b.input(SCALAR, wide_dtype)
     z = b.op("add", x, bias) if has_bias else x
     largest = b.reduce("row_max", z)
     total = b.reduce("row_sum", b.op("exp", b.op("sub", z, largest)))
@@ -45,7 +45,7 @@ def loss_program(dtype, made, has_bias, columns):
     label = b.op("check_index", labels, dtype=I64, kind=ROW, constants=(columns,))
     index = b.op("column_index", dtype=DType.INT32, kind=COLUMN)
     hit = b.op("eq", index, b.cast(label, DType.INT32))
-    zero, one = b.constant(0.0, own), b.constant(1.0, own)
+    zero, one = b.constant(0.0, wide_dtype), b.constant(1.0, wide_dtype)
     losses = b.op("sub", lse, b.reduce("row_sum", b.op("select", hit, z, zero)))
     if made is None:
         return b.program(losses)
@@ -55,9 +55,9 @@ def loss_program(dtype, made, has_bias, columns):
 
 def loss_region(dtype, rows, columns, width, chunk_rows, wanted, has_bias=False):
     """Inputs: x, weight as [width, columns], the same as [columns, width], labels, scale, bias."""
-    own = F32 if dtype is BF16 else dtype
+    wide_dtype = F32 if dtype is BF16 else dtype
     has_gradient = wanted != ("losses",)
-    held = [TileValue(own, FULL)] + [TileValue(dtype, FULL)] * has_gradient
+    tiles = [TileValue(wide_dtype, FULL)] + [TileValue(dtype, FULL)] * has_gradient
     num_inputs = 5 + has_bias
     wide, dwide = num_inputs, num_inputs + 1
     shapes = {
@@ -66,20 +66,20 @@ def loss_region(dtype, rows, columns, width, chunk_rows, wanted, has_bias=False)
     }  # fmt: skip
     is_plain = dtype is not BF16
     wanted = tuple([name for name in wanted if name != "db" or is_plain])
-    place = {name: num_inputs + len(held) + i for i, name in enumerate(wanted)}
+    place = {name: num_inputs + len(tiles) + i for i, name in enumerate(wanted)}
     program = loss_program(dtype, dtype if has_gradient else None, has_bias, columns)
     reads = (wide, 3, *((5,) if has_bias else ()), 4)
     steps = [TileStep(PRODUCT, (0, 1), (wide,))]
-    made = (place["losses"],) + ((dwide,) if has_gradient else ())
-    steps.append(TileStep(PROGRAM, reads, made, program))
+    makes = (place["losses"],) + ((dwide,) if has_gradient else ())
+    steps.append(TileStep(PROGRAM, reads, makes, program))
     for name, kind, operands in (
         ("dx", PRODUCT, (dwide, 2)), ("dw", SUM_OF_PRODUCTS, (dwide, 0)),
         ("dwt", SUM_OF_PRODUCTS, (0, dwide)), ("db", COLUMN_SUM, (dwide,)),
     ):  # fmt: skip
         if name in place:
             steps.append(TileStep(kind, operands, (place[name],)))
-    outputs = tuple([TensorType(own, shapes[name]) for name in wanted])
-    region = TiledLoop(rows, columns, chunk_rows, num_inputs, tuple(held), outputs, tuple(steps))
+    outputs = tuple([TensorType(wide_dtype, shapes[name]) for name in wanted])
+    region = TiledLoop(rows, columns, chunk_rows, num_inputs, tuple(tiles), outputs, tuple(steps))
     return region, wanted
 
 
@@ -88,13 +88,13 @@ def loss_operands(dtype, rows, columns, width, has_bias, seed=0):
     x, w = rng.standard_normal((rows, width)), rng.standard_normal((columns, width)) / 2
     labels = rng.integers(0, columns, rows)
     bias = [rng.standard_normal(columns)] if has_bias else []
-    own = numpy_dtype(F32 if dtype is BF16 else dtype)
+    np_dtype = numpy_dtype(F32 if dtype is BF16 else dtype)
     if dtype is BF16:
         x, w = to_bits(x), to_bits(w)
     else:
-        x, w = x.astype(own), w.astype(own)
-    scale = np.asarray(0.25, own)
-    return [x, w.T, w, labels, scale, *[v.astype(own) for v in bias]]
+        x, w = x.astype(np_dtype), w.astype(np_dtype)
+    scale = np.asarray(0.25, np_dtype)
+    return [x, w.T, w, labels, scale, *[v.astype(np_dtype) for v in bias]]
 
 
 def expected(dtype, arrays):
@@ -103,18 +103,18 @@ def expected(dtype, arrays):
     z = x @ w.T + (arrays[5] if len(arrays) > 5 else 0)
     largest = z.max(1, keepdims=True)
     lse = largest[:, 0] + np.log(np.exp(z - largest).sum(1))
-    own = np.arange(len(labels))
+    rows = np.arange(len(labels))
     d = np.exp(z - lse[:, None])
-    d[own, labels] -= 1
+    d[rows, labels] -= 1
     d *= scale
     return {
-        "losses": lse - z[own, labels], "dx": d @ w, "dw": d.T @ x, "dwt": x.T @ d, "db": d.sum(0)
+        "losses": lse - z[rows, labels], "dx": d @ w, "dw": d.T @ x, "dwt": x.T @ d, "db": d.sum(0)
     }  # fmt: skip
 
 
 def dtypes_of(dtype, count):
-    own = F32 if dtype is BF16 else dtype
-    return [dtype, dtype, dtype, I64, own, own][:count]
+    wide_dtype = F32 if dtype is BF16 else dtype
+    return [dtype, dtype, dtype, I64, wide_dtype, wide_dtype][:count]
 
 
 def hidden_region(rows, columns, width, chunk_rows):
@@ -125,8 +125,8 @@ def hidden_region(rows, columns, width, chunk_rows):
         TileStep(PRODUCT, (0, 1), (3,)), TileStep(PROGRAM, (3,), (4,), program),
         TileStep(PRODUCT, (4, 2), (5,))
     )  # fmt: skip
-    held = (TileValue(F32, FULL), TileValue(F32, FULL))
-    return TiledLoop(rows, columns, chunk_rows, 3, held, (TensorType(F32, (rows, width)),), steps)
+    tiles = (TileValue(F32, FULL), TileValue(F32, FULL))
+    return TiledLoop(rows, columns, chunk_rows, 3, tiles, (TensorType(F32, (rows, width)),), steps)
 
 
 def activated_region(rows, columns, width):

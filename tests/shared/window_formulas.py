@@ -33,8 +33,8 @@ def conv(x, w, strides, low, high, dilation, groups):
     counts, _ = windows_in(padded, w.shape[2:], strides, dilation)
     y = np.zeros((len(x), len(w), *counts))
     for to, part, weight in by_groups(groups, (y, 1), (padded, 1), (w, 0)):
-        _, seen = windows_in(part, w.shape[2:], strides, dilation)
-        for place, window in seen:
+        _, windows = windows_in(part, w.shape[2:], strides, dilation)
+        for place, window in windows:
             to[place] = np.tensordot(window, weight, (range(1, w.ndim),) * 2)
     return y
 
@@ -43,8 +43,8 @@ def conv_input_grad(dy, w, strides, low, high, dilation, groups, spatial):
     dx = np.zeros((len(dy), w.shape[1] * groups, *spatial))
     padded = wide(dx, low, high)
     for to, part, weight in by_groups(groups, (padded, 1), (dy, 1), (w, 0)):
-        _, seen = windows_in(to, w.shape[2:], strides, dilation)
-        for place, window in seen:
+        _, windows = windows_in(to, w.shape[2:], strides, dilation)
+        for place, window in windows:
             window += np.tensordot(part[place], weight, 1)
     return padded[(..., *[slice(a, a + n) for a, n in zip(low, spatial, strict=True)])]
 
@@ -53,16 +53,16 @@ def conv_weight_grad(x, dy, strides, low, high, dilation, groups, kernel):
     dw = np.zeros((dy.shape[1], x.shape[1] // groups, *kernel))
     padded = wide(x, low, high)
     for to, part, slopes in by_groups(groups, (dw, 0), (padded, 1), (dy, 1)):
-        _, seen = windows_in(part, kernel, strides, dilation)
-        for place, window in seen:
+        _, windows = windows_in(part, kernel, strides, dilation)
+        for place, window in windows:
             to += np.tensordot(slopes[place], window, ((0,), (0,)))
     return dw
 
 
 def max_pool(x, kernel, strides, low, high, dilation):
-    counts, seen = windows_in(wide(x, low, high, -np.inf), kernel, strides, dilation)
+    counts, windows = windows_in(wide(x, low, high, -np.inf), kernel, strides, dilation)
     y, taps = np.zeros((*x.shape[:2], *counts)), np.zeros((*x.shape[:2], *counts), np.uint8)
-    for place, window in seen:
+    for place, window in windows:
         flat = window.reshape(*x.shape[:2], -1)
         y[place], taps[place] = flat.max(-1), flat.argmax(-1)
     return y, taps
