@@ -72,16 +72,16 @@ def main() -> None:
 
     spec = {name: af.TensorType(af.DType.INT32, (data, SEQ)) for name in ("x", "y")}
     begun = now()
-    asked = train._asked(
+    request = train._asked(
         train.ranks(0), GPT(args.layers, args.width, stage), spec, None, None, "raise"
     )
     laps = [("traced", now())]
-    ranks = plans_of_classes(asked)
+    ranks = plans_of_classes(request)
     laps.append((f"{len(ranks.plans)} classes of {len(ranks.class_of)} ranks compiled", now()))
     verify_ranks(ranks)
     laps.append(("proven together", now()))
-    found = simulate_ranks(ranks, 5, network=Network(Wire(12.5, 5_000.0)))
-    laps.append((f"5 steps of 8 batches simulated, {found.num_kinds} kinds of ranks", now()))
+    simulation = simulate_ranks(ranks, 5, network=Network(Wire(12.5, 5_000.0)))
+    laps.append((f"5 steps of 8 batches simulated, {simulation.num_kinds} kinds of ranks", now()))
     print("| part | s |\n|---|---|")
     for (_, before), (what, after) in zip([("", begun), *laps], laps, strict=False):
         print(f"| {what} | {after - before:.1f} |")

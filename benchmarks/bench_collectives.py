@@ -80,7 +80,7 @@ def bound(communicator: SharedMemory, kind: str, size: int, order: int):
     whole = TensorType(DType.FLOAT32, (ranks, rows))
     part = TensorType(DType.FLOAT32, (1, rows))
     column = TensorType(DType.FLOAT32, (ranks, rows // ranks))
-    given, left = {
+    source, target = {
         "all_reduce": (whole, whole),
         "reduce_scatter": (whole, part),
         "all_gather": (part, whole),
@@ -95,10 +95,10 @@ def bound(communicator: SharedMemory, kind: str, size: int, order: int):
     }[kind]
     arrays = [
         communicator.allocate(type_.size_bytes, 64).view(np.float32).reshape(type_.shape)
-        for type_ in dict.fromkeys((given, left))
+        for type_ in dict.fromkeys((source, target))
     ]
     arrays[0][...] = communicator.rank
-    call = CollectiveCall(kind, attrs, (given,), (left,), "bench", 0, "here")
+    call = CollectiveCall(kind, attrs, (source,), (target,), "bench", 0, "here")
     return communicator.bind(call, (arrays[0],), (arrays[-1],))
 
 
@@ -121,15 +121,15 @@ def run(rank: int, options: argparse.Namespace, pipe) -> None:
     cases = [(kind, size) for kind in options.kinds.split(",") for size in SIZES]
     meets = {case: bound(communicator, *case, order) for order, case in enumerate(cases)}
     communicator.ready()
-    found: dict[tuple[str, int], list[int]] = {case: [] for case in meets}
+    times: dict[tuple[str, int], list[int]] = {case: [] for case in meets}
     for _ in range(options.rounds):
         for case, meet in meets.items():
             meet()
             # All ranks make as many: as many as the slowest one's first says.
             longest = max(gather("times", once(meet)))
             for _ in range(max(3, min(2000, int(SECONDS * 1e9 / longest)))):
-                found[case].append(once(meet))
-    gather("found", list(found.items()))
+                times[case].append(once(meet))
+    gather("found", list(times.items()))
     communicator.close()
 
 
@@ -146,16 +146,16 @@ def measure(options: argparse.Namespace) -> dict[tuple[str, int], float]:
         with on_cores(part):
             rank.start()
     while True:
-        said = [ours.recv() for ours, _ in pipes]
+        answers = [ours.recv() for ours, _ in pipes]
         for ours, _ in pipes:
-            ours.send(said)
-        if isinstance(said[0], list):
+            ours.send(answers)
+        if isinstance(answers[0], list):
             break
     for rank in ranks:
         rank.join()
-    by_rank = [dict(found) for found in said]
+    by_rank = [dict(times) for times in answers]
     return {
-        case: statistics.median(map(max, zip(*[found[case] for found in by_rank], strict=True)))
+        case: statistics.median(map(max, zip(*[times[case] for times in by_rank], strict=True)))
         for case in by_rank[0]
     }
 
@@ -163,23 +163,23 @@ def measure(options: argparse.Namespace) -> dict[tuple[str, int], float]:
 def by_gloo(options: argparse.Namespace) -> dict[int, float]:
     """Return the median time in ns of gloo's all-reduce by size."""
     with tempfile.TemporaryDirectory() as folder:
-        given = [str(options.ranks), f"{folder}/meet", str(SECONDS), *map(str, SIZES)]
+        arguments = [str(options.ranks), f"{folder}/meet", str(SECONDS), *map(str, SIZES)]
         ranks = [
             subprocess.Popen(
-                [options.gloo, "-c", GLOO, str(rank), *given], stdout=subprocess.PIPE, text=True
+                [options.gloo, "-c", GLOO, str(rank), *arguments], stdout=subprocess.PIPE, text=True
             )
             for rank in range(options.ranks)
         ]
-        said = [rank.communicate()[0] for rank in ranks]
-    return dict(zip(SIZES, json.loads(said[0]), strict=True))
+        outputs = [rank.communicate()[0] for rank in ranks]
+    return dict(zip(SIZES, json.loads(outputs[0]), strict=True))
 
 
 def compare(options: argparse.Namespace) -> None:
     """Print a table of all-reduces, ours and gloo's in turns."""
     rows: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
-    own = argparse.Namespace(**{**vars(options), "kinds": "all_reduce", "rounds": 1})
+    settings = argparse.Namespace(**{**vars(options), "kinds": "all_reduce", "rounds": 1})
     for _ in range(options.rounds):
-        ours, theirs = measure(own), by_gloo(options)
+        ours, theirs = measure(settings), by_gloo(options)
         for size in SIZES:
             rows[size].append((ours["all_reduce", size] / 1e6, theirs[size] / 1e6))
     print("| bytes | ours, ms | gloo, ms | gloo / ours |\n|---|---|---|---|")
@@ -203,17 +203,17 @@ def main() -> None:
     if options.gloo:
         compare(options)
         return
-    found = measure(options)
+    times = measure(options)
     print(f"{options.ranks} ranks; median of the slowest rank, ms (GB/s of the whole tensor)")
-    for kind in dict.fromkeys([kind for kind, _ in found]):
+    for kind in dict.fromkeys([kind for kind, _ in times]):
         cells = [
             f"{size / 1000:.6g} KB {ns / 1e6:.4g} ({size / ns:.3g})"
-            for (other, size), ns in found.items()
+            for (other, size), ns in times.items()
             if other == kind
         ]
         print(f"{kind:16}", "   ".join(cells))
     if options.json:
-        rows = [[kind, size, ns] for (kind, size), ns in found.items()]
+        rows = [[kind, size, ns] for (kind, size), ns in times.items()]
         options.json.write_text(json.dumps({"ranks": options.ranks, "ns": rows}))
 
 

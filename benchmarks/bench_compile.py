@@ -199,10 +199,10 @@ def whole(kind: str, units: int) -> dict[str, float]:
     graph = job.graph(model, types)
     traced = time.perf_counter()
     plan = job.compile(model, types)
-    done = time.perf_counter()
+    compiled = time.perf_counter()
     return {
         "trace": traced - before,
-        "compile": done - traced,
+        "compile": compiled - traced,
         "cpu": time.process_time() - cpu,
         "grown": peak_bytes() - base,
         "kept": resident_bytes() - base,
@@ -274,15 +274,15 @@ def start(kind: str, units: int) -> dict[str, float]:
     job = gpt_jobs.make_job()
     plan = job.compile(model, data)
     mark("trace and find plan")
-    done: list[float] = []
+    ends: list[float] = []
     job.fit(
         model,
         data,
         steps=1,
         progress=False,
-        on_step=lambda step, metrics: done.append(_seconds_since_start()),
+        on_step=lambda step, metrics: ends.append(_seconds_since_start()),
     )
-    marks["load and first step"] = done[0] - sum(marks.values())
+    marks["load and first step"] = ends[0] - sum(marks.values())
     return {**{name: value * 1e3 for name, value in marks.items()}, "launches": len(plan.actors)}
 
 
@@ -302,15 +302,15 @@ _ONE: dict[str, Callable[[str, int], dict[str, float]]] = {
 def measured(what: str, kind: str, units: int, rounds: int, **env: str) -> list[dict[str, float]]:
     """Return what some processes, one after the other, found."""
     command = [sys.executable, __file__, "--one", what, "--kinds", kind, "--units", str(units)]
-    found = []
+    rows = []
     for _ in range(rounds):
-        done = subprocess.run(
+        process = subprocess.run(
             command, check=False, capture_output=True, text=True, env={**os.environ, **env}
         )
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-        found.append(json.loads(done.stdout))
-    return found
+        if process.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{process.stderr}")
+        rows.append(json.loads(process.stdout))
+    return rows
 
 
 def medians(found: list[dict[str, float]]) -> dict[str, float]:
@@ -330,14 +330,14 @@ def print_kind(kind: str, sizes: list[int], rounds: int, *, with_passes: bool) -
     points, columns = [], []
     for size in sizes:
         units, nodes = units_for(kind, size)
-        found = medians(measured("whole", kind, units, rounds))
-        total = found["trace"] + found["compile"]
+        median = medians(measured("whole", kind, units, rounds))
+        total = median["trace"] + median["compile"]
         points.append((nodes, total))
         print(
-            f"| {nodes:,} | {found['traced_nodes']:,.0f} | {found['launches']:,.0f} |"
-            f" {found['trace']:.2f} | {found['compile']:.2f} | {found['cpu']:.2f} |"
+            f"| {nodes:,} | {median['traced_nodes']:,.0f} | {median['launches']:,.0f} |"
+            f" {median['trace']:.2f} | {median['compile']:.2f} | {median['cpu']:.2f} |"
             f" {total / nodes * 1e6:.0f} |"
-            f" {found['grown'] / nodes / 1e3:.1f} | {found['kept'] / nodes / 1e3:.1f} |",
+            f" {median['grown'] / nodes / 1e3:.1f} | {median['kept'] / nodes / 1e3:.1f} |",
             flush=True,
         )
         if with_passes:
@@ -368,13 +368,13 @@ def slope(points: list[tuple[int, float]]) -> float:
 def print_start(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         measured("start", "gpt", 1, 1, ACTORFLOW_CACHE=folder)
-        found = medians(measured("start", "gpt", 1, rounds, ACTORFLOW_CACHE=folder))
+        median = medians(measured("start", "gpt", 1, rounds, ACTORFLOW_CACHE=folder))
     print("\n### From the start of a process to its first step, GPT, plan in the cache\n")
     print("| part | ms |\n|---|---|")
-    for name, value in found.items():
+    for name, value in median.items():
         if name != "launches":
             print(f"| {name} | {value:.0f} |")
-    total = sum([value for name, value in found.items() if name != "launches"])
+    total = sum([value for name, value in median.items() if name != "launches"])
     print(f"| **all** | **{total:.0f}** |")
 
 

@@ -123,14 +123,14 @@ def starts(repeats: int) -> None:
         seconds = []
         for repeat in range(repeats + 1):
             before = time.time()
-            done = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-c", program, str(Path(directory) / "run"), str(repeat + 1)],
                 env=environment,
                 capture_output=True,
                 text=True,
                 check=True,
             )
-            seconds.append(float(done.stdout) - before)
+            seconds.append(float(process.stdout) - before)
     row("process start to first step, cold (compiles)", "-", f"{seconds[0]:.2f} s")
     later = statistics.median(seconds[1:])
     row("second start to its first step (resumes)", "< 1.0 s", f"{later:.2f} s")
@@ -204,14 +204,14 @@ def compile_deep(repeats: int) -> None:
 def imports(repeats: int) -> None:
     seconds = []
     for _ in range(repeats):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", IMPORTED],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=True,
         )
-        seconds.append(float(done.stdout))
+        seconds.append(float(process.stdout))
     row("import actorflow, numpy included", "<= 0.3 s", f"{statistics.median(seconds):.3f} s")
 
 

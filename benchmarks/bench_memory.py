@@ -51,17 +51,17 @@ def main() -> None:
     os.environ["ACTORFLOW_CACHE"] = "off"
     layers = [int(n) for n in args.layers.split(",")]
     print_machine()
-    known = {
+    parts = {
         "instances": lambda: instances(args.data),
         "models": models,
         "runs": lambda: [runs(n) for n in layers],
         "curve": lambda: curve(layers, args.rounds, args.png),
     }
     for part in args.parts:
-        if part not in known:
-            parser.error(f"no part {part!r}; there are {', '.join(known)}")
+        if part not in parts:
+            parser.error(f"no part {part!r}; there are {', '.join(parts)}")
         print(f"\n## {part}", flush=True)
-        known[part]()
+        parts[part]()
 
 
 def print_machine() -> None:
@@ -130,8 +130,8 @@ def models() -> None:
         planner = Planner(problem)
         cells = []
         for share in budgets:
-            found = planner.plan(int(share * top))
-            cells.append(f"{found.extra:.1%}" if found else "-")
+            plan = planner.plan(int(share * top))
+            cells.append(f"{plan.extra:.1%}" if plan else "-")
         least = planner.smallest
         seconds = time.perf_counter() - before
         print(
@@ -181,27 +181,27 @@ def runs(layers: int, steps: int = 4) -> None:
     beside = 0
     for share in SHARES[1:]:
         budget = int(state + share * free["step_bytes"])
-        found = run("actorflow", layers, steps, "--budget", str(budget))
-        beside = max(beside, found["above_bytes"] - found["step_bytes"])
-        _print_run(f"actorflow, {share:.2f} of store-all", found, free)
+        measured = run("actorflow", layers, steps, "--budget", str(budget))
+        beside = max(beside, measured["above_bytes"] - measured["step_bytes"])
+        _print_run(f"actorflow, {share:.2f} of store-all", measured, free)
     # What the process has beside its arena counts too, where resident sets are compared.
     budget = state + checkpointed - beside
-    found = run("actorflow", layers, steps, "--budget", str(budget))
-    _print_run("actorflow, torch's checkpointing", found, free)
+    measured = run("actorflow", layers, steps, "--budget", str(budget))
+    _print_run("actorflow, torch's checkpointing", measured, free)
     blocks = run("actorflow", layers, steps, "--recompute", "blocks")
     _print_run("actorflow, recompute='blocks'", blocks, free)
-    for label, found in rivals.items():
-        _print_run(label, found, free)
+    for label, measured in rivals.items():
+        _print_run(label, measured, free)
 
 
 def run(engine: str, layers: int, steps: int, *more: str, env: dict[str, str] | None = None):
     command = [sys.executable, str(ROOT / "benchmarks" / "gpt_jobs.py"), engine]
     command += ["--layers", str(layers), "--steps", str(steps), *more]
     settings = {**os.environ, **(env or {})}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=settings)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-    return json.loads(done.stdout)
+    process = subprocess.run(command, check=False, capture_output=True, text=True, env=settings)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{process.stderr}")
+    return json.loads(process.stdout)
 
 
 def _print_run(label: str, found: dict, free: dict) -> None:
@@ -225,8 +225,8 @@ def _print_run(label: str, found: dict, free: dict) -> None:
 
 
 def curve(all_layers: list[int], rounds: int, png: Path) -> None:
-    found = {layers: _curve(layers, rounds) for layers in all_layers}
-    _draw(found, png)
+    points = {layers: _curve(layers, rounds) for layers in all_layers}
+    _draw(points, png)
 
 
 def _curve(layers: int, rounds: int) -> list[tuple[float, float, float, float]]:
@@ -244,14 +244,14 @@ def _curve(layers: int, rounds: int) -> list[tuple[float, float, float, float]]:
     jobs = []
     for label, budget in aims.items():
         job = gpt_jobs.make_job(None if label == "1.00" else budget)
-        own, source = gpt_jobs.make_model(layers)
-        plan = job.compile(own, source)
-        jobs.append((label, job, own, plan))
+        job_model, source = gpt_jobs.make_model(layers)
+        plan = job.compile(job_model, source)
+        jobs.append((label, job, job_model, plan))
     times: dict[str, list[float]] = {label: [] for label, *_ in jobs}
     for turn in range(rounds + 1):
-        for label, job, own, _ in jobs:
+        for label, job, job_model, _ in jobs:
             before = time.perf_counter()
-            job.step(own, batch)
+            job.step(job_model, batch)
             if turn:
                 times[label].append(time.perf_counter() - before)
     base = times["1.00"]
@@ -259,7 +259,7 @@ def _curve(layers: int, rounds: int) -> list[tuple[float, float, float, float]]:
     print("| budget for temporaries | planned MB | method | again | predicted | measured | ms |")
     print("|---|---|---|---|---|---|---|")
     points = []
-    for label, job, own, plan in jobs:
+    for label, job, job_model, plan in jobs:
         note = plan.recomputation[0] if plan.recomputation else None
         ratio = statistics.median([a / b for a, b in zip(times[label], base, strict=True)])
         predicted = 1 + (note.extra if note else 0.0)
@@ -271,16 +271,16 @@ def _curve(layers: int, rounds: int) -> list[tuple[float, float, float, float]]:
             flush=True,
         )
         points.append((planned / free.temporary_bytes, planned / 1e6, ratio, predicted))
-        job.close(own)
+        job.close(job_model)
     return points
 
 
 def _torch_room(layers: int, fixed: int) -> int:
     """Return the arena that leaves as much above the state as torch's checkpointing takes."""
-    found = min(
+    above_bytes = min(
         [run("torch-checkpoint", layers, 3, env=env)["above_bytes"] for env in ({}, STEADY)]
     )
-    return fixed + found
+    return fixed + above_bytes
 
 
 def _draw(found: dict[int, list[tuple[float, float, float, float]]], png: Path) -> None:

@@ -71,30 +71,30 @@ class Trial:
         self.folder = folder / f"{stages}-{batches}"
         self.folder.mkdir()
         self.stages = stages
-        given = {"stages": stages, "batches": batches, "width": width, "steps": steps}
+        sizes = {"stages": stages, "batches": batches, "width": width, "steps": steps}
         text = SCRIPT
-        for name, value in given.items():
+        for name, value in sizes.items():
             text = text.replace(f"{{{name}}}", str(value))
         (self.folder / "job.py").write_text(text)
 
     def run(self, *command: str) -> str:
         """Run `actorflow` or the script itself, with a thread for each rank; return stdout."""
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "ACTORFLOW_THREADS": "1"}
-        own = [sys.executable, *command]
-        done = subprocess.run(
-            own, capture_output=True, text=True, cwd=self.folder, env=environ, check=False
+        argv = [sys.executable, *command]
+        process = subprocess.run(
+            argv, capture_output=True, text=True, cwd=self.folder, env=environ, check=False
         )
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        return done.stdout
+        if process.returncode:
+            raise SystemExit(process.stderr)
+        return process.stdout
 
     def simulated_ms(self) -> float:
         """Return the time of a step as `actorflow simulate` has it."""
-        told = self.run(
+        output = self.run(
             "-m", "actorflow", "simulate", "job.py", "--json", "--steps", "20",
             "--per-host", str(self.stages),
         )  # fmt: skip
-        report = json.loads(told)
+        report = json.loads(output)
         return report["ranks"]["step_ms"] if self.stages > 1 else report["step_ms"]
 
     def measured(self) -> tuple[float, list[float]]:
@@ -124,8 +124,8 @@ def main() -> None:
     print("|---|---|---|---|---|")
     for batches in [int(n) for n in args.batches.split(",")]:
         with tempfile.TemporaryDirectory() as folder:
-            given = (batches, args.width, args.steps)
-            alone, two = Trial(Path(folder), 1, *given), Trial(Path(folder), 2, *given)
+            sizes = (batches, args.width, args.steps)
+            alone, two = Trial(Path(folder), 1, *sizes), Trial(Path(folder), 2, *sizes)
             rows: list[tuple[float, float, float]] = []
             for _ in range(args.rounds):
                 one_ms, losses = alone.measured()

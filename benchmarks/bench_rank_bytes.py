@@ -94,8 +94,8 @@ def formula(model: nn.Module, num_ranks: int, rank: int, *, zero: bool) -> int:
 
 def of_state(plan: Plan) -> tuple[int, int]:
     """Return the bytes of a plan's parameters and moments, and how many more alignment may take."""
-    kept = [v for v in plan.variables if v.role in ("parameter", "optimizer")]
-    most = len(kept) * max([arena.alignment for arena in plan.arenas])
+    variables = [v for v in plan.variables if v.role in ("parameter", "optimizer")]
+    most = len(variables) * max([arena.alignment for arena in plan.arenas])
     return sum([m.parameter_bytes + m.optimizer_bytes for m in plan.memory]), most
 
 
@@ -114,10 +114,10 @@ def main() -> None:
         for zero in (False, True):
             for rank in sorted({0, count - 1}):
                 model, plan = gpt_plan(count, rank, zero=zero)
-                wanted, (found, most) = formula(model, count, rank, zero=zero), of_state(plan)
-                told = [count, "yes" if zero else "no", rank, f"{wanted:,}", f"{found:,}"]
-                told += [f"{found - wanted:,}, {most:,}", f"{all_bytes(plan):,}"]
-                print("|", " | ".join(map(str, told)), "|", flush=True)
+                expected, (planned, most) = formula(model, count, rank, zero=zero), of_state(plan)
+                cells = [count, "yes" if zero else "no", rank, f"{expected:,}", f"{planned:,}"]
+                cells += [f"{planned - expected:,}, {most:,}", f"{all_bytes(plan):,}"]
+                print("|", " | ".join(map(str, cells)), "|", flush=True)
     print("\n| ranks | all of the plan | of one's | x ranks | largest exchanged | logits |")
     print("|---|---|---|---|---|---|")
     alone = 0
@@ -128,16 +128,16 @@ def main() -> None:
         sent = max(
             [m.whole.size_bytes for at in collective_groups(plan) for m in at.moves], default=0
         )
-        told = [count, f"{size:,}", f"{size / alone:.4f}", f"{count * size / alone:.3f}"]
-        told += [f"{sent:,}", f"{4 * FACES * CLASSES // count:,}"]
-        print("|", " | ".join(map(str, told)), "|", flush=True)
+        cells = [count, f"{size:,}", f"{size / alone:.4f}", f"{count * size / alone:.3f}"]
+        cells += [f"{sent:,}", f"{4 * FACES * CLASSES // count:,}"]
+        print("|", " | ".join(map(str, cells)), "|", flush=True)
     print("\n| zero | batches a step | all saved | blocks run again |")
     print("|---|---|---|---|")
     for zero, every in product((False, True), (1, 4)):
         options = {"zero": zero, "accumulate": every, "layers": DEEP}
         plans = [gpt_plan(2, 0, recompute=how, **options)[1] for how in ("auto", "blocks")]
-        told = ["yes" if zero else "no", every, *[f"{all_bytes(plan):,}" for plan in plans]]
-        print("|", " | ".join(map(str, told)), "|", flush=True)
+        cells = ["yes" if zero else "no", every, *[f"{all_bytes(plan):,}" for plan in plans]]
+        print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 
 if __name__ == "__main__":

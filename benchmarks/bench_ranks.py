@@ -86,9 +86,9 @@ def widened(model, arrays):
 
     from compiler.contract.types import DType, TensorType
 
-    for _, kept in (*model.named_parameters(), *model.named_buffers()):
-        if kept.type.dtype is DType.FLOAT32:
-            kept._type = TensorType(DType.FLOAT64, kept.type.shape)  # layers have no word for it
+    for _, leaf in (*model.named_parameters(), *model.named_buffers()):
+        if leaf.type.dtype is DType.FLOAT32:
+            leaf._type = TensorType(DType.FLOAT64, leaf.type.shape)  # layers have no word for it
     return {n: a.astype(np.float64) if a.dtype == np.float32 else a for n, a in arrays.items()}
 
 
@@ -129,14 +129,14 @@ def train(asked: dict[str, object], folder: Path) -> None:
     job.fit(model, Cycle(batches), steps=steps, progress=False, on_step=on_step)
     state = b"".join([array.tobytes() for _, array in sorted(model.state().items())])
     spans = [after - before for before, after in pairwise(times)][WARM_UP:]
-    found = {
+    report = {
         "losses": losses,
         "state": hashlib.blake2b(state, digest_size=16).hexdigest(),
         "first": ended[0],
         "ms": statistics.median(spans) * 1e3 if spans else None,
     }
     rank = os.environ.get("RANK", "0")
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    (folder / f"{rank}.json").write_text(json.dumps(report))
 
 
 def launched(
@@ -144,17 +144,17 @@ def launched(
     is_turned=False, **options: object,
 ):  # fmt: skip
     """Return what each rank has told, or the last line of the error."""
-    asked = {"row": row, "mesh": mesh, "steps": steps, "options": options}
-    asked = json.dumps(asked | {"is_wide": is_wide, "is_turned": is_turned})
+    task = {"row": row, "mesh": mesh, "steps": steps, "options": options}
+    task = json.dumps(task | {"is_wide": is_wide, "is_turned": is_turned})
     with tempfile.TemporaryDirectory() as folder:
-        own = [str(root / "benchmarks" / "bench_ranks.py"), "child", asked, folder]
+        job = [str(root / "benchmarks" / "bench_ranks.py"), "child", task, folder]
         start = ["-m", "actorflow", "launch", "-n", str(ranks)] if ranks > 1 else []
         environ = {**os.environ, "PYTHONPATH": str(root), **(environ or {})}
-        done = subprocess.run(
-            [sys.executable, *start, *own], capture_output=True, text=True, env=environ, check=False
+        process = subprocess.run(
+            [sys.executable, *start, *job], capture_output=True, text=True, env=environ, check=False
         )
-        if done.returncode:
-            return (done.stderr.strip().splitlines() or ["no word"])[-1]
+        if process.returncode:
+            return (process.stderr.strip().splitlines() or ["no word"])[-1]
         files = [Path(folder) / f"{rank}.json" for rank in range(ranks)]
         return [json.loads(file.read_text()) for file in files]
 
@@ -182,22 +182,22 @@ def compare_losses(rows, counts, every, steps: int, *, is_wide: bool, is_twice: 
     print(f"| row | mesh | zero | batches a step | first ten losses | all | ranks agree |{more}")
     print("|---|---|---|---|---|---|---|" + ("---|" if is_twice else ""))
     for row, batches in product(rows, every):
-        own = {"accumulate": batches, "is_wide": is_wide}
-        alone = launched(row, "", 1, steps, **own)
+        settings = {"accumulate": batches, "is_wide": is_wide}
+        alone = launched(row, "", 1, steps, **settings)
         for name, count, mesh, options in cases_of(row, counts, is_wide=is_wide):
-            told = f"| {row} | {name} | {'yes' if options.get('zero') else 'no'} | {batches} |"
-            runs = [launched(row, mesh, count, steps, **own | options)]
-            runs += [launched(row, mesh, count, steps, **own | options)] if is_twice else []
+            line = f"| {row} | {name} | {'yes' if options.get('zero') else 'no'} | {batches} |"
+            runs = [launched(row, mesh, count, steps, **settings | options)]
+            runs += [launched(row, mesh, count, steps, **settings | options)] if is_twice else []
             refused = [run for run in (alone, *runs) if isinstance(run, str)]
             if refused:
-                print(told, refused[0], "| - | - |", flush=True)
+                print(line, refused[0], "| - | - |", flush=True)
                 continue
             first, worst = apart(runs[0][0], alone[0])
             bits = [[(f["state"], *f["losses"]) for f in run] for run in runs]
-            told += f" {first:.1e} | {worst:.1e} | {'yes' if len(set(bits[0])) == 1 else 'NO'} |"
+            line += f" {first:.1e} | {worst:.1e} | {'yes' if len(set(bits[0])) == 1 else 'NO'} |"
             if is_twice:
-                told += " yes |" if bits[0] == bits[1] else " NO |"
-            print(told, flush=True)
+                line += " yes |" if bits[0] == bits[1] else " NO |"
+            print(line, flush=True)
 
 
 def compare_step_by_step(row_name: str, steps: int) -> None:
@@ -216,11 +216,11 @@ def compare_step_by_step(row_name: str, steps: int) -> None:
     sides = (batches, in_other_order(batches, ROW_AXES[row_name]))
     for step in range(steps):
         pairs = zip(runners, sides, strict=True)
-        first, second = [float(r.step(own[step % len(own)])["loss"]) for r, own in pairs]
+        first, second = [float(r.step(side[step % len(side)])["loss"]) for r, side in pairs]
         one, other = [runner.variables() for runner in runners]
-        told = furthest(one, other, list(row.weights()))
+        cells = furthest(one, other, list(row.weights()))
         off = abs(first - second) / abs(second)
-        print(f"| {row_name} | {step + 1} | {off:.1e} | {' | '.join(told)} |", flush=True)
+        print(f"| {row_name} | {step + 1} | {off:.1e} | {' | '.join(cells)} |", flush=True)
 
 
 def furthest(one, other, names: list[str]) -> list[str]:
@@ -231,11 +231,11 @@ def furthest(one, other, names: list[str]) -> list[str]:
     worst = max(off, key=lambda name: off[name].max())
     at = np.unravel_index(off[worst].argmax(), off[worst].shape)
     many = sum([int((entries > 1e-5).sum()) for entries in off.values()])
-    found = [f"{many}", f"{worst}{[int(i) for i in at]}", f"{off[worst][at]:.1e}"]
+    cells = [f"{many}", f"{worst}{[int(i) for i in at]}", f"{off[worst][at]:.1e}"]
     means = [values.get(f"adam_m/{worst}") for values in (one, other)]
     if means[0] is None:
-        return [*found, "-", "-", "-"]
-    return [*found, *[f"{m[at]:.1e}" for m in means], f"{np.median(np.abs(means[0])):.1e}"]
+        return [*cells, "-", "-", "-"]
+    return [*cells, *[f"{m[at]:.1e}" for m in means], f"{np.median(np.abs(means[0])):.1e}"]
 
 
 def compare_speed(rows, rounds: int, steps: int) -> None:
@@ -244,8 +244,8 @@ def compare_speed(rows, rounds: int, steps: int) -> None:
     for row in rows:
         alone, two = [], []
         for _ in range(rounds):
-            (own,) = launched(row, "", 1, steps, {"ACTORFLOW_THREADS": "2"})
-            alone.append(own["ms"])
+            (single,) = launched(row, "", 1, steps, {"ACTORFLOW_THREADS": "2"})
+            alone.append(single["ms"])
             two.append(launched(row, "data=2", 2, steps)[0]["ms"])
         ratios = [a / b for a, b in zip(alone, two, strict=True)]
         spans = [
@@ -257,11 +257,11 @@ def compare_speed(rows, rounds: int, steps: int) -> None:
 
 def start_s(row: str, ranks: int, root: Path, folder: Path, *, is_cold: bool) -> float:
     """Return the seconds from start to first step; the folder keeps what the C compiler built."""
-    for kept in folder.iterdir() if is_cold else folder.glob("*.plan"):
-        shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
+    for path in folder.iterdir() if is_cold else folder.glob("*.plan"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     before, environ = time.time(), {"ACTORFLOW_CACHE": str(folder)}
-    found = launched(row, f"data={ranks}", ranks, 1, environ, root)
-    return max([own["first"] for own in found]) - before
+    reports = launched(row, f"data={ranks}", ranks, 1, environ, root)
+    return max([report["first"] for report in reports]) - before
 
 
 def compare_starts(rows, counts, rounds: int, roots: list[Path], *, is_cold: bool) -> None:
@@ -272,13 +272,13 @@ def compare_starts(rows, counts, rounds: int, roots: list[Path], *, is_cold: boo
             with ExitStack() as stack:
                 folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in roots]
                 places = list(zip(roots, folders, strict=True))
-                found = [
+                seconds = [
                     [start_s(row, ranks, *place, is_cold=is_cold) for place in places]
                     for _ in range(rounds if is_cold else rounds + 1)
                 ][-rounds:]
             spans = [
                 f"{statistics.median(times):.2f} ({min(times):.2f}-{max(times):.2f})"
-                for times in zip(*found, strict=True)
+                for times in zip(*seconds, strict=True)
             ]
             print(f"| {row} | {ranks} | {' | '.join(spans)} |", flush=True)
 
@@ -302,8 +302,8 @@ def main() -> None:
     counts = [int(n) for n in args.ranks.split(",")]
     if args.what == "losses":
         every = [int(n) for n in args.every.split(",")]
-        told = {"is_wide": args.float64, "is_twice": args.repeat}
-        compare_losses(args.rows, counts, every, args.steps, **told)
+        settings = {"is_wide": args.float64, "is_twice": args.repeat}
+        compare_losses(args.rows, counts, every, args.steps, **settings)
     elif args.what == "apart":
         print("| row | step | losses | entries | furthest | apart | its mean | its mean | median |")
         print("|---|---|---|---|---|---|---|---|---|")

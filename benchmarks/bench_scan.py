@@ -44,16 +44,16 @@ def measured(steps: int) -> dict[str, float]:
     ids = np.arange(2 * (steps + 1) * BATCH, dtype=np.int32) % VOCAB
     rows = ids.reshape(2, steps + 1, BATCH)
     data = {"x": rows[0, :-1], "y": rows[0, 1:]}
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for name, call in (
         ("plan", lambda: train.compile(model, spec_of(data))),
         ("first", lambda: train.step(model, data)),
     ):
         wall, cpu = time.perf_counter(), cpu_s()
         call()
-        found[f"{name} wall"] = time.perf_counter() - wall
-        found[f"{name} cpu"] = cpu_s() - cpu
-    return found
+        seconds[f"{name} wall"] = time.perf_counter() - wall
+        seconds[f"{name} cpu"] = cpu_s() - cpu
+    return seconds
 
 
 def cpu_s() -> float:
@@ -64,14 +64,14 @@ def cpu_s() -> float:
 
 def in_process(steps: int, cache: Path) -> dict[str, float]:
     """Return what a process of its own measures with a cache."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, __file__, "--one", str(steps)],
         capture_output=True, text=True, check=False,
         env=os.environ | {"ACTORFLOW_CACHE": str(cache)},
     )  # fmt: skip
-    if done.returncode:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        sys.exit(process.stderr)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -84,24 +84,24 @@ def main() -> None:
         print(json.dumps(measured(args.one)))
         return
     lengths = [int(n) for n in args.steps.split(",")]
-    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    runs: dict[tuple[str, int], list[dict[str, float]]] = {}
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as folder:
             for heat in ("cold", "warm"):
                 for steps in lengths:
                     cache = Path(folder) / str(steps)
                     cache.mkdir(mode=0o700, exist_ok=True)
-                    found.setdefault((heat, steps), []).append(in_process(steps, cache))
+                    runs.setdefault((heat, steps), []).append(in_process(steps, cache))
     names = ["plan wall", "plan cpu", "first wall", "first cpu"]
     print("| cache | steps | " + " | ".join([f"{name} s" for name in names]) + " |")
     print("|---|---:" + "|---:" * len(names) + "|")
-    for (heat, steps), rounds in found.items():
+    for (heat, steps), rounds in runs.items():
         middles = [statistics.median([one[name] for one in rounds]) for name in names]
         print(f"| {heat} | {steps} | " + " | ".join([f"{m:.2f}" for m in middles]) + " |")
     for heat in ("cold", "warm"):
         for name in names[:2]:
             few, *_, many = [
-                statistics.median([one[name] for one in found[heat, steps]]) for steps in lengths
+                statistics.median([one[name] for one in runs[heat, steps]]) for steps in lengths
             ]
             print(f"{heat}: {lengths[-1]} steps take {many / few:.2f} x as long ({name})")
 

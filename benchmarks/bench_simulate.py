@@ -189,11 +189,11 @@ class OnesPort:
 
 def others_share(measure: Callable[[], Any]) -> tuple[Any, float]:
     """Return what `measure` returns, and the share of the cores that others took meanwhile."""
-    busy, own, begun = _busy_s(), sum(os.times()[:2]), time.perf_counter()
+    busy, own_busy, start = _busy_s(), sum(os.times()[:2]), time.perf_counter()
     value = measure()
-    passed = (time.perf_counter() - begun) * (os.cpu_count() or 1)
-    taken = _busy_s() - busy - (sum(os.times()[:2]) - own)
-    return value, max(0.0, taken / passed)
+    total_s = (time.perf_counter() - start) * (os.cpu_count() or 1)
+    others_s = _busy_s() - busy - (sum(os.times()[:2]) - own_busy)
+    return value, max(0.0, others_s / total_s)
 
 
 def _busy_s() -> float:
@@ -354,8 +354,8 @@ def main() -> None:
     quiet_floating_point()
     os.environ["ACTORFLOW_CACHE"] = tempfile.mkdtemp()
     settings = Settings.from_env(os.environ)
-    found, others = quiet_calibration(settings)
-    in_c = found.rates.in_c
+    speeds, others = quiet_calibration(settings)
+    in_c = speeds.rates.in_c
     print(
         f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, numpy"
         f" {np.__version__}; calibrated while others took {others:.0%} of the cores\n"
@@ -364,15 +364,15 @@ def main() -> None:
         print(
             f"{in_c.num_threads} threads gain {in_c.pass_speedup:.2f} in passes,"
             f" {in_c.miss_speedup:.2f} beyond the caches, {in_c.product_speedup:.2f} in products;"
-            f" {found.costs}\n"
+            f" {speeds.costs}\n"
         )
-    races = {n: race_of(make(), found) for n, make in JOBS.items() if args.only in n}
+    races = {n: race_of(make(), speeds) for n, make in JOBS.items() if args.only in n}
     for _ in range(args.rounds):
         for race in races.values():
             race.run()
     print_races(races)
     if args.launches:
-        print_launches(races, found)
+        print_launches(races, speeds)
     if not args.only:
         print_ranks(1000, 20)
 

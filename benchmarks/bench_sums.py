@@ -95,14 +95,14 @@ def answer(args: argparse.Namespace) -> None:
     from actors.kernels.library import runtime as toolchain
 
     quiet_floating_point()
-    found = toolchain.find_toolchain(os.environ, Path(tempfile.mkdtemp()))
-    made = _cases(args.sizes, args.only, found)
+    tools = toolchain.find_toolchain(os.environ, Path(tempfile.mkdtemp()))
+    cases = _cases(args.sizes, args.only, tools)
     launch: Callable[[], None] = lambda: None  # noqa: E731
     for line in sys.stdin:
         if line.strip() == "time":
             print(f"{_time_us(launch):.3f}", flush=True)
             continue
-        label, operand, error, launch = next(made, ("", "", 0.0, launch))
+        label, operand, error, launch = next(cases, ("", "", 0.0, launch))
         print(f"{label}|{operand}|{error}" if label else "", flush=True)
     runtime.disable()
 
@@ -128,10 +128,10 @@ def _measured(label: str, case: Case) -> tuple[str, str, float, Callable[[], Non
     _, op, attrs, arrays, oracle = case
     worst, launch = 0.0, None
     for equal in (True, False):
-        given = tuple(_filled(x, equal) for x in arrays)
-        launch, outputs = _bound(op, attrs, given)
+        operands = tuple(_filled(x, equal) for x in arrays)
+        launch, outputs = _bound(op, attrs, operands)
         launch()
-        for got, want in zip(outputs, oracle(given), strict=False):
+        for got, want in zip(outputs, oracle(operands), strict=False):
             error = np.abs(got.astype(np.float64) - want) / np.maximum(np.abs(want), 1e-300)
             worst = max(worst, float(np.max(np.nan_to_num(error))))
     assert launch is not None
@@ -231,19 +231,19 @@ def _launch(graph: object, node: object, held: dict[int, np.ndarray]) -> Callabl
 
     types = graph.types
     inputs = [held[v] for v in node.inputs]
-    made = [types[v] for v in node.outputs]
+    out_types = [types[v] for v in node.outputs]
     name = node.op.name
     attrs = dict(node.attrs)
     if name == "reshape":
-        outputs = [inputs[0].reshape(made[0].shape)]
+        outputs = [inputs[0].reshape(out_types[0].shape)]
     else:
-        outputs = [np.zeros(t.shape, numpy_dtype(t.dtype)) for t in made]
+        outputs = [np.zeros(t.shape, numpy_dtype(t.dtype)) for t in out_types]
     held.update(zip(node.outputs, outputs, strict=True))
     if name == "reshape":
         return lambda: None
-    given = tuple(Operand(types[v], 0, x.strides) for v, x in zip(node.inputs, inputs, strict=True))
-    taken = tuple(Operand(t, 0, x.strides) for t, x in zip(made, outputs, strict=True))
-    kernel, needs = catalogue.select_kernel(name, attrs, given, taken)
+    reads = tuple(Operand(types[v], 0, x.strides) for v, x in zip(node.inputs, inputs, strict=True))
+    writes = tuple(Operand(t, 0, x.strides) for t, x in zip(out_types, outputs, strict=True))
+    kernel, needs = catalogue.select_kernel(name, attrs, reads, writes)
     raw = np.zeros(needs.workspace_bytes + 64, np.uint8)
     start = -raw.ctypes.data % 64
     workspace = raw[start : start + needs.workspace_bytes] if needs.workspace_bytes else None

@@ -67,9 +67,9 @@ def main() -> None:
     options = parser.parse_args()
     model, data = make_model(options.layers)
     jobs = make_jobs()
-    plans = {name: job.compile(model, data, **told) for name, (job, told) in jobs.items()}
+    plans = {name: job.compile(model, data, **kwargs) for name, (job, kwargs) in jobs.items()}
     rounds = [
-        {n: step_seconds(j, model, data, options.steps, told) for n, (j, told) in jobs.items()}
+        {n: step_seconds(j, model, data, options.steps, kwargs) for n, (j, kwargs) in jobs.items()}
         for _ in range(options.rounds)
     ]
     print("| options | launches | arena MiB | ms per step | more bytes | more time |")

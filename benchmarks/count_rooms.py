@@ -59,16 +59,16 @@ def main() -> None:
 
 def rooms_of(root: Path) -> dict[str, Lines]:
     """Return the lines of every room and sub-room, each with all that lies in it."""
-    found: dict[str, Lines] = {}
+    rooms: dict[str, Lines] = {}
     for path in files_of(root):
         counted = lines_of(path)
         folders = path.relative_to(root).parts[:-1]
         for depth in range(1, min(len(folders), DEPTH.get(folders[0], 1)) + 1):
             room = "/".join(folders[:depth])
-            found[room] = found.get(room, Lines()) + counted
-    product = [found[room] for room in PRODUCT if room in found]
-    found["product"] = sum(product, Lines())
-    return dict(sorted(found.items()))
+            rooms[room] = rooms.get(room, Lines()) + counted
+    product = [rooms[room] for room in PRODUCT if room in rooms]
+    rooms["product"] = sum(product, Lines())
+    return dict(sorted(rooms.items()))
 
 
 def files_of(root: Path) -> Iterator[Path]:

@@ -55,16 +55,16 @@ class Tally:
         self.outcomes[outcome] += 1
         if outcome in BAD:
             self.causes[outcome, cause] += 1
-            said = f'--one "{" ".join(map(str, asked))}"\n{words}'
-            self.examples.setdefault((outcome, cause), []).append(said)
+            example = f'--one "{" ".join(map(str, asked))}"\n{words}'
+            self.examples.setdefault((outcome, cause), []).append(example)
 
 
 def chosen(count: int, first: int, only: str | None) -> list[Asked]:
     """Return the calls of some seeds: all that is public in turn, or what has one name."""
     from fuzzing.calls import subjects
 
-    known = [s for s in subjects() if only in (None, s[1])]
-    return [(*known[seed % len(known)], seed) for seed in range(first, first + count)]
+    candidates = [s for s in subjects() if only in (None, s[1])]
+    return [(*candidates[seed % len(candidates)], seed) for seed in range(first, first + count)]
 
 
 def campaign(
@@ -103,11 +103,11 @@ def campaign(
 
 def _outcomes(child: Child, calls: list[Asked]) -> list[tuple[str, str, str]]:
     """Return what a child says of calls, of each alone where it dies of all."""
-    said = child.ask(calls)
-    if isinstance(said, list):
-        return said
+    answer = child.ask(calls)
+    if isinstance(answer, list):
+        return answer
     if len(calls) == 1:
-        return [(said.outcome, " ".join(calls[0][:2]), f"{said.code}\n{said.errors}")]
+        return [(answer.outcome, " ".join(calls[0][:2]), f"{answer.code}\n{answer.errors}")]
     return [_outcomes(child, [call])[0] for call in calls]
 
 
@@ -131,8 +131,8 @@ def main() -> int:
             environ |= {"ACTORFLOW_DEVICE": options.device, "ACTORFLOW_CUDA": "emulated"}
         if options.one:
             return _tried_here(options.one, environ)
-        asked = chosen(options.count, options.first, options.only)
-        tally = campaign(asked, options.group, options.workers, environ, options.seconds)
+        calls = chosen(options.count, options.first, options.only)
+        tally = campaign(calls, options.group, options.workers, environ, options.seconds)
     for cause, count in tally.causes.most_common():
         print(f"-- {count} {': '.join(cause)}")
         for text in tally.examples[cause][: options.show]:

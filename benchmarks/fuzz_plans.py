@@ -103,10 +103,10 @@ class Child:
             process.send_signal(signal.SIGABRT)  # faulthandler tells where it hangs
         code = self._wait()
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace")[-3000:]
+        errors = self._errors.read().decode(errors="replace")[-3000:]
         self.end()
         lost = ("died", f"code {code}") if is_there else ("hung", f"{PATIENCE_S} s")
-        return Lost(*lost, said)
+        return Lost(*lost, errors)
 
     def end(self) -> None:
         """End the process, and forget what it said."""
@@ -177,10 +177,10 @@ def campaign(
             except queue.Empty:
                 child.end()
                 return
-            said = child.ask((name, seed))
-            said = astuple(said) if isinstance(said, Lost) else said
+            answer = child.ask((name, seed))
+            answer = astuple(answer) if isinstance(answer, Lost) else answer
             with lock:
-                tally.add(name, seed, *said)
+                tally.add(name, seed, *answer)
 
     threads = [threading.Thread(target=work) for _ in range(workers)]
     for thread in threads:

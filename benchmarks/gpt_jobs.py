@@ -38,10 +38,10 @@ def main() -> None:
     parser.add_argument("--recompute", default="auto")
     args = parser.parse_args()
     if args.engine == "actorflow":
-        found = run_actorflow(args.layers, args.steps, args.budget, args.recompute)
+        report = run_actorflow(args.layers, args.steps, args.budget, args.recompute)
     else:
-        found = run_torch(args.layers, args.steps, is_checkpointed=args.engine != "torch")
-    print(json.dumps(found))
+        report = run_torch(args.layers, args.steps, is_checkpointed=args.engine != "torch")
+    print(json.dumps(report))
 
 
 def tokens() -> np.ndarray:
@@ -186,10 +186,10 @@ def run_torch(layers: int, steps: int, *, is_checkpointed: bool) -> dict:
     del small
     base = resident_bytes()
     net = Net(layers)
-    own = dict(net.named_parameters())
+    params = dict(net.named_parameters())
     for name, array in weights.items():
         with torch.no_grad():
-            own[name.replace(".attn.", ".").replace(".mlp.", ".")].copy_(torch.from_numpy(array))
+            params[name.replace(".attn.", ".").replace(".mlp.", ".")].copy_(torch.from_numpy(array))
     optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=DECAY, fused=True)
     losses, times = [], []
     for step in range(steps):

@@ -270,9 +270,9 @@ def judged(own: Setting, files: dict[str, bytes]) -> Verdict:
         tracemalloc.start()
         try:
             verdict = _started(own, manager, reports)
-            for read in (manager.describe, lambda: manager.verify(2), lambda: manager.load(2)):
+            for call in (manager.describe, lambda: manager.verify(2), lambda: manager.load(2)):
                 try:
-                    str(read()).encode(errors="strict")
+                    str(call()).encode(errors="strict")
                 except CheckpointError as error:
                     str(error).encode()
             manager.save(2, own.groups, **own.facts)
@@ -322,9 +322,9 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    own, counts, begin = setting(), Counter[str](), time.monotonic()
+    base, counts, begin = setting(), Counter[str](), time.monotonic()
     for index in range(options.first, options.first + options.mutants):
-        verdict = tried(own, index)
+        verdict = tried(base, index)
         counts[verdict.kind] += 1
         if verdict.kind == "lost":
             print(f"mutant {index} ({', '.join(verdict.changes)}): {verdict.reason}")

@@ -218,11 +218,11 @@ def doubled(plan: Plan) -> Mutants:
     """Run a launch again, at once and at the end; also as one that makes values of its own."""
     fresh = 1 + max([v for _, _, launch in _places(plan) for v in launch.writes])
     for actor, i, launch in _places(plan):
-        own = replace(launch, writes=tuple(range(fresh, fresh + len(launch.writes))))
-        for again in (launch, own):
+        twin = replace(launch, writes=tuple(range(fresh, fresh + len(launch.writes))))
+        for again in (launch, twin):
             for at in dict.fromkeys((i + 1, len(actor.launches))):
                 launches = (*actor.launches[:at], again, *actor.launches[at:])
-                text = f"{actor.name}[{i}] {launch.op} at {at}" + (" anew" if again is own else "")
+                text = f"{actor.name}[{i}] {launch.op} at {at}" + (" anew" if again is twin else "")
                 yield text, _with(plan, actor, launches=launches)
 
 
@@ -312,9 +312,9 @@ def unordered(plan: Plan) -> Mutants:
 def _turned(plan: Plan, consumer: Actor, port: Port) -> Plan:
     """Let the consumer produce the register and its producer consume it."""
     producer = next(a for a in plan.actors if port.register in [p.register for p in a.outputs])
-    made = next(p for p in producer.outputs if p.register == port.register)
-    outputs = tuple([p for p in producer.outputs if p is not made])
-    plan = _with(plan, producer, outputs=outputs, inputs=(*producer.inputs, made))
+    output = next(p for p in producer.outputs if p.register == port.register)
+    outputs = tuple([p for p in producer.outputs if p is not output])
+    plan = _with(plan, producer, outputs=outputs, inputs=(*producer.inputs, output))
     return _with(plan, consumer, outputs=(*consumer.outputs, port))
 
 
@@ -368,8 +368,8 @@ def overlaid(plan: Plan) -> Mutants:
     for register in solid:
         room = plan.arenas[register.arena].size_bytes - register.size_bytes
         starts = [r.offsets_bytes[0] for r in solid if r.arena == register.arena]
-        found = [s for s in dict.fromkeys(starts) if s <= room and s != register.offsets_bytes[0]]
-        for start in found[:: max(1, len(found) // MOST_VIEWS)]:
+        places = [s for s in dict.fromkeys(starts) if s <= room and s != register.offsets_bytes[0]]
+        for start in places[:: max(1, len(places) // MOST_VIEWS)]:
             offsets = (start, *register.offsets_bytes[1:])
             changed = replace(register, offsets_bytes=offsets)
             registers = tuple([changed if r is register else r for r in plan.registers])
@@ -424,7 +424,7 @@ def results(subject: Subject, plan: Plan) -> dict[str, object]:
 
     with tempfile.TemporaryDirectory() as folder:
         saving = {"checkpoint": folder, "every": 2} if subject.is_saved else {}
-        done = af.Runner(plan, seed=3).fit(
+        fitted = af.Runner(plan, seed=3).fit(
             subject.data(),
             steps=STEPS,
             on_nan=subject.on_nan,
@@ -441,8 +441,8 @@ def results(subject: Subject, plan: Plan) -> dict[str, object]:
             )
     return {
         "metrics": steps,
-        "variables": {name: array.tobytes() for name, array in done.variables.items()},
-        "evaluations": done.evaluations,
+        "variables": {name: array.tobytes() for name, array in fitted.variables.items()},
+        "evaluations": fitted.evaluations,
         "saved": saved[-1:],
     }
 

@@ -88,9 +88,9 @@ class Side:
             "OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
             "PYTHONDONTWRITEBYTECODE",
         )  # fmt: skip
-        kept = {n: v for n, v in os.environ.items() if n not in dropped}
+        variables = {n: v for n, v in os.environ.items() if n not in dropped}
         return (
-            kept
+            variables
             | self.extra
             | {
                 "PYTHONPATH": os.pathsep.join([str(self.root), str(self.root / "benchmarks")]),
@@ -105,14 +105,14 @@ class Side:
 
     def output(self, *command: str, cache: Path | None = None) -> str:
         """Return what a Python process of this side prints. Exits where it fails."""
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *command],
             capture_output=True, text=True, check=False, env=self.environment(cache),
             cwd=self.root,  # which `python -c` imports from, before all of PYTHONPATH
         )  # fmt: skip
-        if done.returncode:
-            sys.exit(f"{self.name}: {' '.join(command[:3])} failed:\n{done.stderr}")
-        return done.stdout
+        if process.returncode:
+            sys.exit(f"{self.name}: {' '.join(command[:3])} failed:\n{process.stderr}")
+        return process.stdout
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +178,14 @@ def report(sides: list[Side], args: argparse.Namespace) -> Iterator[str]:
 
 def chosen(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return rows and precisions by name, all without names. Exits for an unknown one."""
-    known = [(row.name, precision) for row in ALL_ROWS for precision in row.precisions]
-    wanted = [tuple(name.partition(":")[::2]) for name in names]
-    found = [
-        k for k in known if not wanted or any(k[0] == w[0] and w[1] in ("", k[1]) for w in wanted)
+    pairs = [(row.name, precision) for row in ALL_ROWS for precision in row.precisions]
+    specs = [tuple(name.partition(":")[::2]) for name in names]
+    matches = [
+        k for k in pairs if not specs or any(k[0] == w[0] and w[1] in ("", k[1]) for w in specs)
     ]
-    if not found:
-        sys.exit(f"paired: expected rows among {', '.join(':'.join(k) for k in known)}")
-    return found
+    if not matches:
+        sys.exit(f"paired: expected rows among {', '.join(':'.join(k) for k in pairs)}")
+    return matches
 
 
 def rows_table(
@@ -244,11 +244,11 @@ def race(sides: list[Side], row: str, precision: str, rounds: int) -> str:
 
 def in_turns(rounds: int, calls: Sequence[Callable[[], float]]) -> Pair:
     """Call both in every round, each first in every second one."""
-    found: tuple[list[float], ...] = ([], [])
+    times: tuple[list[float], ...] = ([], [])
     for number in range(rounds):
         for index in (0, 1) if number % 2 == 0 else (1, 0):
-            found[index].append(calls[index]())
-    return Pair(tuple(found[0]), tuple(found[1]))
+            times[index].append(calls[index]())
+    return Pair(tuple(times[0]), tuple(times[1]))
 
 
 def start_table(sides: list[Side], repeats: int) -> Iterator[str]:
@@ -278,8 +278,8 @@ def compile_table(sides: list[Side], repeats: int, num_nodes: int) -> Iterator[s
 
     def compiled_s(side: Side, script: str) -> float:
         words = ("--one", "whole", "--kinds", KIND, "--units", str(units))
-        found = json.loads(side.output(script, *words, cache=Path("off")))
-        return found["trace"] + found["compile"]
+        row = json.loads(side.output(script, *words, cache=Path("off")))
+        return row["trace"] + row["compile"]
 
     pair = in_turns(
         repeats,

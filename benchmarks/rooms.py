@@ -66,17 +66,17 @@ Stop = tuple[str, str, str]
 
 def stops(work: Callable[[], object], *, only_led: bool = True) -> list[Stop]:
     """Return what leaders call while some work is done, in order; or all calls."""
-    found: list[Stop] = []
+    calls: list[Stop] = []
 
     def watch(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and _is_ours(frame) and (not only_led or _is_led(frame)):
             code = frame.f_code
             path = Path(code.co_filename).relative_to(ROOT)
-            found.append((str(path.parent), path.name, code.co_qualname))
+            calls.append((str(path.parent), path.name, code.co_qualname))
 
     with _profiled(watch):
         work()
-    return found
+    return calls
 
 
 def returns(found: list[Stop]) -> list[str]:
@@ -129,13 +129,13 @@ def main() -> None:
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args()
     compilation(1)()  # what is made once belongs to no compilation
-    found = stops(compilation(2), only_led=not options.all)
-    again, left = returns(found), ""
-    for room, file, function in found if not options.all else ():
-        print(f"{room if room != left else '':<28}{file}: {function}")
-        left = room
-    rooms = {room for room, _, _ in found}
-    print(f"{len(rooms)} rooms, {len(again)} returns, {len(found)} stops")
+    calls = stops(compilation(2), only_led=not options.all)
+    again, last_room = returns(calls), ""
+    for room, file, function in calls if not options.all else ():
+        print(f"{room if room != last_room else '':<28}{file}: {function}")
+        last_room = room
+    rooms = {room for room, _, _ in calls}
+    print(f"{len(rooms)} rooms, {len(again)} returns, {len(calls)} stops")
     for number, room in enumerate(again if not options.all else ()):
         expected, reason = RETURNS[number] if number < len(RETURNS) else ("", "")
         print(f"  back to {room}: {reason if room == expected else 'no reason is given'}")

@@ -104,15 +104,15 @@ def child(root: Path, task: str, place: Path, folder: Path, kernels: str, rows: 
         "ACTORFLOW_NATIVE": KERNELS[kernels],
     }
     command = [sys.executable, str(Path(__file__).resolve()), *rows, "--child", task, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        sys.exit(f"{task} by {root} failed:\n{done.stderr}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if process.returncode:
+        sys.exit(f"{task} by {root} failed:\n{process.stderr}")
     for file in cache.rglob("*"):
         if file.is_file() and "rates" in file.name:
-            kept = rates / file.relative_to(cache)
-            kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            shutil.copy(file, kept)
-    return json.loads(done.stdout.splitlines()[-1])
+            target = rates / file.relative_to(cache)
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            shutil.copy(file, target)
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def session(name: str):
@@ -130,24 +130,24 @@ def file_of(folder: Path, name: str, end: str) -> Path:
 
 def plans(folder: Path, rows: list[str]) -> dict[str, list[object]]:
     """Compile each job, save its plan; return bytes and digest."""
-    found = {}
+    digests = {}
     for name in rows:
         data = session(name).plan().to_bytes()
         file_of(folder, name, ".plan").write_bytes(data)
-        found[name] = [len(data), hashlib.sha256(data).hexdigest()]
-    return found
+        digests[name] = [len(data), hashlib.sha256(data).hexdigest()]
+    return digests
 
 
 def load(folder: Path, rows: list[str]) -> dict[str, str]:
     """Load each plan file, open it for a run, which proves it; return the digests of its bytes."""
     import actorflow as af
 
-    found = {}
+    digests = {}
     for name in rows:
         plan = af.Plan.load(file_of(folder, name, ".plan"))
         af.Runner(plan)
-        found[name] = hashlib.sha256(plan.to_bytes()).hexdigest()
-    return found
+        digests[name] = hashlib.sha256(plan.to_bytes()).hexdigest()
+    return digests
 
 
 def fit(folder: Path, name: str, steps: int) -> list[str] | None:
@@ -167,14 +167,14 @@ def fit(folder: Path, name: str, steps: int) -> list[str] | None:
 
 def train(folder: Path, rows: list[str]) -> dict[str, list[str] | None]:
     """Train each job past a checkpoint, then take the later ones away; return the later losses."""
-    found = {}
+    curves = {}
     for name in rows:
         losses = fit(folder, name, STEPS + MORE)
-        found[name] = None if losses is None else losses[STEPS:]
+        curves[name] = None if losses is None else losses[STEPS:]
         for later in file_of(folder, name, ".run").glob("step-*"):
             if later.name.rpartition("-")[2].isdigit() and int(later.name[5:]) > STEPS:
                 shutil.rmtree(later)
-    return found
+    return curves
 
 
 def resume(folder: Path, rows: list[str]) -> dict[str, list[str] | None]:

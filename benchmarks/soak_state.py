@@ -133,15 +133,15 @@ class Soak:
         start.step(self.model, next(data_of()))  # the initial values are there from now on
         start.close(self.model)
         steps[bytes_of(self.model.state())] = 0
-        found: list[tuple[int, bytes]] = []
-        self.threads = [lambda: self.look(found)] * 2
+        states: list[tuple[int, bytes]] = []
+        self.threads = [lambda: self.look(states)] * 2
 
         def listen(step, metrics):
-            found.append((step, bytes_of(self.model.state())))
+            states.append((step, bytes_of(self.model.state())))
 
         self.train(job, listen)
-        found.append((STEPS, bytes_of(self.model.state())))
-        for least, state in found:
+        states.append((STEPS, bytes_of(self.model.state())))
+        for least, state in states:
             self.note("reads", is_held=steps.get(state, -1) >= least)
 
     def look(self, found) -> None:
@@ -187,8 +187,8 @@ class Soak:
         numbers = [min(values) for values in heard]
         self.note("steps of whole models", is_held=all(len(values) == 1 for values in heard))
         self.note("steps in order", is_held=numbers == sorted(numbers))
-        left = {float(a.min()) for a in self.model.state().values()}
-        self.note("last writes", is_held=left == {number})
+        last = {float(a.min()) for a in self.model.state().values()}
+        self.note("last writes", is_held=last == {number})
 
 
 def main() -> None:
@@ -209,8 +209,8 @@ def main() -> None:
             break
     print("| tried | held | lost |\n|---|---|---|")
     for what in dict.fromkeys([what for what, _ in counts]):
-        held, lost = counts[what, "held"], counts[what, "lost"]
-        print(f"| {held + lost:,} {what} | {held:,} | {lost:,} |")
+        num_held, num_lost = counts[what, "held"], counts[what, "lost"]
+        print(f"| {num_held + num_lost:,} {what} | {num_held:,} | {num_lost:,} |")
     sys.exit(any(result == "lost" for _, result in counts))
 
 

@@ -158,18 +158,18 @@ def _tasks(names: Sequence[str], device: str) -> tuple[BenchTask, ...]:
     """Return what to measure. Raises CompileError for unknown rows."""
     listing = _BENCHMARKS / "list_rows.py"
     listed = subprocess.run([sys.executable, str(listing), device], capture_output=True, check=True)
-    known = tuple([BenchTask(*row) for row in json.loads(listed.stdout)])
+    all_tasks = tuple([BenchTask(*row) for row in json.loads(listed.stdout)])
     if not names:
-        return known
-    found: list[BenchTask] = []
+        return all_tasks
+    tasks: list[BenchTask] = []
     for name in names:
         row, _, precision = name.partition(":")
-        fitting = [t for t in known if t.row == row and precision in ("", t.precision)]
+        fitting = [t for t in all_tasks if t.row == row and precision in ("", t.precision)]
         if not fitting:
-            names_known = ", ".join([f"{t.row}:{t.precision}" for t in known])
+            names_known = ", ".join([f"{t.row}:{t.precision}" for t in all_tasks])
             raise CompileError(f"bench: expected rows among {names_known}, got {name!r}")
-        found += [task for task in fitting if task not in found]
-    return tuple(found)
+        tasks += [task for task in fitting if task not in tasks]
+    return tuple(tasks)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -210,15 +210,15 @@ def _cache_of(engine: Engine, environments: Path) -> Path:
 
 def _gemm(engines: Sequence[Engine], start: partial[Child]) -> dict[str, float]:
     """Return the GFLOP/s of each library that can be found in the environments."""
-    found: dict[str, float] = {}
+    gflops: dict[str, float] = {}
     for engine in {engine.script: engine for engine in reversed(engines)}.values():
         _say(f"fp32 peak: {engine.name}")
         try:
             with start(engine, None, "", False) as child:
-                found |= child.ask("gemm")["gflops"]
+                gflops |= child.ask("gemm")["gflops"]
         except EngineError as error:
             _say(str(error))
-    return found
+    return gflops
 
 
 def _measured(task: BenchTask, engines: Sequence[Engine], method: Method) -> RowResult:

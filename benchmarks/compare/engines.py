@@ -116,14 +116,14 @@ def chosen_rivals(text: str | None, rivals: tuple[Engine, ...]) -> tuple[Engine,
     """Return the engines of a comma-separated list, all for None. Raises EngineError."""
     if text is None:
         return rivals
-    known = {engine.name: engine for engine in rivals}
+    named = {engine.name: engine for engine in rivals}
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in known:
+        if name not in named:
             raise EngineError(
-                f"--against: expected some of {','.join(known)}, separated by commas, got {name!r}"
+                f"--against: expected some of {','.join(named)}, separated by commas, got {name!r}"
             )
-    return tuple([known[name] for name in dict.fromkeys(names)])
+    return tuple([named[name] for name in dict.fromkeys(names)])
 
 
 def command_of(engine: Engine, scripts: Path, environments: Path) -> tuple[str, ...]:
@@ -159,9 +159,9 @@ def environment_of(
     is taken out; `cache` is the folder of compiled programs.
     """
     dropped = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH")
-    kept = {name: value for name, value in environ.items() if name not in dropped}
-    kept |= {"OMP_NUM_THREADS": str(num_threads), "PYTHONUNBUFFERED": "1"}
-    return kept | dict(engine.environment) | {name: str(cache) for name in engine.cache_variables}
+    base = {name: value for name, value in environ.items() if name not in dropped}
+    base |= {"OMP_NUM_THREADS": str(num_threads), "PYTHONUNBUFFERED": "1"}
+    return base | dict(engine.environment) | {name: str(cache) for name in engine.cache_variables}
 
 
 # A process of an engine has one row. It says nothing unless it is asked, and answers every line
@@ -255,5 +255,5 @@ class Child:
             code = None
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
-        said = " / ".join(lines[-_LAST_LINES:]) or "it said nothing"
-        return f"exit code {code}; {said}"
+        tail = " / ".join(lines[-_LAST_LINES:]) or "it said nothing"
+        return f"exit code {code}; {tail}"

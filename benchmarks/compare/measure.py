@@ -93,13 +93,13 @@ def measure_row(task: BenchTask, engines: Sequence[Engine], method: Method) -> R
         if method.is_busy:
             with busy_core():
                 _race(racers, max(1, method.rounds // 2), failures, is_busy=True)
-        found = [m for m in (_ended(racer, failures) for racer in racers) if m is not None]
-    ours = next((m for m in found if m.engine == engines[0].name), None)
+        measurements = [m for m in (_ended(racer, failures) for racer in racers) if m is not None]
+    ours = next((m for m in measurements if m.engine == engines[0].name), None)
     flops = [r.first.get("flops") for r in racers]
-    known = next((float(f) for f in flops if isinstance(f, (int, float))), 0.0)
-    rivals = tuple([m for m in found if m is not ours])
+    num_flops = next((float(f) for f in flops if isinstance(f, (int, float))), 0.0)
+    rivals = tuple([m for m in measurements if m is not ours])
     names = task.row, task.precision, task.items, task.item
-    return RowResult(*names, known, ours, rivals, tuple(failures))
+    return RowResult(*names, num_flops, ours, rivals, tuple(failures))
 
 
 def check_losses(task: BenchTask, ready: Sequence[_Racer]) -> None:

@@ -46,22 +46,22 @@ class Actorflow:
     def gemm(self) -> dict[str, Callable[[], object]]:
         a, b = gemm_operands()
         out = np.empty_like(a)
-        found = {"numpy": lambda: np.matmul(a, b, out=out)}
-        return found | native_gemms(a, b, out)
+        products = {"numpy": lambda: np.matmul(a, b, out=out)}
+        return products | native_gemms(a, b, out)
 
 
 def native_gemms(a, b, out) -> dict[str, Callable[[], object]]:
     """Return the product by every native library that takes it."""
     enable_native(Settings.from_env(os.environ))
     gemm = gemm_of(*[view_of_array(array) for array in (a, b, out)])
-    found = {}
+    products = {}
     for library in LIBRARIES if runtime.is_enabled() else ():
         size = workspace_bytes(library, gemm)
         if size is not None:
             raw = np.empty(size + 64, np.uint8)
             workspace = raw[-raw.ctypes.data % 64 :][:size]
-            found[library.name] = gemm_launch(library, gemm, (a, b, out), workspace)
-    return found
+            products[library.name] = gemm_launch(library, gemm, (a, b, out), workspace)
+    return products
 
 
 if __name__ == "__main__":

@@ -101,9 +101,9 @@ class Bert(nn.Module):
         for block in self.blocks:
             h = block(h)
         batch, seq, width = h.shape
-        found = af.embedding(places, h.reshape(batch * seq, width))
-        found = self.last(af.gelu(self.dense(found), approximate="tanh"))
-        return af.linear(found, self.emb.weight, self.bias)
+        masked = af.embedding(places, h.reshape(batch * seq, width))
+        masked = self.last(af.gelu(self.dense(masked), approximate="tanh"))
+        return af.linear(masked, self.emb.weight, self.bias)
 
 
 class Block(nn.Module):
@@ -122,8 +122,8 @@ class WideDeep(Chain):
         self.wide = nn.Linear(dense, widths[-1])
 
     def __call__(self, ids, dense):
-        found = [table(ids[:, i]) for i, table in enumerate(self.tables)]
-        return super().__call__(af.concat([*found, dense], axis=1)) + self.wide(dense)
+        rows = [table(ids[:, i]) for i, table in enumerate(self.tables)]
+        return super().__call__(af.concat([*rows, dense], axis=1)) + self.wide(dense)
 
 
 class Recurrent(nn.Module):
@@ -195,8 +195,8 @@ FAMILIES = {
 
 
 def widths_of(row: Row) -> tuple[int, ...]:
-    found = [row.weights()[f"layers.{i}.weight"].shape for i in range(row.sizes["layers"])]
-    return (found[0][1], *(shape[0] for shape in found))
+    shapes = [row.weights()[f"layers.{i}.weight"].shape for i in range(row.sizes["layers"])]
+    return (shapes[0][1], *(shape[0] for shape in shapes))
 
 
 class Rounds:
@@ -243,10 +243,10 @@ class OnDemand(Rounds):
 
 
 def optimizer_of(row: Row):
-    wanted = row.optimizer
-    if wanted.kind == "sgd":
-        return af.optim.SGD(wanted.rate)
-    return af.optim.AdamW(wanted.rate, weight_decay=wanted.decay)
+    spec = row.optimizer
+    if spec.kind == "sgd":
+        return af.optim.SGD(spec.rate)
+    return af.optim.AdamW(spec.rate, weight_decay=spec.decay)
 
 
 def without(batches: list[dict[str, np.ndarray]], name: str) -> list[dict[str, np.ndarray]]:
@@ -264,8 +264,8 @@ class Running:
 
     def step(self) -> float:
         self.data.allow(1)
-        found = next(self.stream)
-        return float(found["loss"]) if "loss" in found else mean_square(found["output"])
+        outputs = next(self.stream)
+        return float(outputs["loss"]) if "loss" in outputs else mean_square(outputs["output"])
 
     def run(self, steps: int) -> None:
         self.data.allow(steps)

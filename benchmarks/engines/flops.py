@@ -40,8 +40,8 @@ def model_flops(graph: Graph) -> float:
 
 def _causal(graph: Graph) -> set[int]:
     """Return the values that enter or leave a causal softmax."""
-    found = [n for n in graph.nodes if n.op is SOFTMAX and n.attrs["causal"]]
-    return {int(value) for node in found for value in (*node.inputs, *node.outputs)}
+    nodes = [n for n in graph.nodes if n.op is SOFTMAX and n.attrs["causal"]]
+    return {int(value) for node in nodes for value in (*node.inputs, *node.outputs)}
 
 
 def _forward(graph: Graph, node: Node) -> float:

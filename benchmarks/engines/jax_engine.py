@@ -102,9 +102,9 @@ def bert(row, p, batch):
     h = norm(p, "first", h)
     for i in range(row.sizes["layers"]):
         h = bert_block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    found = linear(p, "dense", h.reshape(-1, h.shape[-1])[batch["places"]])
-    found = norm(p, "last", jax.nn.gelu(found, approximate=True))
-    return cross_entropy(found @ p["emb.weight"].T + p["bias"], batch["y"])
+    masked = linear(p, "dense", h.reshape(-1, h.shape[-1])[batch["places"]])
+    masked = norm(p, "last", jax.nn.gelu(masked, approximate=True))
+    return cross_entropy(masked @ p["emb.weight"].T + p["bias"], batch["y"])
 
 
 def chunked_gpt(row, p, batch):
@@ -168,7 +168,7 @@ def lenet(row, p, batch):
 
 def resnet(row, p, batch):
     """Return the loss and what running statistics become; of an inference the scores."""
-    kept = {}
+    statistics = {}
 
     def normalised(conv, norm, x, stride):
         weight = p[f"{conv}.weight"]
@@ -178,9 +178,9 @@ def resnet(row, p, batch):
             count = x.size // x.shape[-1]
             own_mean = jnp.mean(x, (0, 1, 2))
             own_variance = jnp.mean(jnp.square(x - own_mean), (0, 1, 2))
-            kept[f"{norm}.running_mean"] = 0.9 * mean + 0.1 * own_mean
+            statistics[f"{norm}.running_mean"] = 0.9 * mean + 0.1 * own_mean
             unbiased = own_variance * (count / (count - 1))
-            kept[f"{norm}.running_var"] = 0.9 * variance + 0.1 * unbiased
+            statistics[f"{norm}.running_var"] = 0.9 * variance + 0.1 * unbiased
             mean, variance = own_mean, own_variance
         scale = p[f"{norm}.weight"] * jax.lax.rsqrt(variance + 1e-5)
         return (x - mean) * scale + p[f"{norm}.bias"]
@@ -189,7 +189,7 @@ def resnet(row, p, batch):
     is_large = p["conv1.weight"].shape[0] == 7
     x = resnet_features(p, batch["x"], normalised, jax.nn.relu, pool if is_large else None)
     scores = linear(p, "fc", x.mean((1, 2)))
-    return (cross_entropy(scores, batch["y"]), kept) if row.is_training else scores
+    return (cross_entropy(scores, batch["y"]), statistics) if row.is_training else scores
 
 
 FAMILIES = {
@@ -209,13 +209,13 @@ def sgd_step(row: Row):
     rate, function = row.optimizer.rate, FAMILIES[row.family]
 
     def step(p, state, batch):
-        kept = {}
+        statistics = {}
         if row.family == "resnet":
             slope = jax.value_and_grad(lambda p: function(row, p, batch), has_aux=True)
-            (loss, kept), gradient = slope(p)
+            (loss, statistics), gradient = slope(p)
         else:
             loss, gradient = jax.value_and_grad(lambda p: function(row, p, batch))(p)
-        return jax.tree.map(lambda w, g: w - rate * g, p, gradient) | kept, state, loss
+        return jax.tree.map(lambda w, g: w - rate * g, p, gradient) | statistics, state, loss
 
     return step
 
@@ -227,8 +227,8 @@ def sparse_step(row: Row):
     def step(p, state, batch):
         columns = [batch["ids"][:, i] for i in range(len(names))]
         dense = {n: w for n, w in p.items() if n not in names}
-        read = dense | {"found": [p[n][ids] for n, ids in zip(names, columns, strict=True)]}
-        loss, gradient = jax.value_and_grad(lambda r: wide_deep(row, r, batch))(read)
+        leaves = dense | {"found": [p[n][ids] for n, ids in zip(names, columns, strict=True)]}
+        loss, gradient = jax.value_and_grad(lambda r: wide_deep(row, r, batch))(leaves)
         new = {n: w - rate * gradient[n] for n, w in dense.items()}
         for n, ids, rows in zip(names, columns, gradient["found"], strict=True):
             new[n] = p[n].at[ids].add(-rate * rows)
@@ -275,13 +275,13 @@ class Session:
         return loss
 
     def step(self) -> float:
-        found = self.advance()
-        return float(found) if self.row.is_training else mean_square(np.asarray(found))
+        output = self.advance()
+        return float(output) if self.row.is_training else mean_square(np.asarray(output))
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            found = self.advance()
-        found.block_until_ready()
+            output = self.advance()
+        output.block_until_ready()
         jax.block_until_ready(self.parameters)
 
     def describe(self) -> dict[str, object]:
@@ -293,9 +293,9 @@ class Jax:
     def prepare(self, row: Row, precision: str, variant: str, device: str) -> Session:
         if precision != "fp32":
             raise ValueError(f"expected fp32, got {precision}: bf16 is torch's autocast alone")
-        wanted = "cpu" if device == "host" else "gpu"
-        if jax.default_backend() != wanted:
-            raise ValueError(f"jax {jax.__version__} runs on {jax.default_backend()}, not {wanted}")
+        target = "cpu" if device == "host" else "gpu"
+        if jax.default_backend() != target:
+            raise ValueError(f"jax {jax.__version__} runs on {jax.default_backend()}, not {target}")
         parameters = {
             n: jnp.array(laid_out(n, a), copy=True)
             for n, a in row.weights().items()

@@ -100,19 +100,19 @@ def launch_times_ns(
         times = [_chains_ns(bound, plan) for _ in range(rounds + 2)][2:]
     finally:
         bound.release()
-    return [statistics.median(own) for own in zip(*times, strict=True)]
+    return [statistics.median(samples) for samples in zip(*times, strict=True)]
 
 
 def _chains_ns(bound: BoundPlan, plan: Plan) -> list[int]:
-    found: list[int] = []
+    times: list[int] = []
     for actor, phases in zip(plan.actors, bound.chains, strict=True):
         if not actor.launches:
             continue
         for item in merge_native_launches(phases[0]):
             if isinstance(item, NativeChain):
-                found += item.timed()
+                times += item.timed()
             else:
                 begin = time.perf_counter_ns()
                 item()
-                found.append(time.perf_counter_ns() - begin)
-    return found
+                times.append(time.perf_counter_ns() - begin)
+    return times

@@ -173,8 +173,8 @@ def resident_bytes(field: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0
-    found = [line for line in lines if line.startswith(field + ":")]
-    return int(found[0].split()[1]) * 1024 if found else 0
+    matches = [line for line in lines if line.startswith(field + ":")]
+    return int(matches[0].split()[1]) * 1024 if matches else 0
 
 
 def forget_peak() -> None:

@@ -102,9 +102,9 @@ def bert(row, p, batch):
     h = norm(p, "first", h + tf.gather(p["segment.weight"], batch["segments"]))
     for i in range(row.sizes["layers"]):
         h = bert_block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    found = tf.gather(tf.reshape(h, (-1, h.shape[-1])), batch["places"])
-    found = norm(p, "last", tf.nn.gelu(linear(p, "dense", found), approximate=True))
-    scores = tf.matmul(found, p["emb.weight"], transpose_b=True)
+    masked = tf.gather(tf.reshape(h, (-1, h.shape[-1])), batch["places"])
+    masked = norm(p, "last", tf.nn.gelu(linear(p, "dense", masked), approximate=True))
+    scores = tf.matmul(masked, p["emb.weight"], transpose_b=True)
     return cross_entropy(tf.nn.bias_add(scores, p["bias"]), batch["y"])
 
 
@@ -116,8 +116,8 @@ def gpt2_block(row, p, batch):
 
 def wide_deep(row, p, batch):
     columns = tf.unstack(batch["ids"], axis=1)
-    found = [tf.gather(p[f"tables.{i}.weight"], ids) for i, ids in enumerate(columns)]
-    x = tf.concat([*found, batch["dense"]], axis=1)
+    rows = [tf.gather(p[f"tables.{i}.weight"], ids) for i, ids in enumerate(columns)]
+    x = tf.concat([*rows, batch["dense"]], axis=1)
     return cross_entropy(chain(row, p, x) + linear(p, "wide", batch["dense"]), batch["y"])
 
 
@@ -126,11 +126,11 @@ def lstm(row, p, batch):
     for i in range(row.sizes["layers"]):
         bias = p[f"lstm.bias_ih_l{i}"] + p[f"lstm.bias_hh_l{i}"]
         rows = tf.matmul(tf.reshape(h, (-1, h.shape[-1])), p[f"lstm.weight_ih_l{i}"])
-        given = tf.reshape(tf.nn.bias_add(rows, bias), (*h.shape[:-1], bias.shape[0]))
+        inputs = tf.reshape(tf.nn.bias_add(rows, bias), (*h.shape[:-1], bias.shape[0]))
         # Step by step in the graph: a loop of TensorFlow's keeps each step's tensors on stacks.
         state = c = tf.zeros(h.shape[1:])
         states = []
-        for entry in tf.unstack(given):
+        for entry in tf.unstack(inputs):
             sums = entry + tf.matmul(state, p[f"lstm.weight_hh_l{i}"])
             gates = tf.split(sums, 4, axis=1)
             c = tf.sigmoid(gates[1]) * c + tf.sigmoid(gates[0]) * tf.tanh(gates[2])
@@ -255,13 +255,13 @@ class Session:
     settings: str
 
     def step(self) -> float:
-        found = self.function(self.next_batch())
-        return float(found) if self.row.is_training else mean_square(found.numpy())
+        output = self.function(self.next_batch())
+        return float(output) if self.row.is_training else mean_square(output.numpy())
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            found = self.function(self.next_batch())
-        found.numpy()
+            output = self.function(self.next_batch())
+        output.numpy()
 
     def describe(self) -> dict[str, object]:
         return {"settings": self.settings}

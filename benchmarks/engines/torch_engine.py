@@ -91,15 +91,15 @@ def hidden(row: Row, p: Parameters, x):
 
 
 def gpt(row: Row, p: Parameters, batch):
-    found = linear(p, "head", hidden(row, p, batch["x"]))
+    scores = linear(p, "head", hidden(row, p, batch["x"]))
     if not row.is_training:
-        return found
-    return f.cross_entropy(found.float().view(-1, found.shape[-1]), batch["y"].view(-1))
+        return scores
+    return f.cross_entropy(scores.float().view(-1, scores.shape[-1]), batch["y"].view(-1))
 
 
 def gpt2(row: Row, p: Parameters, batch):
-    found = f.linear(hidden(row, p, batch["x"]), p["emb.weight"])
-    return f.cross_entropy(found.float().view(-1, found.shape[-1]), batch["y"].view(-1))
+    scores = f.linear(hidden(row, p, batch["x"]), p["emb.weight"])
+    return f.cross_entropy(scores.float().view(-1, scores.shape[-1]), batch["y"].view(-1))
 
 
 def bert(row: Row, p: Parameters, batch):
@@ -107,9 +107,9 @@ def bert(row: Row, p: Parameters, batch):
     h = norm(p, "first", h + f.embedding(batch["segments"], p["segment.weight"]))
     for i in range(row.sizes["layers"]):
         h = bert_block(p, f"blocks.{i}.", h, row.sizes["heads"])
-    found = linear(p, "dense", h.view(-1, h.shape[-1])[batch["places"]])
-    found = norm(p, "last", f.gelu(found, approximate="tanh"))
-    return f.cross_entropy(f.linear(found, p["emb.weight"], p["bias"]).float(), batch["y"])
+    masked = linear(p, "dense", h.view(-1, h.shape[-1])[batch["places"]])
+    masked = norm(p, "last", f.gelu(masked, approximate="tanh"))
+    return f.cross_entropy(f.linear(masked, p["emb.weight"], p["bias"]).float(), batch["y"])
 
 
 def chunked_gpt(row: Row, p: Parameters, batch):
@@ -140,8 +140,8 @@ def lstm(row: Row, p: Parameters, batch):
     names = [f"{n}_{s}_l{i}" for i in range(layers) for n in ("weight", "bias") for s in SIDES]
     weights = [p[f"lstm.{name}"] for name in names]
     h = torch.lstm(h, (zeros, zeros), weights, True, layers, 0.0, True, False, False)[0]
-    found = linear(p, "head", h)
-    return f.cross_entropy(found.view(-1, found.shape[-1]), batch["y"].view(-1))
+    scores = linear(p, "head", h)
+    return f.cross_entropy(scores.view(-1, scores.shape[-1]), batch["y"].view(-1))
 
 
 SIDES = ("ih", "hh")
@@ -159,14 +159,14 @@ def resnet(row: Row, p: Parameters, batch):
         weight = p[f"{conv}.weight"]
         x = f.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2)
         statistics = p[f"{norm}.running_mean"], p[f"{norm}.running_var"]
-        own = p[f"{norm}.weight"], p[f"{norm}.bias"]
-        return f.batch_norm(x, *statistics, *own, training=row.is_training)
+        affine = p[f"{norm}.weight"], p[f"{norm}.bias"]
+        return f.batch_norm(x, *statistics, *affine, training=row.is_training)
 
     pool = partial(f.max_pool2d, kernel_size=3, stride=2, padding=1)
     is_large = p["conv1.weight"].shape[-1] == 7
     x = resnet_features(p, batch["x"], convolved, f.relu, pool if is_large else None)
-    found = linear(p, "fc", x.mean((2, 3)))
-    return f.cross_entropy(found.float(), batch["y"]) if row.is_training else found
+    scores = linear(p, "fc", x.mean((2, 3)))
+    return f.cross_entropy(scores.float(), batch["y"]) if row.is_training else scores
 
 
 FAMILIES = {
@@ -201,8 +201,8 @@ class Session:
         return loss
 
     def step(self) -> float:
-        found = self.advance()
-        return found.item() if self.row.is_training else mean_square(found.float().cpu().numpy())
+        output = self.advance()
+        return output.item() if self.row.is_training else mean_square(output.float().cpu().numpy())
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -260,11 +260,11 @@ class Torch:
 
             def loss(batch):
                 columns = batch["ids"].unbind(1)
-                found = [
+                rows = [
                     f.embedding(ids, parameters[n], sparse=True)
                     for ids, n in zip(columns, tables, strict=True)
                 ]
-                return dense_loss(batch | {"found": found})
+                return dense_loss(batch | {"found": rows})
 
             settings.append("nn.functional.embedding(sparse=True)")
         changed = [p for p in arithmetic.values() if p.requires_grad]
@@ -295,16 +295,16 @@ def _gpu_name() -> str:
 
 
 def _optimizers(row: Row, dense: list, tables: list) -> tuple[torch.optim.Optimizer, ...]:
-    wanted = row.optimizer
-    if wanted.kind == "none":
+    spec = row.optimizer
+    if spec.kind == "none":
         return ()
-    if wanted.kind == "adamw":
+    if spec.kind == "adamw":
         kind = torch.optim.AdamW
-        return (kind(dense, lr=wanted.rate, weight_decay=wanted.decay, fused=True),)
-    made = [torch.optim.SGD(dense, lr=wanted.rate, fused=True)]
+        return (kind(dense, lr=spec.rate, weight_decay=spec.decay, fused=True),)
+    optimizers = [torch.optim.SGD(dense, lr=spec.rate, fused=True)]
     if tables:
-        made.append(torch.optim.SGD(tables, lr=wanted.rate))
-    return tuple(made)
+        optimizers.append(torch.optim.SGD(tables, lr=spec.rate))
+    return tuple(optimizers)
 
 
 if __name__ == "__main__":

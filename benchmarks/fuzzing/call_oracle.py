@@ -103,20 +103,20 @@ def disagreement(call: Call, got: list[np.ndarray]) -> str:
         expected, got = expected[:1], got[:1]
     if len(expected) != len(got):
         return f"number of results: {len(got)}, expected {len(expected)}"
-    for own, other in zip(got, expected, strict=True):
-        if own.shape != other.shape:
-            return f"shape: {own.shape}, expected {other.shape}"
-        if own.dtype != other.dtype:
-            return f"dtype: {own.dtype}, expected {other.dtype}"
-        if torch is not None and not _is_drawn(call) and (words := _values(own, other)):
+    for array, other in zip(got, expected, strict=True):
+        if array.shape != other.shape:
+            return f"shape: {array.shape}, expected {other.shape}"
+        if array.dtype != other.dtype:
+            return f"dtype: {array.dtype}, expected {other.dtype}"
+        if torch is not None and not _is_drawn(call) and (words := _values(array, other)):
             return words
     return ""
 
 
 def _is_otherwise(call: Call) -> bool:
     condition, _ = OTHERWISE.get(call.name, (None, ""))
-    given = [*call.args, *call.kwargs.values()]
-    arrays = [a.array if isinstance(a, Fed) else np.asarray(a) for a in given if _is_array(a)]
+    arguments = [*call.args, *call.kwargs.values()]
+    arrays = [a.array if isinstance(a, Fed) else np.asarray(a) for a in arguments if _is_array(a)]
     return condition is not None and any([condition(array) for array in arrays])
 
 
@@ -138,10 +138,10 @@ def _values(own: np.ndarray, other: np.ndarray) -> str:
     finite = np.isfinite(own) & np.isfinite(other)
     if (np.isinf(own) != np.isinf(other)).any():
         return f"values inf: {int(np.isinf(own).sum())}, expected {int(np.isinf(other).sum())}"
-    wide, known = own[finite].astype(np.float64), other[finite].astype(np.float64)
+    wide, expected = own[finite].astype(np.float64), other[finite].astype(np.float64)
     bound = 3e-2 if own.dtype == np.float16 else 1e-3
-    if wide.size and np.abs(wide - known).max() > bound * max(1.0, np.abs(known).max()):
-        return f"values: off by {np.abs(wide - known).max():.3g} of {np.abs(known).max():.3g}"
+    if wide.size and np.abs(wide - expected).max() > bound * max(1.0, np.abs(expected).max()):
+        return f"values: off by {np.abs(wide - expected).max():.3g} of {np.abs(expected).max():.3g}"
     return ""
 
 
@@ -168,22 +168,22 @@ def _of_torch(call: Call) -> list[np.ndarray] | None:
     args = [_given(a) for a in call.args]
     kwargs = {k: _given(v) for k, v in call.kwargs.items()}
     if call.kind == "layer":
-        own, named = call.made_with
+        positional, named = call.made_with
         layer = getattr(torch.nn, call.name)
         inspect.signature(layer).bind_partial(**named)
-        made = layer(*[_given(a) for a in own], **{k: _given(v) for k, v in named.items()})
-        return [t.detach().numpy() for t in _listed(made(*args, **kwargs))]
+        module = layer(*[_given(a) for a in positional], **{k: _given(v) for k, v in named.items()})
+        return [t.detach().numpy() for t in _listed(module(*args, **kwargs))]
     args, named = _by_name(call, args)
     if call.name in NO_DEFAULT and "dim" not in {**named, **kwargs}:
         return None  # torch chooses another one
     if call.kind == "method":
-        made = getattr(args[0], call.name)(*args[1:], **named, **kwargs)
-        if made is NotImplemented:  # Python then asks the other operand
+        y = getattr(args[0], call.name)(*args[1:], **named, **kwargs)
+        if y is NotImplemented:  # Python then asks the other operand
             return None
     else:
         function = getattr(torch.nn.functional, call.name, None) or getattr(torch, call.name)
-        made = function(*args, **named, **kwargs)
-    return [t.detach().numpy() for t in _listed(made)]
+        y = function(*args, **named, **kwargs)
+    return [t.detach().numpy() for t in _listed(y)]
 
 
 NO_DEFAULT = ("softmax", "softmin", "log_softmax", "normalize")

@@ -66,13 +66,13 @@ def main() -> None:
     os.dup2(2, 1)  # whatever else prints does not answer
     warnings.simplefilter("error")
     for line in sys.stdin:
-        asked = json.loads(line)
-        answers.write(json.dumps(tried([drawn(*one) for one in asked])) + "\n")
+        calls = json.loads(line)
+        answers.write(json.dumps(tried([drawn(*one) for one in calls])) + "\n")
 
 
 def tried(calls: list[Call]) -> list[Outcome]:
     """Return what becomes of calls that are traced in one job, each alone where that fails."""
-    found: dict[int, Outcome] = {}
+    outcomes: dict[int, Outcome] = {}
     model, layers = nn.Module(), {}
     for place, call in enumerate(calls):
         if call.kind == "layer":
@@ -80,8 +80,8 @@ def tried(calls: list[Call]) -> list[Outcome]:
                 layers[place] = _made(call)
                 setattr(model, f"layer{place}", layers[place])
             except Exception as error:
-                found[place] = judged(error)
-    todo = [place for place in range(len(calls)) if place not in found]
+                outcomes[place] = judged(error)
+    todo = [place for place in range(len(calls)) if place not in outcomes]
     batch = {
         f"{place}.{at}": fed.array for place in todo for at, fed in enumerate(_fed(calls[place]))
     }
@@ -93,32 +93,32 @@ def tried(calls: list[Call]) -> list[Outcome]:
         for place in todo:
             try:
                 tensors = [batch[f"{place}.{at}"] for at in range(len(_fed(calls[place])))]
-                made = _called(calls[place], tensors, layers.get(place))
-                results[place] = made
-                own = {f"{place} {i}": t for i, t in enumerate(_tensors(made))}
-                own |= _gradients(place, own, tensors)
-                outputs |= own
+                returned = _called(calls[place], tensors, layers.get(place))
+                results[place] = returned
+                named = {f"{place} {i}": t for i, t in enumerate(_tensors(returned))}
+                named |= _gradients(place, named, tensors)
+                outputs |= named
             except Exception as error:
-                found[place] = judged(error)
+                outcomes[place] = judged(error)
         return outputs
 
-    said = None
+    arrays = None
     try:
-        said = _stepped(compute, model, batch)
+        arrays = _stepped(compute, model, batch)
     except Exception as error:
         if len(calls) == 1:
             return [judged(error, is_run=True)]
-    if said is None:  # not while the error holds on to what the job had
+    if arrays is None:  # not while the error holds on to what the job had
         half = len(calls) // 2
         return [*tried(calls[:half]), *tried(calls[half:])]
     for place in todo:
-        if place not in found:
-            made = enumerate(_tensors(results[place]))
-            got = [np.asarray(said[f"{place} {i}"], t.dtype.value) for i, t in made]
+        if place not in outcomes:
+            pairs = enumerate(_tensors(results[place]))
+            got = [np.asarray(arrays[f"{place} {i}"], t.dtype.value) for i, t in pairs]
             words = call_oracle.disagreement(calls[place], got)
             cause = f"{calls[place].kind} {calls[place].name}: {words.partition(':')[0]}"
-            found[place] = ("other", cause, f"{words}\n{calls[place]}") if words else _RESULT
-    return [_told(found[place], call) for place, call in enumerate(calls)]
+            outcomes[place] = ("other", cause, f"{words}\n{calls[place]}") if words else _RESULT
+    return [_told(outcomes[place], call) for place, call in enumerate(calls)]
 
 
 def _stepped(compute: Any, model: nn.Module, batch: dict[str, np.ndarray]) -> Any:
@@ -188,18 +188,18 @@ def _tensors(made: Any) -> list[Any]:
     if isinstance(made, af.Tensor):
         return [made]
     items = made.values() if isinstance(made, dict) else made
-    found = isinstance(made, (list, tuple, dict))
-    return [t for item in items for t in _tensors(item)] if found else []
+    is_nested = isinstance(made, (list, tuple, dict))
+    return [t for item in items for t in _tensors(item)] if is_nested else []
 
 
 def _gradients(place: int, made: dict[str, Any], tensors: list[Any]) -> dict[str, Any]:
     floats = [t for t in made.values() if t.dtype.is_float]
-    wanted = [t for t in tensors if t.dtype.is_float]
-    if not floats or not wanted:
+    operands = [t for t in tensors if t.dtype.is_float]
+    if not floats or not operands:
         return {}
     total = sum([t.to("float32").sum() for t in floats[1:]], floats[0].to("float32").sum())
     try:
-        slopes = af.grad(total, wanted, allow_unused=True)
+        slopes = af.grad(total, operands, allow_unused=True)
     except af.CompileError as error:
         if HERE.search(str(error)):  # what has no gradient says so
             return {}

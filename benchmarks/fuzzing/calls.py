@@ -77,20 +77,20 @@ class Call:
     made_with: tuple[list[Any], dict[str, Any]] = ((), {})
 
     def __repr__(self) -> str:
-        said = [f"{a!r:.120}" for a in self.args] + [
+        arguments = [f"{a!r:.120}" for a in self.args] + [
             f"{k}={v!r:.80}" for k, v in self.kwargs.items()
         ]
         if self.kind == "layer":
             args, kwargs = self.made_with
-            own = [f"{a!r:.80}" for a in args] + [f"{k}={v!r:.80}" for k, v in kwargs.items()]
-            return f"nn.{self.name}({', '.join(own)})({', '.join(said)})"
-        return f"{'Tensor.' if self.kind == 'method' else ''}{self.name}({', '.join(said)})"
+            settings = [f"{a!r:.80}" for a in args] + [f"{k}={v!r:.80}" for k, v in kwargs.items()]
+            return f"nn.{self.name}({', '.join(settings)})({', '.join(arguments)})"
+        return f"{'Tensor.' if self.kind == 'method' else ''}{self.name}({', '.join(arguments)})"
 
 
 def subjects() -> list[tuple[str, str]]:
     """Return (kind, name) of all that can be called."""
-    own = [name for name in vars(Tensor) if callable(vars(Tensor)[name])]
-    methods = [name for name in (*METHODS, *own) if not name.startswith("_")]
+    defined = [name for name in vars(Tensor) if callable(vars(Tensor)[name])]
+    methods = [name for name in (*METHODS, *defined) if not name.startswith("_")]
     layers = [n for n, v in vars(nn).items() if isinstance(v, type) and issubclass(v, nn.Module)]
     return [
         *[("function", name) for name in functional.__all__],
@@ -128,15 +128,15 @@ class _Drawing:
     def call(self, kind: str, name: str) -> Call:
         if kind == "layer":
             layer = getattr(nn, name)
-            made = self.arguments(layer)
+            layer_args = self.arguments(layer)
             if hasattr(layer, "_function"):  # which has the names of what it is called with
-                held = inspect.signature(layer).parameters
-                args, kwargs = self.arguments(layer._function, leaving_out=tuple(held))
+                parameters = inspect.signature(layer).parameters
+                args, kwargs = self.arguments(layer._function, leaving_out=tuple(parameters))
             else:
                 args, kwargs = self.arguments(layer.__call__, skips=1)
             if name in ("Sequential", "ModuleList", "ModuleDict"):
-                return Call(kind, name, args or [self.fed()], kwargs, made)
-            return Call(kind, name, args, kwargs, made)
+                return Call(kind, name, args or [self.fed()], kwargs, layer_args)
+            return Call(kind, name, args, kwargs, layer_args)
         if kind == "function":
             return Call(kind, name, *self.arguments(getattr(functional, name)))
         function = METHODS.get(name) or vars(Tensor)[name]
@@ -194,9 +194,9 @@ class _Drawing:
         if name in ("mask", "condition", "pred") or "mask" in name:
             return self.fed(dtypes=("bool", "float32"))
         if name in ("target", "labels"):
-            chosen = self.rng.random() < 0.5
-            shape = self.shape[:1] + self.shape[2:] if chosen else self.shape
-            return self.fed(shape, INTEGERS if chosen else None)
+            is_class = self.rng.random() < 0.5
+            shape = self.shape[:1] + self.shape[2:] if is_class else self.shape
+            return self.fed(shape, INTEGERS if is_class else None)
         if any(word in annotation for word in ("Tensor", "Operand", "Any", "Tree", "Module")):
             return self.operand(annotation)
         if name in WORDS and ("str" in annotation) and rng.random() < 0.9:
@@ -206,8 +206,8 @@ class _Drawing:
                 return rng.choice(self.sizes)
             if rng.random() < 0.4:
                 return rng.choice(self.sizes)
-            given = [rng.choice(self.sizes) for _ in range(rng.choice((0, 1, 2, 2, 3, 4)))]
-            return tuple(given) if rng.random() < 0.7 else given
+            sizes = [rng.choice(self.sizes) for _ in range(rng.choice((0, 1, 2, 2, 3, 4)))]
+            return tuple(sizes) if rng.random() < 0.7 else sizes
         if annotation.startswith("bool"):
             return rng.random() < 0.5
         if annotation.startswith("float"):
@@ -260,13 +260,13 @@ class _Drawing:
         if dtype == "bool":
             return self.np.random(shape) < 0.5
         if dtype in FLOATS:
-            made = np.asarray(self.np.uniform(-2, 2, shape)).astype(dtype)
+            array = np.asarray(self.np.uniform(-2, 2, shape)).astype(dtype)
             if self.is_wild:
                 info = np.finfo(dtype)
                 odd = [np.nan, np.inf, -np.inf, 0, -0.0, info.max, info.min, info.tiny / 2, 1]
-                chosen = np.array(odd, dtype)[self.np.integers(0, len(odd), shape)]
-                made = np.where(self.np.random(shape) < 0.3, chosen, made)
-            return made
+                odds = np.array(odd, dtype)[self.np.integers(0, len(odd), shape)]
+                array = np.where(self.np.random(shape) < 0.3, odds, array)
+            return array
         low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
         if not self.is_wild:
             return np.asarray(self.np.integers(0, max(self.extents[0], 1), shape)).astype(dtype)

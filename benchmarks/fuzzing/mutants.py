@@ -72,14 +72,14 @@ def raw(data: bytes, rng: random.Random) -> tuple[bytes, str]:
 def rehashed(data: bytes, rng: random.Random) -> tuple[bytes, str]:
     """Return a file with changed rows under a right hash, and which fields were changed."""
     body = _lists(msgpack.unpackb(msgpack.unpackb(data)["body"], use_list=False))
-    said = [_change(body, rng)]
+    changes = [_change(body, rng)]
     for _ in range(rng.choice((0, 0, 0, 1, 2))):
         with suppress(TypeError, AttributeError, LookupError):  # a row that is none any more
-            said.append(_change(body, rng))
+            changes.append(_change(body, rng))
     mutant = sealed(_packed(body))
     if rng.random() < 0.5:
         mutant = _with_accounts(mutant)
-    return mutant, "; ".join(said)
+    return mutant, "; ".join(changes)
 
 
 def sealed(body: bytes) -> bytes:
@@ -127,12 +127,12 @@ def _change(body: list, rng: random.Random) -> str:
         if isinstance(attr[1], dict) and "sub_plan" in attr[1]
     ]
     if inner and rng.random() < 0.7:
-        chosen = rng.choice(inner)
+        sub_plan = rng.choice(inner)
         if rng.random() < 0.2:
-            place = rng.randrange(1, len(chosen))
-            chosen[place] = _other_plain(chosen[place], rng)
+            place = rng.randrange(1, len(sub_plan))
+            sub_plan[place] = _other_plain(sub_plan[place], rng)
         else:
-            _change(chosen[0], rng)
+            _change(sub_plan[0], rng)
         return "launch.attrs.sub_plan"
     name = rng.choices(columns, [_WEIGHTS.get(column, 1) for column in columns])[0]
     hint = get_type_hints(Plan)[name]
@@ -177,8 +177,8 @@ def _change_launch(body: list, column: int, rng: random.Random) -> str:
         return f"launch.attrs.{attr[0] if len(attr[0]) < 20 else '?'}"
     elif what == "kernel":
         names = list(catalogue.kernels_by_name())
-        own = [n for n in names if n.endswith("." + launch[1])]
-        launch[0] = rng.choice(own if own and rng.random() < 0.7 else [*names, *HOSTILE])
+        fitting = [n for n in names if n.endswith("." + launch[1])]
+        launch[0] = rng.choice(fitting if fitting and rng.random() < 0.7 else [*names, *HOSTILE])
     elif what == "op":
         launch[1] = rng.choice([*[op.name for op in all_ops()], *HOSTILE])
         if rng.random() < 0.7:

@@ -130,19 +130,19 @@ def compiled(name: str) -> Plan:
 
 def results(name: str, plan: Plan, settings: Settings) -> dict[str, bytes]:
     """Train a few steps with a plan; return what came of it, bit for bit."""
-    found: dict[str, bytes] = {}
+    bits: dict[str, bytes] = {}
 
     def on_step(step: int, outputs) -> None:
         for key, value in outputs.items():
-            found[f"step {step} {key}"] = np.asarray(value).tobytes()
+            bits[f"step {step} {key}"] = np.asarray(value).tobytes()
 
     runner = Runner(plan, seed=5, settings=settings)
-    done = runner.fit(
+    fitted = runner.fit(
         data(name), steps=STEPS, progress=False, on_step=on_step, evaluation=evaluation(name)
     )
-    for step, means in done.evaluations:
-        found |= {f"evaluation {step} {k}": np.float64(v).tobytes() for k, v in means.items()}
-    return found | {name: array.tobytes() for name, array in done.variables.items()}
+    for step, means in fitted.evaluations:
+        bits |= {f"evaluation {step} {k}": np.float64(v).tobytes() for k, v in means.items()}
+    return bits | {name: array.tobytes() for name, array in fitted.variables.items()}
 
 
 def save_all(folder: Path, names: tuple[str, ...]) -> None:

@@ -75,15 +75,15 @@ def tried(name: str, data: bytes, seed: int, expected: dict[str, bytes], setting
     from compiler.contract.plan import Plan
     from fuzzing import subjects
 
-    changed, what = mutant(name, data, seed)
+    mutated, what = mutant(name, data, seed)
     stage = "refused"
     try:
-        plan = Plan.from_bytes(changed, "mutant.plan")
+        plan = Plan.from_bytes(mutated, "mutant.plan")
         from actorflow.compile.prove import prove
 
         prove(plan)
         stage = "failed"
-        found = subjects.results(name, plan, settings)
+        bits = subjects.results(name, plan, settings)
     except InternalError:
         return ["wrong", what, traceback.format_exc()]
     except ActorFailed as error:
@@ -93,13 +93,13 @@ def tried(name: str, data: bytes, seed: int, expected: dict[str, bytes], setting
         return [stage, what, f"{type(error).__name__}: {error}"]
     except Exception:
         return ["wrong", what, traceback.format_exc()]
-    if found == expected:
+    if bits == expected:
         return ["equal", what, ""]
     original = Plan.from_bytes(data)
     plan = in_order_of(original, plan)
     for says in (SAYS_WHAT, {k: v for k, v in SAYS_WHAT.items() if not k.startswith("actors")}):
         try:
-            if subjects.results(name, taking(original, plan, "", says), settings) == found:
+            if subjects.results(name, taking(original, plan, "", says), settings) == bits:
                 return ["other", what, ""]
         except ActorflowError:
             continue

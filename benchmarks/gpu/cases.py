@@ -56,7 +56,7 @@ def library_rows(*, is_tiny: bool) -> tuple[Row, ...]:
 
     Those are a ResNet's: a square kernel, one that strides alone, the first one, and groups.
     """
-    found: list[Row] = []
+    calls: list[Row] = []
     for x, weight, stride, pad in (
         [((2, 8, 6, 5), (8, 8, 3, 3), 1, 1)]
         if is_tiny
@@ -67,17 +67,17 @@ def library_rows(*, is_tiny: bool) -> tuple[Row, ...]:
             ((4, 32, 14, 14), (64, 8, 3, 3), 1, 1),
         ]
     ):
-        found += _convolutions(x, weight, stride, pad)
+        calls += _convolutions(x, weight, stride, pad)
     for rows, columns in ((9, 16),) if is_tiny else ((257, 257), (200, 512), (1024, 1024)):
         q = normal(2, 3, rows, 64)
         k, v = (normal(2, 3, columns, 64, seed=s) for s in (1, 2))
         for causal in (False, True):
             attrs = {"scale": 0.125, "causal": causal}
-            found.append(row("attention", table.attention, q, k, v, **attrs))
+            calls.append(row("attention", table.attention, q, k, v, **attrs))
             y, lse = table.attention(q, k, v, **attrs)
-            given = normal(*y.shape, seed=3), q, k, v, y, lse.astype(np.float32)
-            found.append(row("attention_grad", _attention_grad, *given, **attrs))
-    return tuple(found)
+            operands = normal(*y.shape, seed=3), q, k, v, y, lse.astype(np.float32)
+            calls.append(row("attention_grad", _attention_grad, *operands, **attrs))
+    return tuple(calls)
 
 
 def _convolutions(
@@ -107,7 +107,7 @@ def _attention_grad(dy, q, k, v, y, lse, scale, causal):
 def rows(*, is_tiny: bool) -> tuple[Row, ...]:
     """Return all calls; of tiny ones the first of each op."""
     # A copy between places is the plain copy's kernel, which has rows of its own.
-    known = [r for r in table.ROWS_OF_OPS if r.op != "copy_to"]
+    small = [r for r in table.ROWS_OF_OPS if r.op != "copy_to"]
     if not is_tiny:
-        return (*known, *large_rows())
-    return tuple({r.op: r for r in reversed(known)}.values())
+        return (*small, *large_rows())
+    return tuple({r.op: r for r in reversed(small)}.values())

@@ -64,8 +64,8 @@ class Run:
         One that has others' spare time takes twice its own at most, and the last of all what is
         left: without a GPU, texts compile on however few cores there are.
         """
-        left = self.ends - REPORT_S - time.monotonic() - sum([s.seconds for s in later])
-        return max(1.0, min(2 * section.seconds, left) if later else left)
+        spare_s = self.ends - REPORT_S - time.monotonic() - sum([s.seconds for s in later])
+        return max(1.0, min(2 * section.seconds, spare_s) if later else spare_s)
 
     def why_skipped(self, section: Section) -> str:
         """Return why a section is not run; empty for one that is."""
@@ -79,7 +79,7 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parsed(arguments)
     try:
-        chosen = [find_section(name) for name in options.sections] or [*SECTIONS]
+        sections = [find_section(name) for name in options.sections] or [*SECTIONS]
     except LookupError as error:
         print(f"check: {error}", file=sys.stderr)
         return 2
@@ -91,8 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = CheckResult(_head(run), is_emulated=options.emulated)
         (run.out / "check.log").write_bytes(b"")
         _write(run, result)
-        for number, section in enumerate(chosen):
-            later = [s for s in chosen[number + 1 :] if not run.why_skipped(s)]
+        for number, section in enumerate(sections):
+            later = [s for s in sections[number + 1 :] if not run.why_skipped(s)]
             ended = _run(run, section, later)
             print(f"{ended.name:10s} {ended.status.value:8s} {ended.seconds:6.1f} s  {ended.why}")
             sys.stdout.flush()
@@ -125,9 +125,9 @@ def _here(counting: str = _COUNTING) -> NvmlDevices:
     here = listed_gpus(os.environ)
     if here.gpus:
         return here
-    asked = [sys.executable, "-c", counting]
+    command = [sys.executable, "-c", counting]
     try:
-        count = int(subprocess.run(asked, capture_output=True, check=True, timeout=60).stdout)
+        count = int(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return here
     unlisted = NvmlDevice(f"unlisted ({here.problem})", "", (0, 0), 0)
@@ -146,12 +146,12 @@ def _head(run: Run) -> dict[str, object]:
 
 
 def _commit() -> str:
-    asked = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=10)
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    return found.stdout.strip() or "unknown"
+    return process.stdout.strip() or "unknown"
 
 
 def _run(run: Run, section: Section, later: Sequence[Section]) -> SectionResult:
@@ -169,20 +169,20 @@ def _run(run: Run, section: Section, later: Sequence[Section]) -> SectionResult:
         )  # fmt: skip
         code = _ended(process, limit_s)
         seconds = time.monotonic() - began
-        said = _end_of(log)
+        ending = _end_of(log)
     with (run.out / "check.log").open("ab") as whole:
-        whole.write(f"== {section.name}: {code}\n".encode() + said + b"\n")
-    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    tail = said.decode("utf-8", "replace").strip()
-    status, why = _status(code, found, tail, limit_s)
+        whole.write(f"== {section.name}: {code}\n".encode() + ending + b"\n")
+    findings = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    tail = ending.decode("utf-8", "replace").strip()
+    status, why = _status(code, findings, tail, limit_s)
     return SectionResult(
         section.name,
         status,
         seconds,
         section.is_proof,
-        found.get("metrics", {}),
-        found.get("facts", {}),
-        found.get("checks", []),
+        findings.get("metrics", {}),
+        findings.get("facts", {}),
+        findings.get("checks", []),
         why,
         "" if status is Status.OK else tail[-_TAIL:],
     )
@@ -196,8 +196,8 @@ def _command(run: Run, section: Section, file: Path) -> list[str]:
 
 def _environment(run: Run) -> dict[str, str]:
     """Return the variables of a section's process: those of actorflow are ours alone."""
-    kept = {n: v for n, v in os.environ.items() if not n.startswith("ACTORFLOW_")}
-    kept |= {
+    variables = {n: v for n, v in os.environ.items() if not n.startswith("ACTORFLOW_")}
+    variables |= {
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")]),
         "PYTHONUNBUFFERED": "1",
         # What the GPU is held against is numpy's, which wants no compiler and no time for it.
@@ -209,8 +209,8 @@ def _environment(run: Run) -> dict[str, str]:
     }
     if Place("check", run.shared, run.is_emulated).told(CUDNN_HOLDS) is False:
         # Whatever fails of it, the rest of what is measured does without.
-        kept["ACTORFLOW_CUDNN"] = "0"
-    return kept | ({"ACTORFLOW_CUDA": "emulated"} if run.is_emulated else {})
+        variables["ACTORFLOW_CUDNN"] = "0"
+    return variables | ({"ACTORFLOW_CUDA": "emulated"} if run.is_emulated else {})
 
 
 def _ended(process: subprocess.Popen[bytes], limit_s: float) -> int | None:

@@ -24,17 +24,17 @@ def main() -> int:
     parser.add_argument("--emulated", action="store_true")
     parser.add_argument("--shared", type=Path, required=True)
     options = parser.parse_args()
-    found = Findings(options.file)
+    findings = Findings(options.file)
     place = Place(options.name, options.shared, options.emulated)
     try:
         module = find_section(options.name).module
-        importlib.import_module(f"gpu.sections.{module}").run(found, place)
+        importlib.import_module(f"gpu.sections.{module}").run(findings, place)
     except Skipped as why:
-        found.skipped = str(why)
+        findings.skipped = str(why)
     except BaseException:
         traceback.print_exc()
         return 1
-    found.write()
+    findings.write()
     return 0
 
 

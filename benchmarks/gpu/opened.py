@@ -86,7 +86,7 @@ def counted_calls(place: Place) -> Iterator[Counter[str]]:
     """
     counts: Counter[str] = Counter()
     kind = driver_class(place)
-    kept = {name: getattr(kind, name) for name in COUNTED}
+    originals = {name: getattr(kind, name) for name in COUNTED}
 
     def counting(name: str, call: Callable[..., object]) -> Callable[..., object]:
         @wraps(call)
@@ -98,12 +98,12 @@ def counted_calls(place: Place) -> Iterator[Counter[str]]:
 
         return counted
 
-    for name, call in kept.items():
+    for name, call in originals.items():
         setattr(kind, name, counting(name, call))
     try:
         yield counts
     finally:
-        for name, call in kept.items():
+        for name, call in originals.items():
             setattr(kind, name, call)
 
 
@@ -131,12 +131,12 @@ def device_seconds(
 
 def host_seconds(driver: CudaDriver, run: Callable[[], object], count: int = 300) -> float:
     """Return what the host takes for one call that returns at once: the best of some turns."""
-    found, count = [], 2 if isinstance(driver, EmulatedDriver) else count
+    times, count = [], 2 if isinstance(driver, EmulatedDriver) else count
     for _ in range(_TURNS):
         driver.synchronize()
         began = time.perf_counter()
         for _ in range(count):
             run()
-        found.append((time.perf_counter() - began) / count)
+        times.append((time.perf_counter() - began) / count)
     driver.synchronize()
-    return min(found)
+    return min(times)

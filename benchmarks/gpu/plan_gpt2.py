@@ -71,11 +71,11 @@ def planned(batch: int, gpu: str = "h200", budget: int | None = None) -> Planned
 
 def launch_lines(plan: Plan) -> list[str]:
     """Return what the launches of a step take, by kernel and op, the longest first."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    times_of: dict[tuple[str, str], list[float]] = defaultdict(list)
     for actor in plan.actors:
         for launch in actor.launches if actor.name == "step" else ():
-            found[launch.kernel, launch.op].append(launch.duration_ns)
-    rows = sorted(found.items(), key=lambda row: -sum(row[1]))
+            times_of[launch.kernel, launch.op].append(launch.duration_ns)
+    rows = sorted(times_of.items(), key=lambda row: -sum(row[1]))
     return [
         f"{sum(times) / 1e6:9.2f} ms  {len(times):4} x {kernel} ({op})"
         for (kernel, op), times in rows
@@ -115,10 +115,10 @@ def main() -> int:
     print(f"GPT-2 124M, batch {options.batch} x {SIZES['seq']}, bfloat16, AdamW, {options.gpu}\n")
     print("| | found | mark |\n|---|---|---|")
     has_marks = options.batch == 64
-    for name, found, mark, is_met in rows:
-        said = mark if has_marks else ""
+    for name, value, mark, is_met in rows:
+        limit = mark if has_marks else ""
         missed = ", MISSED" if has_marks and not is_met else ""
-        print(f"| {name} | {found:,.2f} | {said}{missed} |")
+        print(f"| {name} | {value:,.2f} | {limit}{missed} |")
     if options.launches:
         print("\n" + "\n".join(launch_lines(free.plan)))
     return int(has_marks and not all([is_met for *_, is_met in rows]))

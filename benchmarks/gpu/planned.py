@@ -54,12 +54,12 @@ def bound_launches(
     kernels = catalogue.kernels_by_name(GPU)
 
     def view(index: int) -> DeviceView:
-        said = plan.views[index]
-        register = plan.registers[said.register]
+        window = plan.views[index]
+        register = plan.registers[window.register]
         is_device = plan.arenas[register.arena].memory is Memory.DEVICE
-        offset = register.offsets_bytes[0] + said.offset_bytes
+        offset = register.offsets_bytes[0] + window.offset_bytes
         address = (base if is_device else host_base) + offset
-        return DeviceView(address, said.type, said.strides_bytes)
+        return DeviceView(address, window.type, window.strides_bytes)
 
     for actor in plan.actors:
         if plan.streams[actor.stream].device.kind is not DeviceKind.CUDA:

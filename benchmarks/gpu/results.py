@@ -40,15 +40,15 @@ class SectionResult:
     @property
     def failures(self) -> tuple[str, ...]:
         """What makes the whole check fail."""
-        found = [
+        texts = [
             f"{self.name}: {c['name']}: {c['value']}"
             + (f", allowed {c['limit']}" if c["limit"] else "")
             for c in self.checks
             if not c["ok"]
         ]
         if self.is_proof and self.status in (Status.ERROR, Status.TIMEOUT):
-            found.append(f"{self.name}: {self.status.value}: {self.why}")
-        return tuple(found)
+            texts.append(f"{self.name}: {self.status.value}: {self.why}")
+        return tuple(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class CheckResult:
     def verdicts(self) -> tuple[Verdict, ...]:
         """Return every prediction with what was measured."""
         counted = () if self.is_emulated else self.sections
-        seen = {f"{s.name}/{n}": value for s in counted for n, value in s.metrics.items()}
-        return tuple([Verdict(p, seen.get(p.name)) for p in PREDICTIONS])
+        values = {f"{s.name}/{n}": value for s in counted for n, value in s.metrics.items()}
+        return tuple([Verdict(p, values.get(p.name)) for p in PREDICTIONS])
 
 
 def as_json(result: CheckResult) -> dict[str, object]:
@@ -129,9 +129,9 @@ def markdown(result: CheckResult) -> str:
     lines += [f"- {name}: {value}" for name, value in result.head.items()]
     lines += ["", "| section | ends | s | checks |", "|---|---|--:|--:|"]
     for s in result.sections:
-        held = sum([bool(c["ok"]) for c in s.checks])
+        good = sum([bool(c["ok"]) for c in s.checks])
         ends = s.status.value + (f": {s.why}" if s.why else "")
-        lines.append(f"| {s.name} | {_cell(ends)} | {s.seconds:.1f} | {held} of {len(s.checks)} |")
+        lines.append(f"| {s.name} | {_cell(ends)} | {s.seconds:.1f} | {good} of {len(s.checks)} |")
     lines += [
         "",
         "## Predictions",
@@ -164,10 +164,10 @@ def table(result: CheckResult) -> str:
     """Return at most 40 lines: sections with key numbers, predictions missed, what failed."""
     lines = [f"{'section':10s} {'ends':8s} {'s':>6s}  checks"]
     for s in result.sections:
-        held = f"{sum([bool(c['ok']) for c in s.checks])}/{len(s.checks)}" if s.checks else ""
+        passed = f"{sum([bool(c['ok']) for c in s.checks])}/{len(s.checks)}" if s.checks else ""
         numbers = ", ".join([f"{n} {x:g}" for n, x in [*s.metrics.items()][:_NUM_METRICS]])
-        said = s.why or numbers
-        lines.append(f"{s.name:10s} {s.status.value:8s} {s.seconds:6.1f}  {held:8s} {said}")
+        note = s.why or numbers
+        lines.append(f"{s.name:10s} {s.status.value:8s} {s.seconds:6.1f}  {passed:8s} {note}")
     verdicts = result.verdicts
     words = [v.word for v in verdicts]
     lines.append(

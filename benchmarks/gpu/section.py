@@ -75,8 +75,8 @@ class Findings:
 
     def check(self, name: str, is_ok: bool, value: object = "", limit: object = "") -> None:
         """Keep whether something holds, what was seen and what was allowed."""
-        said = {"name": name, "ok": bool(is_ok), "value": _short(value), "limit": _short(limit)}
-        self.checks.append(said)
+        row = {"name": name, "ok": bool(is_ok), "value": _short(value), "limit": _short(limit)}
+        self.checks.append(row)
         self.write()
 
     def within(self, name: str, value: float, limit: float) -> None:
@@ -96,13 +96,13 @@ class Findings:
 
     def write(self) -> None:
         """Put everything in the place of what was written before, at once."""
-        said = {
+        report = {
             "metrics": self.metrics,
             "facts": self.facts,
             "checks": self.checks,
             "skipped": self.skipped,
         }
-        replace_text(self.file, json.dumps(said))
+        replace_text(self.file, json.dumps(report))
 
 
 def _short(value: object) -> str:

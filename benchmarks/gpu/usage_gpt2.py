@@ -47,10 +47,10 @@ def gpt2_texts() -> list[KernelText]:
 def used_on(arch: str, texts: Sequence[KernelText]) -> dict[str, str]:
     """Return what each kernel uses, by its name. Raises CompileError, and DeviceError."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = [*pool.map(functools.partial(nvrtc.usage, arch=arch), texts)]
+        usages = [*pool.map(functools.partial(nvrtc.usage, arch=arch), texts)]
     return {
         name: " ".join(map(str, astuple(used)))
-        for kernels in found
+        for kernels in usages
         for name, used in kernels.items()
     }
 
@@ -82,14 +82,14 @@ def keep(version: str, texts: Sequence[KernelText], used: Used) -> None:
     if others and before["texts"] != digest:
         print(f"NVRTC {', '.join(others)} is taken out: it was asked for other texts")
         others = {}
-    kept = {
+    table = {
         "columns": COLUMNS,
         "texts": digest,
         "about": about,
         "used": {**others, version: used},
     }
     KEPT.parent.mkdir(exist_ok=True)
-    KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    KEPT.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     most = max([int(row.split()[0]) for rows in used.values() for row in rows.values()])
     print(f"NVRTC {version}: {len(about)} kernels, {most} registers at most")
 

@@ -40,7 +40,7 @@ def batches(sizes: dict[str, int]) -> list[Arrays]:
     """Return texts with words masked: x [batch, seq], their segments, places in it, words there."""
     rng = np.random.default_rng(2)
     batch, seq, vocab = sizes["batch"], sizes["seq"], sizes["vocab"]
-    made = []
+    examples = []
     for _ in range(NUM_BATCHES):
         words = (np.cumsum(rng.integers(0, 5, (batch, seq)), axis=1) % vocab).astype(np.int32)
         picks = rng.permuted(np.tile(np.arange(seq), (batch, 1)), axis=1)[:, : seq // SHARE]
@@ -50,8 +50,8 @@ def batches(sizes: dict[str, int]) -> list[Arrays]:
         x.reshape(-1)[places] = vocab - 1
         segments = np.zeros((batch, seq), np.int32)
         segments[:, seq // 2 :] = 1
-        made.append({"x": x, "segments": segments, "places": places, "y": labels})
-    return made
+        examples.append({"x": x, "segments": segments, "places": places, "y": labels})
+    return examples
 
 
 def bert_row(name: str, sizes: dict[str, int], precision: str = "bf16") -> Row:

@@ -53,11 +53,11 @@ def batches(sizes: dict[str, int]) -> list[Arrays]:
     """Return texts with some structure, so that the loss falls."""
     rng = np.random.default_rng(2)
     shape = sizes["batch"], sizes["seq"] + 1
-    made = []
+    texts = []
     for _ in range(NUM_BATCHES):
         text = (np.cumsum(rng.integers(0, 5, shape), axis=1) % sizes["vocab"]).astype(np.int32)
-        made.append({"x": text[:, :-1].copy(), "y": text[:, 1:].copy()})
-    return made
+        texts.append({"x": text[:, :-1].copy(), "y": text[:, 1:].copy()})
+    return texts
 
 
 def _row(name: str, sizes: dict[str, int], optimizer: Optimizer, *precisions: str) -> Row:

@@ -17,8 +17,8 @@ def weights() -> Arrays:
     for i in range(SIZES["layers"]):
         for name, shape in (("weight", (4 * width, width)), ("bias", (4 * width,))):
             for side in ("ih", "hh"):
-                drawn = rng.uniform(-bound, bound, shape).astype(np.float32)
-                arrays[f"lstm.{name}_{side}_l{i}"] = drawn
+                values = rng.uniform(-bound, bound, shape).astype(np.float32)
+                arrays[f"lstm.{name}_{side}_l{i}"] = values
     arrays["head.weight"] = normal(rng, vocab, width)
     arrays["head.bias"] = normal(rng, vocab)
     return arrays
@@ -27,12 +27,12 @@ def weights() -> Arrays:
 def batches() -> list[Arrays]:
     """Return texts [seq, batch] with some structure, so that the loss falls."""
     rng = np.random.default_rng(2)
-    made = []
+    texts = []
     for _ in range(NUM_BATCHES):
         steps = rng.integers(0, 5, (SIZES["seq"] + 1, SIZES["batch"]))
         text = (np.cumsum(steps, axis=0) % SIZES["vocab"]).astype(np.int32)
-        made.append({"x": text[:-1].copy(), "y": text[1:].copy()})
-    return made
+        texts.append({"x": text[:-1].copy(), "y": text[1:].copy()})
+    return texts
 
 
 ROWS = (

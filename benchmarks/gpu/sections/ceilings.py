@@ -105,12 +105,12 @@ def _elements(
         (call,) = CudaFused(gpu_named(GPU)).bind(attrs, (x,), (y,), None)
         driver.load([call.text])
         block, function = argument_block(call.words), driver.function(call.text, call.name)
-        put = partial(
+        enqueue = partial(
             driver.launch_later,
             *(function, call.num_blocks, call.num_threads, 0),
             *(ctypes.addressof(block), len(call.words), stream),
         )
-        seconds = device_seconds(driver, put, 0.1)
+        seconds = device_seconds(driver, enqueue, 0.1)
         found.metric(name, 4 * count / seconds / 1e12)
 
 
@@ -120,26 +120,26 @@ def _launches(found: Findings, driver: CudaDriver, stream: int, *, is_tiny: bool
     driver.fill_later(cell, 0, 256, stream)
     block = argument_block((cell,))
     function = driver.function(_SMALL, _SMALL.kernels[0])
-    put = partial(driver.launch_later, function, 1, 32, 0, ctypes.addressof(block), 1, stream)
+    enqueue = partial(driver.launch_later, function, 1, 32, 0, ctypes.addressof(block), 1, stream)
     event, other = driver.make_event(), driver.make_stream("other")
-    found.metric("launch_us", 1e6 * host_seconds(driver, put))
-    found.metric("launch_device_us", 1e6 * device_seconds(driver, put))
+    found.metric("launch_us", 1e6 * host_seconds(driver, enqueue))
+    found.metric("launch_device_us", 1e6 * device_seconds(driver, enqueue))
     found.metric("record_us", 1e6 * host_seconds(driver, partial(driver.record, event, stream)))
     found.metric("wait_us", 1e6 * host_seconds(driver, partial(driver.wait, other, event)))
     found.metric("is_done_us", 1e6 * host_seconds(driver, partial(driver.is_done, event)))
     for count in NODES[:2] if is_tiny else NODES:
-        graph = _graph(driver, stream, put, count)
+        graph = _graph(driver, stream, enqueue, count)
         launch = partial(driver.graph_later, graph, stream)
         found.metric(f"graph_{count}_launch_us", 1e6 * host_seconds(driver, launch, 20))
         found.metric(f"graph_{count}_us", 1e6 * device_seconds(driver, launch))
         found.metric("graph_node_us", 1e6 * device_seconds(driver, launch) / count)
     began, free_bytes = time.perf_counter(), driver.free_bytes()
-    many = _graph(driver, stream, put, 20 if is_tiny else MANY_NODES)
+    many = _graph(driver, stream, enqueue, 20 if is_tiny else MANY_NODES)
     found.metric("graph_1500_make_ms", 1e3 * (time.perf_counter() - began))
     driver.graph_later(many, stream)
     driver.synchronize()
     found.metric("graph_1500_mib", (free_bytes - driver.free_bytes()) / (1 << 20))
-    _gap(found, driver, stream, other, put, is_tiny=is_tiny)
+    _gap(found, driver, stream, other, enqueue, is_tiny=is_tiny)
 
 
 def _graph(driver: CudaDriver, stream: int, put: partial, count: int) -> int:

@@ -62,19 +62,19 @@ def _full(found: Findings, place: Place) -> None:
             error = _error_of(ROW, losses)
     else:
         driver = open_driver(place)
-        kept = driver.allocate(driver.free_bytes() - _SPARE_BYTES)
+        filler = driver.allocate(driver.free_bytes() - _SPARE_BYTES)
         error = _error_of(find_row("gpt2-b1"), losses)
-        driver.free(kept)
-    told = isinstance(error, OutOfMemory) and "are free" in str(error)
-    found.check("too little memory is told before the first step", told and not losses, error)
+        driver.free(filler)
+    is_told = isinstance(error, OutOfMemory) and "are free" in str(error)
+    found.check("too little memory is told before the first step", is_told and not losses, error)
 
 
 def _bad_id(found: Findings) -> None:
     """Let an id of the fourth batch lie outside of the table, here and on the host."""
     losses: dict[str, list[float]] = {"host": [], "cuda": []}
     words = {}
-    for device, seen in losses.items():
-        words[device] = _index_error(_error_of(ROW, seen, 3, device))
+    for device, device_losses in losses.items():
+        words[device] = _index_error(_error_of(ROW, device_losses, 3, device))
     found.check("a bad id ends a run in the host's words", words["host"] == words["cuda"] != "",
                 words["cuda"], words["host"])  # fmt: skip
     found.check("no loss of such a step comes out", len(losses["cuda"]) == 3, len(losses["cuda"]))

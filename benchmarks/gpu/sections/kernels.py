@@ -108,8 +108,8 @@ def run(found: Findings, place: Place) -> None:
         calls += _calls(called)
         driver.load([c.text for c in calls if isinstance(c, RunKernel)])
     declined = []
-    asked = [(c.record, c.workspace_bytes) for c in calls if isinstance(c, RunCudnn)]
-    for record, size in dict.fromkeys(asked):
+    plans = [(c.record, c.workspace_bytes) for c in calls if isinstance(c, RunCudnn)]
+    for record, size in dict.fromkeys(plans):
         try:
             driver.make_cudnn(record, size)
         except CudaError as error:
@@ -119,16 +119,16 @@ def run(found: Findings, place: Place) -> None:
     found.metric("calls", len(called))
     failed, has_failed = "", False
     for name in dict.fromkeys([call.name for call in called]):
-        own = [call for call in called if call.name == name]
+        group = [call for call in called if call.name == name]
         if failed:
             found.check(name, False, f"not tried, after {failed}")
             continue
-        worst, wrong, is_fault = _tried(device, stream, own)
+        worst, wrong, is_fault = _tried(device, stream, group)
         found.check(name, not wrong, "; ".join(wrong[:3]) or f"{worst:.3g}", 1.0)
         failed = name if is_fault else ""
-        if own[0].seconds:  # of the first, which is the largest
-            found.metric(f"{own[0].row.op}_tflops", _flops(own[0]) / own[0].seconds[0] / 1e12)
-        has_failed = has_failed or (bool(wrong) and own[0].uses_cudnn)
+        if group[0].seconds:  # of the first, which is the largest
+            found.metric(f"{group[0].row.op}_tflops", _flops(group[0]) / group[0].seconds[0] / 1e12)
+        has_failed = has_failed or (bool(wrong) and group[0].uses_cudnn)
     place.tell(CUDNN_HOLDS, not (failed or has_failed))
 
 
@@ -195,14 +195,14 @@ def _sides(call: Called, node: Node) -> tuple[tuple[Operand, ...], tuple[Operand
 
 def _flops(call: Called) -> float:
     (node,) = [node for node in call.graph.nodes if _is_launched(call.graph, node)]
-    given, made = [[call.graph.types[v] for v in side] for side in (node.inputs, node.outputs)]
-    return cost.get(node.op)(tuple(given), tuple(made), node.attrs).flops
+    ins, outs = [[call.graph.types[v] for v in side] for side in (node.inputs, node.outputs)]
+    return cost.get(node.op)(tuple(ins), tuple(outs), node.attrs).flops
 
 
 def _chosen(call: Called, node: Node):
     sides = _sides(call, node)
-    given = GPU, node.op.name, dict(node.attrs), *sides, kernel_op.get(node.op) or ""
-    name, needs = catalogue.select_kernel(*given, uses_cudnn=call.uses_cudnn)
+    query = GPU, node.op.name, dict(node.attrs), *sides, kernel_op.get(node.op) or ""
+    name, needs = catalogue.select_kernel(*query, uses_cudnn=call.uses_cudnn)
     if call.uses_cudnn and not name.startswith(CUDNN):
         raise Wrong(f"{name} computes it")
     return catalogue.kernels_by_name(GPU)[name], needs
@@ -232,18 +232,18 @@ def _scratch(address: int, size: int) -> DeviceView | None:
 
 def _outputs(device: CudaDevice, stream, call: Called) -> list[np.ndarray]:
     """Return what the device makes of a call; what is only a view is made by the reference."""
-    held: dict[int, np.ndarray] = {}
+    value_of: dict[int, np.ndarray] = {}
     graph = call.graph
     for node in graph.nodes:
-        given = [held[v] for v in node.inputs]
+        inputs = [value_of[v] for v in node.inputs]
         if node.op is INPUT:
-            made = [call.inputs[int(str(node.attrs["name"]))]]
+            outputs = [call.inputs[int(str(node.attrs["name"]))]]
         elif _is_launched(graph, node):
-            made = _launched(device, stream, call, node, given)
+            outputs = _launched(device, stream, call, node, inputs)
         else:
-            made = [np.ascontiguousarray(a) for a in reference.get(node.op)(node.attrs, *given)]
-        held.update(zip(node.outputs, made, strict=True))
-    return [held[output.value] for output in graph.outputs]
+            outputs = [np.ascontiguousarray(a) for a in reference.get(node.op)(node.attrs, *inputs)]
+        value_of.update(zip(node.outputs, outputs, strict=True))
+    return [value_of[output.value] for output in graph.outputs]
 
 
 def _launched(
@@ -277,15 +277,15 @@ def _launched(
     sides = tuple(views[: len(given)]), tuple(views[len(given) : len(types) - 1])
     launch = device.bind(kernel.name, MappingProxyType(dict(node.attrs)), *sides, workspace)
     (chain,) = device.bind_chain(stream, (launch,))
-    left = []
+    images = []
     for _ in range(2):
         device.write(whole, image)
         chain()
         device.synchronize()
-        left.append(device.read(whole))
+        images.append(device.read(whole))
     if call.clock is not None:
         call.seconds.append(call.clock(chain))
-    return _checked(image, left, sides[1], spans[len(given) : len(types) - 1], spans[-1])
+    return _checked(image, images, sides[1], spans[len(given) : len(types) - 1], spans[-1])
 
 
 def _checked(
@@ -296,10 +296,10 @@ def _checked(
     scratch: slice,
 ) -> list[np.ndarray]:
     """Return outputs on their views. Raises Wrong where other bytes changed, or a run differs."""
-    kept = np.ones(len(image), bool)
+    is_guard = np.ones(len(image), bool)
     for span in (*spans, scratch):
-        kept[span] = False
-    changed = np.flatnonzero(kept & (left[0] != image))
+        is_guard[span] = False
+    changed = np.flatnonzero(is_guard & (left[0] != image))
     if changed.size:
         raise Wrong(f"{changed.size} bytes changed that are no output's, the first at {changed[0]}")
     for span in spans:
@@ -315,20 +315,20 @@ def _error(call: Called, outputs: list[np.ndarray]) -> float:
     """Return the largest error of a result, by what is allowed of it."""
     kinds = [call.graph.types[v.value].dtype for v in call.graph.outputs]
     exact = [
-        _numbers(a, call.dtype).astype(np.float64) if given.dtype == np.float64 else given
-        for a, given in zip(call.inputs, call.row.inputs, strict=True)
+        _numbers(a, call.dtype).astype(np.float64) if source.dtype == np.float64 else source
+        for a, source in zip(call.inputs, call.row.inputs, strict=True)
     ]
     worst = 0.0
-    for made, kind, wanted in zip(outputs, kinds, call.row.outputs(tuple(exact)), strict=True):
-        if wanted is None:
+    for array, kind, expected in zip(outputs, kinds, call.row.outputs(tuple(exact)), strict=True):
+        if expected is None:
             continue
         if not kind.is_float:
-            worst = max(worst, 0.0 if np.array_equal(made, wanted) else np.inf)
+            worst = max(worst, 0.0 if np.array_equal(array, expected) else np.inf)
             continue
-        got = _numbers(made, kind).astype(np.float64)
-        wanted = np.asarray(wanted, np.float64)
-        off = np.linalg.norm(np.ravel(np.nan_to_num(got - wanted, nan=np.inf)))
-        scale = np.linalg.norm(np.ravel(wanted)) or 1.0
+        got = _numbers(array, kind).astype(np.float64)
+        expected = np.asarray(expected, np.float64)
+        off = np.linalg.norm(np.ravel(np.nan_to_num(got - expected, nan=np.inf)))
+        scale = np.linalg.norm(np.ravel(expected)) or 1.0
         limit = max(LIMITS[kind], LIMITS[call.dtype])
         worst = max(worst, float(off / scale) / limit) if got.size else worst
     return worst

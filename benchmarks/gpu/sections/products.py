@@ -76,11 +76,11 @@ def _seconds(
     """Return what a launch takes on the device; one that fails is a failed check."""
     launch = bound.launch
     try:
-        made = device.bind(
+        kernel = device.bind(
             launch.kernel, MappingProxyType(dict(launch.attrs)), bound.inputs, bound.outputs,
             bound.workspace,
         )  # fmt: skip
-        (chain,) = device.bind_chain(stream, (made,))
+        (chain,) = device.bind_chain(stream, (kernel,))
         seconds = device_seconds(driver, chain, 0.005, 3)
         device.synchronize()
     except ActorflowError as error:

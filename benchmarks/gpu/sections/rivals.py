@@ -74,10 +74,10 @@ def _measure(found: Findings, place: Place, engine, row: Row, precision: str, va
         found.metric(f"{name}_steps_s", 1 / step_s)
     peak = torch.cuda.max_memory_allocated()
     found.metric(f"{name}_peak_gib", peak / (1 << 30))
-    taken = place.told(f"step-{row.name}")
-    if taken is not None:
-        found.metric(f"{name}_ours_is_faster", step_s / taken["seconds"])
-        found.metric(f"{name}_ours_takes_of_memory", taken["bytes"] / peak)
+    our_step = place.told(f"step-{row.name}")
+    if our_step is not None:
+        found.metric(f"{name}_ours_is_faster", step_s / our_step["seconds"])
+        found.metric(f"{name}_ours_takes_of_memory", our_step["bytes"] / peak)
 
 
 def _seconds(session) -> float:

@@ -41,16 +41,16 @@ def run(found: Findings, place: Place) -> None:
     ]
     found.check("no kernel spills", not those, "; ".join(those))
     for text, name, use in kernels:
-        said = f"{use.registers} registers, {use.spilled_bytes} spilled, {use.shared_bytes} shared"
-        found.facts[f"{text.about}: {name}"] = said
+        usage = f"{use.registers} registers, {use.spilled_bytes} spilled, {use.shared_bytes} shared"
+        found.facts[f"{text.about}: {name}"] = usage
     found.write()
 
 
 def planned(found: Findings, *, is_tiny: bool) -> list[Plan]:
     """Return the plans of all jobs that are proven or measured; says how long planning took."""
     plans = []
-    wanted = (*proven_rows(is_tiny=is_tiny), *measured_rows(is_tiny=is_tiny))
-    for row, precision in {(row.name, kind): (row, kind) for row, kind in wanted}.values():
+    rows = (*proven_rows(is_tiny=is_tiny), *measured_rows(is_tiny=is_tiny))
+    for row, precision in {(row.name, kind): (row, kind) for row, kind in rows}.values():
         name, began = f"{row.name}_{precision}", time.perf_counter()
         try:
             plans.append(plan_of(row, precision))
@@ -73,5 +73,5 @@ def texts_of(plans: list[Plan]) -> list[KernelText]:
     calls = [
         call for plan in plans for bound in bound_launches(plan) for call in every_call(bound.calls)
     ]
-    found = {call.text.text: call.text for call in calls if isinstance(call, RunKernel)}
-    return list(found.values())
+    by_text = {call.text.text: call.text for call in calls if isinstance(call, RunKernel)}
+    return list(by_text.values())

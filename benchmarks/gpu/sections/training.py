@@ -58,8 +58,8 @@ def run(found: Findings, place: Place) -> None:
                 if number in pairs:
                     _variants(found, name, row, precision, steps, there, pairs[number])
                 apart = _apart(hosts[number].result(), there)
-                said = f"{name}: losses of {steps} steps by the host's"
-                found.within(said, apart, LIMITS[precision])
+                title = f"{name}: losses of {steps} steps by the host's"
+                found.within(title, apart, LIMITS[precision])
 
 
 def _on_host(is_tiny: bool, number: int, steps: int, **options: object) -> Trained:
@@ -107,8 +107,8 @@ def _variants(
         found.check(f"{name}: with all blocks run twice, the same bits", again == there)
     with found.part(f"{name}: two batches a step"):
         apart = _apart(pair.result(), trained(row, precision, "cuda", steps, accumulate=2))
-        said = f"{name}: losses of two batches a step by the host's"
-        found.within(said, apart, LIMITS[precision])
+        title = f"{name}: losses of two batches a step by the host's"
+        found.within(title, apart, LIMITS[precision])
 
 
 def _apart(here: Trained, there: Trained) -> float:

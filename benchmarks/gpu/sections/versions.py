@@ -47,16 +47,16 @@ def run(found: Findings, place: Place) -> None:
         if not here.problem:
             raise
         raise Skipped(f"of a device: {here.problem}; {error}") from error
-    seen, known = driver.seen(), gpu_named(GPU)
+    card, model = driver.seen(), gpu_named(GPU)
     found.check(
         "its kernels are those that plans are made for",
-        seen.capability == known.capability,
-        seen.capability,
-        known.capability,
+        card.capability == model.capability,
+        card.capability,
+        model.capability,
     )
     # On another GPU of the kind all is proven as well, and expected numbers mean less.
-    found.fact("GPU", f"{seen.name}, {seen.num_sms} multiprocessors; plans are for {known.says}")
-    found.fact("memory", f"{seen.memory_bytes:,} bytes, {driver.free_bytes():,} free")
+    found.fact("GPU", f"{card.name}, {card.num_sms} multiprocessors; plans are for {model.says}")
+    found.fact("memory", f"{card.memory_bytes:,} bytes, {driver.free_bytes():,} free")
 
 
 def _version(package: str) -> str:
