@@ -182,12 +182,12 @@ def _start(
     """
     is_per_step = needed_per_step(graph)[buckets[0][0].node]
     times = launch_times(graph, hardware, is_per_step=is_per_step)
-    latest, needed = inf, 0.0
+    latest, copy_ns = inf, 0.0
     messages_ns = 2 * hardware.message_ns(0, 0)
     # Two buckets are on the device at once, so that the first two come in from the start.
     for bucket in buckets[:2]:
-        needed += sum([_copy_in_ns(graph, update, hardware) for update in bucket])
-        latest = min(latest, times.begin_ns[bucket[0].node] - needed - messages_ns)
+        copy_ns += sum([_copy_in_ns(graph, update, hardware) for update in bucket])
+        latest = min(latest, times.begin_ns[bucket[0].node] - copy_ns - messages_ns)
     return times.last_before(latest)
 
 
@@ -222,14 +222,14 @@ class _StateCopies:
         bucket_at = {bucket[0].node: k for k, bucket in enumerate(self._buckets)}
         last_at = {bucket[-1].node: k for k, bucket in enumerate(self._buckets)}
         on_host = {graph.nodes[u.node].inputs[p] for u in update_at.values() for p in u.positions}
-        brought: dict[ValueId, ValueId] = {}
+        on_device: dict[ValueId, ValueId] = {}
         for index, node in enumerate(graph.nodes):
             if index in bucket_at:
-                brought = self._copy_in(bucket_at[index])
+                on_device = self._copy_in(bucket_at[index])
             if node.op is VARIABLE and node.outputs[0] in on_host:
                 node = replace(node, attrs=Attrs({**node.attrs, "place": HOST_SIDE}))
             elif index in update_at:
-                node = replace(node, inputs=tuple([brought.get(v, v) for v in node.inputs]))
+                node = replace(node, inputs=tuple([on_device.get(v, v) for v in node.inputs]))
             self._nodes.append(node)
             if index in last_at:
                 self._copy_back(last_at[index])
@@ -249,14 +249,14 @@ class _StateCopies:
         # there.
         if bucket >= 2:
             after = (self._ends[bucket - 2],)
-        brought: dict[ValueId, ValueId] = {}
+        on_device: dict[ValueId, ValueId] = {}
         for update in self._buckets[bucket]:
             node = self._graph.nodes[update.node]
             for position in update.positions:
                 variable = node.inputs[position]
                 copy = replace(node, op=COPY_TO, inputs=(variable,), after=after)
-                brought[variable] = self._append(copy, node.device, bucket)
-        return brought
+                on_device[variable] = self._append(copy, node.device, bucket)
+        return on_device
 
     def _copy_back(self, bucket: int) -> None:
         """Append the copies that take a bucket back over its variables."""
@@ -350,10 +350,10 @@ def _idle(
     times: LaunchTimes,
     place: dict[int, int],
 ) -> Idle:
-    touched = [launch, *[place[reader] for reader in readers]]
+    accesses = [launch, *[place[reader] for reader in readers]]
     idle = [
         times.begin_ns[times.nodes[later]] - times.ends_ns[earlier]
-        for earlier, later in pairwise(touched)
+        for earlier, later in pairwise(accesses)
     ]
     # The longest gap between two accesses; `late` are the readers behind it.
     longest = max(range(len(idle)), key=idle.__getitem__)

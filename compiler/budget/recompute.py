@@ -60,15 +60,15 @@ def describe(graph: Graph, drafts: Sequence[LaunchDraft]) -> Described:
     """
     storage = assign_storage(graph)
     per_step = needed_per_step(graph)
-    mine = [(node, draft) for node, draft in zip(storage.launches, drafts, strict=True)]
+    rows = [(node, draft) for node, draft in zip(storage.launches, drafts, strict=True)]
     # What brings a batch is like a source to the planner, and what takes outputs out like a sink.
     is_beside = overlaps_steps(graph)
-    mine = [(node, draft) for node, draft in mine if not (per_step[node] or is_beside[node])]
+    rows = [(node, draft) for node, draft in rows if not (per_step[node] or is_beside[node])]
     is_forward = _forward(graph, storage)
     # The problem has all forward launches first, each half in its own order.
-    ordered = [row for row in mine if is_forward[row[0]]]
+    ordered = [row for row in rows if is_forward[row[0]]]
     num_forward = len(ordered)
-    ordered += [row for row in mine if not is_forward[row[0]]]
+    ordered += [row for row in rows if not is_forward[row[0]]]
     buffer_of, sizes = _buffers(graph, storage, [node for node, _ in ordered])
     ops = [_op(graph, storage, draft, buffer_of) for _, draft in ordered]
     return Described(
@@ -90,13 +90,13 @@ def _forward(graph: Graph, storage: Storage) -> list[bool]:
         is_forward = storage.is_launch[index] and node.phase is Phase.FORWARD
         # Once one collective is not taken, no later one is: their order is that of all ranks.
         if is_comm.get(node.op) and may_meet:
-            there = [a or b for a, b in zip(marks, is_beside, strict=True)]
-            needed = _waited_for(graph, made_by, there, index) if is_forward else ()
+            is_there = [a or b for a, b in zip(marks, is_beside, strict=True)]
+            needed = _waited_for(graph, made_by, is_there, index) if is_forward else ()
             is_late = is_collective(node.op) and node.attrs.get("when") == DEFERRED
             is_fed = not any([input_output_aliases.get(graph.nodes[n].op) for n in needed])
             may_meet = is_forward and is_fed and not is_late
-            for early in (index, *needed) if may_meet else ():
-                marks[early] = True
+            for launch in (index, *needed) if may_meet else ():
+                marks[launch] = True
         elif is_forward and may_repeat(node):
             makers = [made_by[v] for v in node.inputs]
             marks[index] = all([m < 0 or is_beside[m] or marks[m] for m in makers])
@@ -122,8 +122,8 @@ def _buffers(
 ) -> tuple[dict[ValueId, int], list[int]]:
     """Number the roots that launches make; outputs have bytes elsewhere, so they count none."""
     outputs = {o.value for o in graph.outputs}
-    beside = zip(graph.nodes, overlaps_steps(graph), strict=True)
-    outputs |= {storage.root[v] for node, is_one in beside if is_one for v in node.inputs}
+    pairs = zip(graph.nodes, overlaps_steps(graph), strict=True)
+    outputs |= {storage.root[v] for node, is_one in pairs if is_one for v in node.inputs}
     buffer_of: dict[ValueId, int] = {}
     sizes: list[int] = []
     for index in nodes:

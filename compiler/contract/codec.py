@@ -313,13 +313,13 @@ def _row_of(cls: type) -> Convert:
     names = _names(cls)
     # attrgetter returns the bare value for one name, and a tuple for several.
     get = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
-    changed = [(i, c) for i, c in enumerate(map(_writer, _hints(cls))) if c is not None]
-    if not changed:
+    writers = [(i, c) for i, c in enumerate(map(_writer, _hints(cls))) if c is not None]
+    if not writers:
         return get
 
     def row_of(value: Any) -> list[Any]:
         row = list(get(value))
-        for index, convert in changed:
+        for index, convert in writers:
             row[index] = convert(row[index])
         return row
 

@@ -240,7 +240,7 @@ def frame_of(plan: Plan) -> BodyFrame:
     What is left out lives through the whole plan, so no other register has its bytes.
     """
     alignment = plan.arenas[0].alignment
-    gone: list[tuple[int, int]] = []
+    removed: list[tuple[int, int]] = []
     for register in plan.registers:
         if not register.size_bytes:
             continue
@@ -248,13 +248,13 @@ def frame_of(plan: Plan) -> BodyFrame:
         # outside.
         first = 0 if _is_outside(register) else 1
         size = align_up(register.size_bytes, alignment)
-        gone += [(offset, size) for offset in register.offsets_bytes[first:]]
-    gone.sort()
+        removed += [(offset, size) for offset in register.offsets_bytes[first:]]
+    removed.sort()
 
     # What is removed lives as long as the plan, so it shares no byte with what stays: a shift
     # by the sizes below keeps the distances.
     def moved(offset: int) -> int:
-        return offset - sum([size for start, size in gone if start < offset])
+        return offset - sum([size for start, size in removed if start < offset])
 
     offsets = [
         -1 if _is_outside(r) else moved(r.offsets_bytes[0] if r.size_bytes else 0)

@@ -71,9 +71,9 @@ def access_of(shape: Shape, stretched: Shape, columns: int) -> Access | None:
     if first is None:
         split = _split(shape, stretched, columns)
         return None if split is None else access_of(*split, columns)
-    mine = shape[first:]
-    has_columns = mine == stretched[first:]
-    if not has_columns and any([n != 1 for n in mine]):
+    tail = shape[first:]
+    has_columns = tail == stretched[first:]
+    if not has_columns and any([n != 1 for n in tail]):
         return None
     block = _repeated_block(shape[:first], stretched[:first])
     if block is None:

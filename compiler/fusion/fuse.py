@@ -319,11 +319,11 @@ def _is_placed(state: _Assignment, block: _Block, *, is_late: bool = False) -> b
         return False
     target = _joinable(state, block)
     if target is None:
-        alone = _fitted(state, block, natural, {})
-        if alone is None:
+        members = _fitted(state, block, natural, {})
+        if members is None:
             return False
-        target = _beside(state, block, alone, is_late=is_late) or _alone(
-            state, block, natural, alone
+        target = _beside(state, block, members, is_late=is_late) or _alone(
+            state, block, natural, members
         )
     if target is not None:
         _join(state, *target)

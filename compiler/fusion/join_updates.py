@@ -106,11 +106,11 @@ def merge_nodes(
 ) -> Node:
     """Return one node for updates of one program and the same numbers; all else is of `node`."""
     first, count = updates[0], len(updates)
-    placed: dict[int, ValueId] = {}
+    operand_at: dict[int, ValueId] = {}
     for lone, member in zip(
         updates, member_operands(first.program, first.over, count), strict=True
     ):
-        placed |= dict(zip(member, lone.operands, strict=True))
+        operand_at |= dict(zip(member, lone.operands, strict=True))
     makers = [graph.nodes[graph.producers()[update.operands[0]]] for update in updates]
     attrs: dict[str, AttrValue] = {
         "program": first.program,
@@ -119,7 +119,7 @@ def merge_nodes(
         "members": (first.rule if count == 1 else f"{count} x {first.rule}",),
         "variables": tuple([n.attrs.str_("name") for n in makers if n.op is VARIABLE]),
     }
-    inputs = (*[placed[place] for place in range(len(placed))], *first.rest)
+    inputs = (*[operand_at[place] for place in range(len(operand_at))], *first.rest)
     return replace(node, op=JOINED_UPDATES, inputs=inputs, outputs=outputs, attrs=Attrs(attrs))
 
 
@@ -152,17 +152,17 @@ def _kinds(graph: Graph, hardware: Hardware) -> dict[int, _WaitingUpdate]:
     per_step = needed_per_step(graph)
     waiting: dict[int, _WaitingUpdate] = {}
     for index, node in enumerate(graph.nodes):
-        alone = mergeable_update(graph, node)
-        if alone is None:
+        mergeable = mergeable_update(graph, node)
+        if mergeable is None:
             continue
-        most = hardware.targets[node.device].max_merged_updates(len(alone.full))
+        most = hardware.targets[node.device].max_merged_updates(len(mergeable.full))
         # `MOST_WRITTEN` limits the outputs of one launch, and each update has as many as it writes
         # over.
-        most = min(most, MOST_WRITTEN // len(alone.over))
+        most = min(most, MOST_WRITTEN // len(mergeable.over))
         if most > 1:
             same = node.device, per_step[index], node.phase
-            key = (alone.program, alone.over, alone.rule, alone.numbers, *same)
-            waiting[index] = _WaitingUpdate(alone, key, most)
+            key = (mergeable.program, mergeable.over, mergeable.rule, mergeable.numbers, *same)
+            waiting[index] = _WaitingUpdate(mergeable, key, most)
     return waiting
 
 
@@ -314,11 +314,11 @@ def _taken_in(graph: Graph, index: int) -> tuple[Node, ...]:
 
     Each step reads the gradient first, and numbers besides.
     """
-    node, alone, makers = graph.nodes[index], sole_readers(graph), graph.producers()
+    node, sole_reader, makers = graph.nodes[index], sole_readers(graph), graph.producers()
     if not is_update(node):  # a counter
         return ()
     value, reader, steps = node.inputs[GRADIENT], index, list[Node]()
-    while alone[value] == reader:
+    while sole_reader[value] == reader:
         reader = makers[value]
         step = graph.nodes[reader]
         if (

@@ -94,14 +94,14 @@ def frames(graph: Graph) -> tuple[IterationDomain | None, ...]:
     candidates = [index for index, node in enumerate(graph.nodes) if has_plugin_kernel.has(node.op)]
     if not candidates:
         return domains
-    alone: set[int] = set()
+    plugin_nodes: set[int] = set()
     layout = assign_storage(graph).layout
     for index in candidates:
         node = graph.nodes[index]
         call = call_of(node, graph.types, layout.__getitem__)
         if domains[index] is not None and has_plugin_kernel.get(node.op)(call, node.device):
-            alone.add(index)
-    return tuple([None if index in alone else frame for index, frame in enumerate(domains)])
+            plugin_nodes.add(index)
+    return tuple([None if index in plugin_nodes else frame for index, frame in enumerate(domains)])
 
 
 class FusionCandidates:

@@ -296,10 +296,10 @@ def _split(node: Node, stage: tuple[int, ...], types: list[TensorType]) -> tuple
     x, is_kept = types[node.inputs[0]], node.attrs.bool_("keepdims")
     first = Attrs({"axes": stage, "keepdims": is_kept})
     middle = new_value(types, TensorType(x.dtype, reduced_shape(first, x.shape)))
-    rest = [axis for axis in node.attrs.ints("axes") if axis not in stage]
+    remaining = [axis for axis in node.attrs.ints("axes") if axis not in stage]
     if not is_kept:
-        rest = [axis - len([gone for gone in stage if gone < axis]) for axis in rest]
-    others = Attrs({"axes": tuple(rest), "keepdims": is_kept})
+        remaining = [axis - len([lower for lower in stage if lower < axis]) for axis in remaining]
+    others = Attrs({"axes": tuple(remaining), "keepdims": is_kept})
     return (
         replace(node, outputs=(middle,), attrs=first),
         replace(node, inputs=(middle,), attrs=others),

@@ -513,7 +513,7 @@ def fuse_products(graph: Graph) -> Graph:
     """Return the graph with products inside the kernels that read them. O(nodes)."""
     if not any([node.op is FUSED for node in graph.nodes]):
         return graph
-    producers, per_step, alone = graph.producers(), needed_per_step(graph), sole_readers(graph)
+    producers, per_step, sole = graph.producers(), needed_per_step(graph), sole_readers(graph)
     b, nodes = GraphBuilder.continuing(graph), list[Node]()
     known: dict[object, _Made] = {}
     for index, node in enumerate(graph.nodes):
@@ -521,7 +521,7 @@ def fuse_products(graph: Graph) -> Graph:
             inputs = [
                 (producers[value], position)
                 for position, value in enumerate(node.inputs)
-                if alone[value] == index
+                if sole[value] == index
                 and node.inputs.count(value) == 1
                 and per_step[producers[value]] == per_step[index]
             ]

@@ -146,8 +146,8 @@ def streaming_cost(*ops: Op, flops: float = 0.0) -> None:
     """Let ops cost `flops` per element of the first input, and move all operands once."""
 
     def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-        moved = sum([t.size_bytes for t in (*inputs, *outputs)])
-        return Cost(flops * inputs[0].num_elements, float(moved))
+        moved_bytes = sum([t.size_bytes for t in (*inputs, *outputs)])
+        return Cost(flops * inputs[0].num_elements, float(moved_bytes))
 
     for op in ops:
         cost.register(op, work, sys._getframe(1).f_code.co_filename)

@@ -190,8 +190,8 @@ Wherever the output lies, it is nothing but its inputs then.
 
 def _streaming_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     elements = sum(t.num_elements for t in outputs)
-    moved = sum(t.size_bytes for t in inputs) + sum(t.size_bytes for t in outputs)
-    return Cost(float(elements), float(moved))
+    moved_bytes = sum(t.size_bytes for t in inputs) + sum(t.size_bytes for t in outputs)
+    return Cost(float(elements), float(moved_bytes))
 
 
 infer_type = OpAttr[InferType]("infer_type", "output types from input types; read by the builder")

@@ -215,8 +215,8 @@ class Hardware:
 
     def room_bytes(self, number: int) -> float:
         """Return what a device's memory may hold; infinite, as much as is needed."""
-        there = self.targets[number].memory_bytes if self.is_bounded else 0
-        return min(self.memory_bytes or inf, there or inf)
+        limit = self.targets[number].memory_bytes if self.is_bounded else 0
+        return min(self.memory_bytes or inf, limit or inf)
 
     def wide_values(self, number: int) -> TilingPolicy:
         """Return which values a device's kernels are to see some rows at a time."""

@@ -57,13 +57,13 @@ def _with_whole_sends(graph: Graph) -> Graph:
     if not any([node.op is SEND for node in graph.nodes]):
         return graph
     is_whole, types = _lie_dense(graph), [*graph.types]
-    sent = {n.inputs[0] for n in graph.nodes if n.op is SEND and not is_whole[n.inputs[0]]}
+    strided = {n.inputs[0] for n in graph.nodes if n.op is SEND and not is_whole[n.inputs[0]]}
     copies: dict[ValueId, ValueId] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
         is_sent = node.op is SEND and node.inputs[0] in copies
         nodes.append(replace(node, inputs=(copies[node.inputs[0]],)) if is_sent else node)
-        for value in [v for v in node.outputs if v in sent]:
+        for value in [v for v in node.outputs if v in strided]:
             # Where it is made, so that nothing stands between the sends of a batch.
             copies[value] = new_value(types, graph.types[value])
             where = (node.scope, node.source, node.phase)

@@ -252,8 +252,8 @@ def _schedule(tasks: list[_Task], num_streams: int, message_ns: MessageNs) -> li
     for device in sorted({task.stream.device for task in tasks}):
         compute = [StreamKey(device, StreamRole.COMPUTE, index) for index in range(num_streams)]
         queues[device] = _DeviceQueue(tuple(compute), [], [])
-        bound = [t.stream for t in tasks if t.stream.device == device and not t.stream.computes]
-        free |= dict.fromkeys([*compute, *bound], message_ns(device, device))
+        others = [t.stream for t in tasks if t.stream.device == device and not t.stream.computes]
+        free |= dict.fromkeys([*compute, *others], message_ns(device, device))
         free[compute[0]] = 0.0
     for index in [index for index, count in enumerate(waiting) if not count]:
         queues[tasks[index].stream.device].ready.append((tasks[index].depth, index))

@@ -187,12 +187,12 @@ class _Decisions:
         if draft.node.writes:
             return None
         move = _Move({base: root}, {base: own_layout}, {}, [base])
-        touched = {maker}
+        affected = {maker}
         pending = [base]
         while pending:
             for reader in self._readers[pending.pop()]:
                 if reader in self._draft_of:
-                    touched.add(self._draft_of[reader])
+                    affected.add(self._draft_of[reader])
                     continue
                 node = self._graph.nodes[reader]
                 new_layout = view.get(node.op)(
@@ -207,9 +207,9 @@ class _Decisions:
                 pending.append(node.outputs[0])
         chain = self._chain_of[index][0]
         # Live bytes are followed within one chain only (`_Live`).
-        if any([self._chain_of.get(t, (-1,))[0] != chain for t in touched]):
+        if any([self._chain_of.get(t, (-1,))[0] != chain for t in affected]):
             return None
-        is_same = self._ask_again(sorted(touched - {index}), so_far, move)
+        is_same = self._ask_again(sorted(affected - {index}), so_far, move)
         return move if is_same else None
 
     def _trace_back(self, value: ValueId, layout: Layout) -> tuple[ValueId, Layout] | None:

@@ -110,8 +110,8 @@ def run(
             before = tuple([types[v] for v in inputs[len(node.inputs) :]])
             key = (body, node.device, node.attrs.get("carries"), before)
             if key not in compiled:
-                alone = one_device(hardware.targets[node.device], hardware.devices[node.device])
-                for_it = alone, _options_on(alone, options)
+                single = one_device(hardware.targets[node.device], hardware.devices[node.device])
+                for_it = single, _options_on(single, options)
                 compiled[key] = _compiled(body, node, before, for_it, prepare, lower)
             attrs[name], constants = compiled[key]
             for constant in constants:
@@ -453,8 +453,8 @@ class _Lowering:
         step = chains.fence(is_per_step=True, compute=self.plan.compute)
         if step is None:
             return batch, batch
-        every = chains.program.batches_per_step
-        reason = f"{every}: the batches of a step"
+        batches = chains.program.batches_per_step
+        reason = f"{batches}: the batches of a step"
         # The end of a batch lets the update begin. Whoever begins a batch has as many slots as a
         # step
         # has batches, so that none of the next step begins before the update has ended.
@@ -462,7 +462,7 @@ class _Lowering:
             consumers = [*(step.begins if number == batch.end else ())]
             consumers += [step.end] if number in batch.begins else []
             self.actors.credits(
-                "accumulated", number, dict.fromkeys(consumers, every), every, reason
+                "accumulated", number, dict.fromkeys(consumers, batches), batches, reason
             )
         return batch, step
 
@@ -473,13 +473,13 @@ class _Lowering:
         source, register = data
         inputs = [n.outputs[0] for n in chains.program.graph.nodes if n.op is INPUT]
         readers = [chains.numbers[c] for value in inputs for c in chains.readers(value)]
-        brought = chains.brought
-        for number in sorted({*readers, *(() if brought else begins)}):
+        feeds = chains.brought
+        for number in sorted({*readers, *(() if feeds else begins)}):
             self.actors.consume(number, register, source)
         for number in begins:
-            if brought and not any([self.actors.reads(number, there) for _, there in brought]):
-                feeder, there = brought[0]
-                self.actors.consume(number, there, feeder)
+            if feeds and not any([self.actors.reads(number, crossing) for _, crossing in feeds]):
+                feeder, crossing = feeds[0]
+                self.actors.consume(number, crossing, feeder)
 
     # -- what waits for steps --------------------------------------------------------------
 
@@ -491,17 +491,17 @@ class _Lowering:
         A listener that receives a step's outputs may read the variables: the step's updates are
         done by then. Updates that have begun can end even while the listener waits for them.
         """
-        every = self.options.metrics_every
-        slots = [2 * every]
+        rate = self.options.metrics_every
+        slots = [2 * rate]
         if begun is ended:
             slots += [self.plan.num_slots(register) for register in outputs.values()]
         self.actors.credits(
-            "done", ended.end, {sink: every}, slots[0], f"{slots[0]}: told when it is done"
+            "done", ended.end, {sink: rate}, slots[0], f"{slots[0]}: told when it is done"
         )
         reason = f"{min(slots)}: a step that has begun can end, whoever listens"
         for number in ended.update_boundary_actors:
             if number != ended.end:
-                self.actors.credits("begun", number, {sink: every}, min(slots), reason)
+                self.actors.credits("begun", number, {sink: rate}, min(slots), reason)
 
     def _add_evaluation(
         self, graph: Graph, train: ChainActors, batch: StepBoundary, step: StepBoundary
@@ -558,11 +558,11 @@ class _Lowering:
         """
         per_batch = steps * train.program.batches_per_step
         for number in dict.fromkeys((*step.boundary_actors, *batch.boundary_actors)):
-            every, what = (
+            count, unit = (
                 (steps, "step") if number in step.boundary_actors else (per_batch, "batch")
             )
-            reason = f"{every}: one credit per {what} until {name}"
-            self.actors.credits(name, number, dict.fromkeys(holders, every), every, reason)
+            reason = f"{count}: one credit per {unit} until {name}"
+            self.actors.credits(name, number, dict.fromkeys(holders, count), count, reason)
 
     # -- bytes -----------------------------------------------------------------------------------
 

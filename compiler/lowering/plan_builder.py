@@ -455,9 +455,9 @@ class PlanBuilder:
             # Never empty, even in a plan without launches.
             return 0, max(1, sum([chain.num_launches for chain in chains]))
         if item.interval is None:
-            touched = [chains[c] for c in item.chains]
-            ends = [chain.first_launch + chain.num_launches for chain in touched]
-            return min([chain.first_launch for chain in touched]), max(ends)
+            places = [chains[c] for c in item.chains]
+            ends = [chain.first_launch + chain.num_launches for chain in places]
+            return min([chain.first_launch for chain in places]), max(ends)
         base = chains[item.chains[0]].first_launch
         return base + item.interval[0], base + item.interval[1]
 

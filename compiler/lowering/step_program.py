@@ -133,7 +133,7 @@ def make_program(
     is_pipelined = has_channels(graph)
     num_streams = 1 if is_pipelined else num_streams  # who is first among batches, slots say
     per_step, is_beside = needed_per_step(graph), overlaps_steps(graph)
-    every = batches_per_step(graph)
+    batches = batches_per_step(graph)
     makespan_ns = 0.0
     beside = {i: per_step[node] for i, node in enumerate(nodes) if is_beside[node]}
     chains = _chains_beside(work, beside)
@@ -149,8 +149,8 @@ def make_program(
         if not formed.chains and not is_per_step:
             formed = Chains((LaunchChain((), COMPUTE, 0.0, 0.0),), ())
         end_ns = max([chain.end_ns for chain in formed.chains], default=0.0)
-        # A step runs the chains of a batch `every` times.
-        makespan_ns += end_ns if is_per_step else every * end_ns
+        # A step runs the chains of a batch once for each of its batches.
+        makespan_ns += end_ns if is_per_step else batches * end_ns
         # Chains of copies beside steps, and of batches, stand before these: numbers are shifted.
         order += [(a + len(chains), b + len(chains)) for a, b in formed.order]
         spans = _spans(formed, first_rank)
@@ -176,7 +176,7 @@ def make_program(
         maker,
         readers,
         _register_places(placed, maker, readers, hardware),
-        every,
+        batches,
         makespan_ns,
         batches_in_flight(graph) if is_pipelined else 1,
         is_pipelined,

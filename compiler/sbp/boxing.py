@@ -102,17 +102,17 @@ def _steps(
 ) -> Iterator[BoxingStep]:
     """Return the steps that a layout can take."""
     for axis, old in enumerate(words):
-        news: list[Sbp] = [BROADCAST, *map(Split, range(type_.rank))]
+        candidates: list[Sbp] = [BROADCAST, *map(Split, range(type_.rank))]
         aim = target[axis]
         # Beside slices there are zeros, which are shares of a sum and of nothing else.
         if isinstance(aim, Partial) and (aim.by is ReduceOp.SUM or isinstance(old, Broadcast)):
-            news.append(aim)
-        for new in news:
+            candidates.append(aim)
+        for new in candidates:
             if new != old and _may(type_, words, axis, new, mesh):
                 size = _gathered_bytes(type_, words, axis, mesh)
-                sent, messages = _sent(size, old, new, mesh[axis])
+                sent_bytes, messages = _sent(size, old, new, mesh[axis])
                 is_written = isinstance(new, Partial) and new.by is ReduceOp.SUM
-                yield BoxingStep(axis, old, new, sent, messages, size if is_written else 0.0)
+                yield BoxingStep(axis, old, new, sent_bytes, messages, size if is_written else 0.0)
 
 
 def _may(type_: TensorType, words: NdSbp, axis: int, new: Sbp, mesh: tuple[int, ...]) -> bool:
@@ -120,11 +120,11 @@ def _may(type_: TensorType, words: NdSbp, axis: int, new: Sbp, mesh: tuple[int, 
     old = words[axis]
     if isinstance(new, Partial) and isinstance(old, Partial):
         return False
-    moved = {word.axis for word in (old, new) if isinstance(word, Split)}
+    axes = {word.axis for word in (old, new) if isinstance(word, Split)}
     inner = {word.axis for word in words[axis + 1 :] if isinstance(word, Split)}
     # An inner axis cuts what the outer ones left: under it the split of the same tensor axis may
     # not change.
-    if moved & inner:
+    if axes & inner:
         return False
     if isinstance(new, Split):
         rows = type_.shape[new.axis]

@@ -107,8 +107,8 @@ def _of_source(type_: TensorType, least: TensorType, word: Sbp, parts: int) -> s
 
 def _candidates(ways: Sequence[CandidateSignature]) -> str:
     listed = [str(way.signature) for way in ways]
-    rest = len(listed) - _MOST_LISTED
-    more = f"; and {rest} more" if rest > 0 else ""
+    num_more = len(listed) - _MOST_LISTED
+    more = f"; and {num_more} more" if num_more > 0 else ""
     return f"It can: {'; '.join(listed[:_MOST_LISTED])}{more}."
 
 

@@ -390,8 +390,8 @@ class _Following:
             if not open_:
                 return self._linked()
             # Who reads nothing that is known may do what all can.
-            touched = [i for i in open_ if any([v in self.words for v in nodes[i].inputs])]
-            index = (touched or open_)[0]
+            reached = [i for i in open_ if any([v in self.words for v in nodes[i].inputs])]
+            index = (reached or open_)[0]
             self.candidates[index] = self.candidates[index][:1]
 
     def _linked(self) -> bool:

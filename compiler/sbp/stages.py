@@ -119,8 +119,8 @@ def _edges_of_returns(graph: Graph) -> list[tuple[int, int]]:
     for node, at in zip(graph.nodes, stages, strict=True):
         for maker in [makers[value] for value in node.inputs]:
             # It comes down through every stage from below its maker's to its reader's.
-            for passed in range(max(at, 0), stages[maker] if at != UNSTAGED else 0):
-                coming.setdefault(passed, {})[maker] = None
+            for between in range(max(at, 0), stages[maker] if at != UNSTAGED else 0):
+                coming.setdefault(between, {})[maker] = None
     edges: list[tuple[int, int]] = []
     for stage, arrivals in sorted(coming.items()):
         is_before = mark_needed(graph, [v for i in arrivals for v in graph.nodes[i].outputs])
@@ -272,10 +272,10 @@ def _counters(graph: Graph) -> set[ValueId]:
             is_made_of_free = bool(node.inputs) and free.issuperset(node.inputs)
             if node.op in (CONSTANT, OVER_STAGES) or (is_made_of_free and node.stage == UNSTAGED):
                 free.update(node.outputs)
-        changed = {write.variable for write in graph.writes if write.value not in free}
-        if counters.isdisjoint(changed):
+        dropped = {write.variable for write in graph.writes if write.value not in free}
+        if counters.isdisjoint(dropped):
             return counters
-        counters -= changed
+        counters -= dropped
 
 
 # What a stage makes and a later one reads goes up from each to the next, and what an earlier one
@@ -337,21 +337,21 @@ class _StageGraph:
         channels = _channels(graph, stages, self.num_stages)
         # Keys are (goes up, leaves here): a stage is at the end of at most one channel of each
         # kind.
-        mine = {(c.is_up, c.source == self.stage): c for c in channels if self._is_end(c)}
-        self._receive(mine.get((True, False)))
+        ends = {(c.is_up, c.source == self.stage): c for c in channels if self._is_end(c)}
+        self._receive(ends.get((True, False)))
         handed_on = self._handed_on(stages)
         is_pipelined = batches_per_step(graph) > 1 or not graph.writes
-        below = mine.get((False, False))
+        below = ends.get((False, False))
         for node, stage in zip(graph.nodes, stages, strict=True):
             # What neighbours wait for goes as soon as it is there: they may be waited for next.
-            for way in [way for way, channel in mine.items() if self._can_send(way, channel)]:
-                self._send(mine.pop(way))
+            for way in [way for way, channel in ends.items() if self._can_send(way, channel)]:
+                self._send(ends.pop(way))
             is_own = node.op is not OVER_STAGES and stage in (UNSTAGED, self.stage)
             # The first node that lacks an operand needs what comes down. That is received only
             # after all
             # that goes up has been sent.
             if is_own and any([v not in self.held for v in node.inputs]):
-                self._check_sent(mine.get((True, True)), node)
+                self._check_sent(ends.get((True, True)), node)
                 self._receive(below)
                 below = None
             if node.op is OVER_STAGES:
@@ -362,7 +362,7 @@ class _StageGraph:
                 with b.at(node.scope, node.source):
                     self.counted[value] = b.emit_one(COPY, self.held[value])
         self._receive(below)
-        for channel in mine.values():
+        for channel in ends.values():
             if channel.source == self.stage:
                 self._send(channel)
         b.outputs = [Output(o.name, self.held[o.value]) for o in graph.outputs]

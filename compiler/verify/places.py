@@ -372,18 +372,18 @@ class LoopCarriedCount:
 
     def _check_rates(self, writers: tuple[tuple[int, int], ...]) -> None:
         """Check that all scratch is written at one rate, and so are counts and all state."""
-        plan, every = self._plan, self._repetitions
+        plan, times = self._plan, self._repetitions
         first: dict[str, tuple[int, int]] = {}
         for index, actor in writers:
             role = plan.variables[index].role
             kind = role if role in (SCRATCH, EVALUATED) else "state"
             other, rate = first.setdefault(kind, (index, actor))
-            if every[actor] != every[rate]:
+            if times[actor] != times[rate]:
                 names = [plan.variables[i].name for i in (index, other)]
                 raise InternalError(
-                    f"{plan.actors[actor].name!r} writes variable {names[0]!r} {every[actor]} times"
+                    f"{plan.actors[actor].name!r} writes variable {names[0]!r} {times[actor]} times"
                     f" in a period, and {plan.actors[rate].name!r} writes {names[1]!r}"
-                    f" {every[rate]} times"
+                    f" {times[rate]} times"
                 )
 
     def _expected(self, read: LoopCarriedRead, firing: int) -> int:

@@ -382,10 +382,10 @@ def _spans_between_chains(plan: Plan) -> dict[RegisterId, tuple[int, int]]:
         for port in actor.inputs + actor.outputs:
             touching.setdefault(port.register, []).append((actor.id, port.rate))
     spans: dict[RegisterId, tuple[int, int]] = {}
-    for register, touched in touching.items():
-        is_between = all([rate == 1 and plan.actors[a].launches for a, rate in touched])
+    for register, ports in touching.items():
+        is_between = all([rate == 1 and plan.actors[a].launches for a, rate in ports])
         if is_between and plan.registers[register].num_slots == 1:
-            actors = [a for a, _ in touched]
+            actors = [a for a, _ in ports]
             spans[register] = (ends[min(actors)], ends[max(actors) + 1])
     return spans
 

@@ -335,8 +335,8 @@ def _fmod(a: Expression, b: Expression) -> Expression:
     if a.dtype.is_float:
         size = abs(a) % abs(b)
         return (a < 0).where(-size, size)
-    rest = a % b
-    return ((rest != 0) & ((a < 0) != (b < 0))).where(rest - b, rest)
+    remainder = a % b
+    return ((remainder != 0) & ((a < 0) != (b < 0))).where(remainder - b, remainder)
 
 
 FMOD = fused_op(
@@ -352,9 +352,9 @@ def _floor_divide(a: Expression, b: Expression) -> Expression:
     """Of floats: what is left of a, but for the remainder, is a multiple of b."""
     if not a.dtype.is_float:
         return a // b
-    rest = _fmod(a, b)
-    is_below = (rest != 0) & ((rest < 0) != (b < 0))
-    return (b == 0).where(a / b, ((a - rest) / b).round() - is_below.to(a.dtype))
+    remainder = _fmod(a, b)
+    is_below = (remainder != 0) & ((remainder < 0) != (b < 0))
+    return (b == 0).where(a / b, ((a - remainder) / b).round() - is_below.to(a.dtype))
 
 
 FLOOR_DIVIDE = fused_op("floor_divide", TWO, _floor_divide)

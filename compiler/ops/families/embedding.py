@@ -150,8 +150,8 @@ def _embedding_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
 def _embedding_grad_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
     """The table is zeroed once; then each row of dy is added to one of its rows."""
     dy, ids = inputs
-    moved = 3.0 * dy.size_bytes + ids.size_bytes + outputs[0].size_bytes
-    return Cost(float(dy.num_elements), moved)
+    moved_bytes = 3.0 * dy.size_bytes + ids.size_bytes + outputs[0].size_bytes
+    return Cost(float(dy.num_elements), moved_bytes)
 
 
 def _checks(attrs: Attrs) -> dict[str, AttrValue]:
@@ -204,8 +204,8 @@ def _of_rows(dense: Op) -> Op:
     def work(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
         """Every row of dy is read, and the rows that it goes to are read and written."""
         _, dy, ids = inputs[:3]
-        moved = (1.0 + 2 * len(outputs)) * dy.size_bytes + ids.size_bytes
-        return Cost(3.0 * dy.num_elements, moved)
+        moved_bytes = (1.0 + 2 * len(outputs)) * dy.size_bytes + ids.size_bytes
+        return Cost(3.0 * dy.num_elements, moved_bytes)
 
     input_output_aliases.register(
         op, tuple([(out, i + (i > GRADIENT)) for out, i in input_output_aliases.get(dense)])

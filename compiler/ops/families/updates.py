@@ -282,15 +282,15 @@ def _rmsprop(*, is_centered: bool, has_momentum: bool) -> Op:
     ) -> tuple[Value, ...]:  # fmt: skip
         *olds, lr = rest
         slope = decayed(param, grad, weight_decay)
-        news = [square * alpha + slope * (1.0 - alpha) * slope]
-        spread = news[0]
+        state = [square * alpha + slope * (1.0 - alpha) * slope]
+        moment = state[0]
         if is_centered:
-            news.append(olds[0] * alpha + slope * (1.0 - alpha))
-            spread = (spread - news[1] * news[1]).maximum(0.0)  # which rounding may make negative
-        change = slope / (spread.sqrt() + eps)
+            state.append(olds[0] * alpha + slope * (1.0 - alpha))
+            moment = (moment - state[1] * state[1]).maximum(0.0)  # which rounding may make negative
+        change = slope / (moment.sqrt() + eps)
         if has_momentum:
-            news.append(change := olds[-1] * momentum + change)
-        return param - change * lr, *news
+            state.append(change := olds[-1] * momentum + change)
+        return param - change * lr, *state
 
     states = ["square", *["mean"] * is_centered, *["buffer"] * has_momentum]
     name = "centered_" * is_centered + "rmsprop" + "_momentum" * has_momentum

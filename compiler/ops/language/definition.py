@@ -480,12 +480,12 @@ class FusedOp:
     def _expect(self, program: FusedProgram, made: Types) -> None:
         """Check that a program is what the signature says. Raises OpTypeError."""
         for spec, value, type_ in zip(self.signature.outputs, program.outputs, made, strict=True):
-            came = program.dtype_of(value)
-            if came is not type_.dtype:
-                is_bool = came is DType.BOOL
+            dtype = program.dtype_of(value)
+            if dtype is not type_.dtype:
+                is_bool = dtype is DType.BOOL
                 mend = f"say '{spec.name}: bool'" if is_bool else "cast it with .to(...)"
                 raise OpTypeError(
-                    f"has a program that makes {spec.name} of {came}, where its signature says"
+                    f"has a program that makes {spec.name} of {dtype}, where its signature says"
                     f" {type_.dtype}; {mend}"
                 )
         for instruction in program.instructions:

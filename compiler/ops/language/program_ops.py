@@ -236,8 +236,8 @@ def _fused_reference(attrs: Attrs, *inputs: Array) -> tuple[Array, ...]:
 
 @cost.of(FUSED)
 def _fused_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-    moved = sum([t.size_bytes for t in (*inputs, *outputs)])
-    return Cost(program_flops(program_of(attrs), space_of(attrs)), float(moved))
+    moved_bytes = sum([t.size_bytes for t in (*inputs, *outputs)])
+    return Cost(program_flops(program_of(attrs), space_of(attrs)), float(moved_bytes))
 
 
 def program_flops(program: FusedProgram, space: Space) -> float:
@@ -343,10 +343,10 @@ def _joined_reference(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
 
 @cost.of(JOINED_UPDATES)
 def _joined_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-    moved = sum([t.size_bytes for t in (*inputs, *outputs)])
-    every = max(1, len(attrs.ints("over")))
-    elements = sum([t.num_elements for t in outputs[::every]])
-    return Cost(program_flops(program_of(attrs), Space(1, elements)), float(moved))
+    moved_bytes = sum([t.size_bytes for t in (*inputs, *outputs)])
+    stride = max(1, len(attrs.ints("over")))
+    elements = sum([t.num_elements for t in outputs[::stride]])
+    return Cost(program_flops(program_of(attrs), Space(1, elements)), float(moved_bytes))
 
 
 # The reference of a region computes every wide value whole.

@@ -91,8 +91,8 @@ reference_of(MATMUL)(lambda attrs, a, b: np.matmul(a, b))
 
 @cost.of(MATMUL)
 def _matmul_cost(inputs: Types, outputs: Types, attrs: Attrs) -> Cost:
-    moved = sum(t.size_bytes for t in (*inputs, *outputs))
-    return Cost(2.0 * math.prod(outputs[0].shape) * inputs[0].shape[-1], float(moved))
+    moved_bytes = sum(t.size_bytes for t in (*inputs, *outputs))
+    return Cost(2.0 * math.prod(outputs[0].shape) * inputs[0].shape[-1], float(moved_bytes))
 
 
 @gradient_of(MATMUL)

@@ -255,10 +255,10 @@ def joined_pads(b: GraphBuilder, x: ValueId, y: ValueId) -> ValueId | None:
     extents = b.type_of(first.inputs[0]).shape
     low, low_of_second = first.attrs.ints("low"), second.attrs.ints("low")
     steps = first.attrs.ints("steps")
-    apart = [axis for axis, start in enumerate(low) if start != low_of_second[axis]]
-    if len(apart) != 1 or {*steps, *second.attrs.ints("steps")} != {1}:
+    axes = [axis for axis, start in enumerate(low) if start != low_of_second[axis]]
+    if len(axes) != 1 or {*steps, *second.attrs.ints("steps")} != {1}:
         return None
-    (axis,) = apart
+    (axis,) = axes
     is_near = low[axis] + extents[axis] == low_of_second[axis]
     of_second = b.type_of(second.inputs[0]).shape
     if not (is_near and _agree(extents, of_second, axis)):

@@ -159,9 +159,9 @@ def _variable_type(inputs: Types, attrs: Attrs) -> Types:
 def _constant_type(inputs: Types, attrs: Attrs) -> Types:
     expect_inputs(inputs)
     type_ = declared_type(attrs)
-    came = len(cast("bytes", attrs["data"]))
-    if came != type_.size_bytes:
-        raise OpTypeError(f"needs {type_.size_bytes} bytes of data for {type_}, got {came}")
+    size_bytes = len(cast("bytes", attrs["data"]))
+    if size_bytes != type_.size_bytes:
+        raise OpTypeError(f"needs {type_.size_bytes} bytes of data for {type_}, got {size_bytes}")
     return (type_,)
 
 
