@@ -120,7 +120,7 @@ def taking(one, other, way: str, says):
     if way in says:
         return other
     if is_dataclass(one):
-        steps = {f.name: f"{way}.{f.name}" if way else f.name for f in fields(one)}
+        steps = {f.name: f"{way}.{f.name}" if way else f.name for f in fields(one) if f.init}
         values = {n: (getattr(one, n), getattr(other, n), step) for n, step in steps.items()}
         return replace(one, **{n: taking(*value, says) for n, value in values.items()})
     is_table = isinstance(one, tuple) and len(one) == len(other)
