@@ -100,34 +100,34 @@ def lifetimes(
         ValueError: a step reads, or `live_out` names, a buffer that nothing has written; or an
             index is out of range.
     """
-    write_step, written = _accesses(num_steps, writes, num_buffers, "writes")
-    read_step, read = _accesses(num_steps, reads, num_buffers, "reads")
+    write_step, write_buffer = _accesses(num_steps, writes, num_buffers, "writes")
+    read_step, read_buffer = _accesses(num_steps, reads, num_buffers, "reads")
     first_write = np.full(num_buffers, num_steps, np.int64)
     # `minimum.at` is unbuffered: several steps may write one buffer.
-    np.minimum.at(first_write, written, write_step)
+    np.minimum.at(first_write, write_buffer, write_step)
     is_live_in = _mask(num_buffers, live_in, "live_in")
     # -1: before any step, so that a read in step 0 is not too early.
     lower = np.where(is_live_in, -1, first_write)
 
     # `>=`: a read in the step of the first write does not find it yet.
-    too_early = lower[read] >= read_step
+    too_early = lower[read_buffer] >= read_step
     if too_early.any():
         i = int(too_early.argmax())
         raise ValueError(
-            f"step {read_step[i]} reads buffer {read[i]}, which no earlier step writes: "
+            f"step {read_step[i]} reads buffer {read_buffer[i]}, which no earlier step writes: "
             "add the step that writes it, or list it in live_in"
         )
     is_live_out = _mask(num_buffers, live_out, "live_out")
-    missing = is_live_out & ~is_live_in & (first_write == num_steps)
-    if missing.any():
+    is_missing = is_live_out & ~is_live_in & (first_write == num_steps)
+    if is_missing.any():
         raise ValueError(
-            f"live_out names buffer {int(missing.argmax())}, which no step writes: "
+            f"live_out names buffer {int(is_missing.argmax())}, which no step writes: "
             "add the step that writes it, or list it in live_in"
         )
 
     upper = np.zeros(num_buffers, np.int64)
-    np.maximum.at(upper, written, write_step + 1)
-    np.maximum.at(upper, read, read_step + 1)
+    np.maximum.at(upper, write_buffer, write_step + 1)
+    np.maximum.at(upper, read_buffer, read_step + 1)
     upper[is_live_out] = num_steps
     # Also what nothing touches, whose interval is then [0, 0).
     lower[is_live_in | (upper == 0)] = 0
@@ -183,10 +183,10 @@ def _accesses(
 
 
 def _mask(num_buffers: int, buffers: Iterable[int], name: str) -> npt.NDArray[np.bool_]:
-    chosen = np.fromiter(buffers, np.int64)
-    _check_range(chosen, num_buffers, name)
+    indices = np.fromiter(buffers, np.int64)
+    _check_range(indices, num_buffers, name)
     mask = np.zeros(num_buffers, np.bool_)
-    mask[chosen] = True
+    mask[indices] = True
     return mask
 
 

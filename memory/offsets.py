@@ -138,11 +138,11 @@ def _pack(lower: IntArray, upper: IntArray, size: IntArray, target: int, max_wor
     offsets = np.zeros(size.size, np.int64)
     peak = bound = nodes = 0
     algorithm = "stacked"
-    for own in components(lower, upper):
-        instance = make_instance(lower[own], upper[own], size[own])
+    for stretch in components(lower, upper):
+        instance = make_instance(lower[stretch], upper[stretch], size[stretch])
         improved = _pack_stretch(instance, target, max_work)
-        max_work -= improved.nodes * node_work(own.size)
-        offsets[own] = improved.packing.offsets
+        max_work -= improved.nodes * node_work(stretch.size)
+        offsets[stretch] = improved.packing.offsets
         bound, nodes = max(bound, improved.bound), nodes + improved.nodes
         if improved.packing.peak > peak:
             peak, algorithm = improved.packing.peak, improved.packing.algorithm
@@ -171,5 +171,5 @@ def certificate(peak: int, bound: int, proved: int) -> str:
     if peak == proved:
         return "search exhausted at one unit less: optimal for this order"
     percent = (peak / bound - 1) * 100
-    shown = f"{percent:.1f}" if percent >= 0.05 else f"{percent:.1g}"
-    return f"gap {shown} % to max live bytes"
+    percent_text = f"{percent:.1f}" if percent >= 0.05 else f"{percent:.1g}"
+    return f"gap {percent_text} % to max live bytes"

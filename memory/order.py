@@ -115,8 +115,8 @@ class _Ops:
     def usage(self, order: Sequence[int]) -> tuple[int, float]:
         """Return the most live bytes of an order, and its bytes x steps."""
         # A buffer that is read before any write of it was there from the start.
-        read = dict.fromkeys(chain.from_iterable(self.reads))
-        live_in = [b for b in (*read, *self.keep_alive) if self.first_writer[b] < 0]
+        read_buffers = dict.fromkeys(chain.from_iterable(self.reads))
+        live_in = [b for b in (*read_buffers, *self.keep_alive) if self.first_writer[b] < 0]
         lower, upper = lifetimes(
             len(order),
             [self.reads[op] for op in order],

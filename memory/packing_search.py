@@ -513,17 +513,17 @@ def improve(instance: Instance, best: SectionPacking, target: int, max_nodes: in
     capacity = low
     while low <= high and nodes < max_nodes and best.peak > target:
         # The last capacity gets all that is left, the others leave a third.
-        left = max_nodes - nodes
-        share = left if capacity == high else left * 2 // 3
-        result = _search(instance, capacity, granule, max(share, 1))
-        nodes += result.nodes
-        if result.outcome is Outcome.PACKED:
-            offsets = np.array(result.offsets, np.int64)
+        nodes_left = max_nodes - nodes
+        share = nodes_left if capacity == high else nodes_left * 2 // 3
+        attempt = _search(instance, capacity, granule, max(share, 1))
+        nodes += attempt.nodes
+        if attempt.outcome is Outcome.PACKED:
+            offsets = np.array(attempt.offsets, np.int64)
             best = SectionPacking(offsets, int((offsets + instance.size).max()), "branch and bound")
             high = best.peak - granule
         else:
             low = capacity + granule
-            if result.outcome is Outcome.EXHAUSTED:
+            if attempt.outcome is Outcome.EXHAUSTED:
                 # Exhausted proves that this capacity and all below are too small; out of nodes,
                 # nothing.
                 bound = low

@@ -195,15 +195,15 @@ class TokenGame:
             _check_playable(index, edge, repetitions)
         self._edges = edges
         self._inputs = [
-            [i for i in own if edges[i].consumer == a] for a, own in enumerate(touching)
+            [i for i in indices if edges[i].consumer == a] for a, indices in enumerate(touching)
         ]
         self._outputs = [
-            [i for i in own if edges[i].producer == a] for a, own in enumerate(touching)
+            [i for i in indices if edges[i].producer == a] for a, indices in enumerate(touching)
         ]
         self.neighbours = [
             # The sum less one end is the other end; for an edge to itself, the same actor.
-            tuple(dict.fromkeys(edges[i].producer + edges[i].consumer - a for i in own))
-            for a, own in enumerate(touching)
+            tuple(dict.fromkeys(edges[i].producer + edges[i].consumer - a for i in indices))
+            for a, indices in enumerate(touching)
         ]
         self.tokens = [edge.initial for edge in edges]
         self.left = list(repetitions)
@@ -235,20 +235,20 @@ class TokenGame:
 
     def deadlock(self) -> Deadlock | None:
         """Return the stuck actors and why, once nothing can fire; None if the period is done."""
-        waits = [self._wait(actor) for actor, left in enumerate(self.left) if left]
+        waits = [self._wait(actor) for actor, firings_left in enumerate(self.left) if firings_left]
         if not waits:
             return None
         # By balance, whoever is waited for has firings left too; so the waits end in a cycle.
         place = {wait.actor: i for i, wait in enumerate(waits)}
-        seen: dict[int, int] = {}
+        position: dict[int, int] = {}
         path: list[int] = []
         i = 0
-        while i not in seen:
-            seen[i] = len(path)
+        while i not in position:
+            position[i] = len(path)
             path.append(i)
             edge = self._edges[waits[i].edge]
             i = place[edge.producer + edge.consumer - waits[i].actor]
-        return Deadlock(tuple(waits), tuple(path[seen[i] :]))
+        return Deadlock(tuple(waits), tuple(path[position[i] :]))
 
     def _wait(self, actor: int) -> StuckActor:
         for i in self._inputs[actor]:
@@ -300,11 +300,11 @@ class RepeatedRounds:
         """Repeat the rounds that end with a firing of `actor`; return whether there were any."""
         if actor not in self._kept:
             return False
-        kept, game = self._kept[actor], self._game
+        snapshot, game = self._kept[actor], self._game
         times = 0
-        if kept is not None:
-            fired = [before - left for before, left in zip(kept[1], game.left, strict=True)]
-            grown = [now - before for before, now in zip(kept[0], game.tokens, strict=True)]
+        if snapshot is not None:
+            fired = [before - after for before, after in zip(snapshot[1], game.left, strict=True)]
+            grown = [now - before for before, now in zip(snapshot[0], game.tokens, strict=True)]
             times = self._times(fired, grown)
             if times and skip is not None:
                 skip(fired, times)
@@ -326,7 +326,7 @@ class RepeatedRounds:
         if len(shares) != 1:
             return 0
         # One round is left to be visited, as `play_period` says.
-        times = min([left // f for left, f in zip(game.left, fired, strict=True) if f]) - 1
+        times = min([num_left // f for num_left, f in zip(game.left, fired, strict=True) if f]) - 1
         for edge, growth, tokens in zip(self._edges, grown, game.tokens, strict=True):
             # Both took part, and tokens pile up or run out: the rounds are not alike.
             if growth and fired[edge.producer] and fired[edge.consumer]:
@@ -364,10 +364,10 @@ def _edges_of(num_actors: int, edges: Sequence[RateEdge]) -> list[list[int]]:
 
 def _rates_error(index: int, edge: RateEdge, ratio: Fraction) -> RatesError:
     """`ratio`: firings of the consumer per firing of the producer, as the other edges demand."""
-    own = Fraction(edge.produce, edge.consume)
+    own_ratio = Fraction(edge.produce, edge.consume)
     return RatesError(
         f"edge {index} (actor {edge.producer} -> actor {edge.consumer}) produces {edge.produce} "
-        f"and consumes {edge.consume} tokens per firing: that is {own} firings of actor "
+        f"and consumes {edge.consume} tokens per firing: that is {own_ratio} firings of actor "
         f"{edge.consumer} per firing of actor {edge.producer}, but the other edges demand {ratio}; "
         "change a rate on one of them",
         edge=index,
@@ -422,17 +422,17 @@ def choose_slots(
     period_ns = max(producer_ns, consumer_ns / consume)
     # Little's law: slots in use = time in use / time per token.
     under_way = ceil((producer_ns + latency_ns + consumer_ns) / period_ns) if period_ns > 0 else 0
-    wanted = max(double, min(under_way, most))
-    affordable = max(consume, budget_bytes // size_bytes) if size_bytes else wanted
+    num_wanted = max(double, min(under_way, most))
+    affordable = max(consume, budget_bytes // size_bytes) if size_bytes else num_wanted
     if consume == 1:
-        wanted = _power_of_two(wanted)
+        num_wanted = _power_of_two(num_wanted)
         affordable = _power_of_two(affordable)
-    count = min(wanted, affordable)
-    if count < wanted:
+    count = min(num_wanted, affordable)
+    if count < num_wanted:
         effect = "no overlap" if count == consume else "less overlap"
         budget = format_bytes(budget_bytes)
         return count, f"{count}: {effect}, the budget of {budget} holds no more than {count}"
-    why = ", latency keeps that many under way" if wanted > double else ""
+    why = ", latency keeps that many under way" if num_wanted > double else ""
     return count, f"{count}: {names[0]} overlaps {names[1]}{why}"
 
 
@@ -490,23 +490,23 @@ def find_forced_order(
         is_held[actor] = True
     first: dict[int, None] = {}
     queue = deque([a for a in range(num_actors) if not is_held[a]])
-    asked = set(actors)
+    candidates = set(actors)
     while True:
         while queue:
             actor = queue.popleft()
             if game.fire(actor):
-                _ask_next(game.neighbours[actor], game, is_held, queue, asked)
+                _ask_next(game.neighbours[actor], game, is_held, queue, candidates)
         # Who is not ready has to be asked again only when a neighbour has fired.
-        asked = {a for a in asked if game.ready(a) > 0}
-        if len(asked) != 1:
-            rivals = sorted(asked, key=actors.index)[:2]
+        candidates = {a for a in candidates if game.ready(a) > 0}
+        if len(candidates) != 1:
+            rivals = sorted(candidates, key=actors.index)[:2]
             return ForcedOrder(tuple(first), (rivals[0], rivals[1]) if rivals else None)
-        (actor,) = asked
+        (actor,) = candidates
         first.setdefault(actor)
         game.fire(actor, 1)
         is_repeated = rounds.repeat(actor, None)
         others = range(num_actors) if is_repeated else game.neighbours[actor]
-        _ask_next(others, game, is_held, queue, asked)
+        _ask_next(others, game, is_held, queue, candidates)
 
 
 def _ask_next(

@@ -70,10 +70,10 @@ def memory_table(
     ]
     for i in at_peak[:top].tolist():
         share, interval = f"{sz[i] / live:.1%}", f"[{lo[i]}, {up[i]})"
-        held = format_bytes(int(sz[i]))
-        lines.append(f"{share:>8}  {held:>11}  {interval:<16}  {at[i]:>14}  {names[i]}")
+        size_text = format_bytes(int(sz[i]))
+        lines.append(f"{share:>8}  {size_text:>11}  {interval:<16}  {at[i]:>14}  {names[i]}")
     others = at_peak[top:]
     if others.size:
-        rest = int(sz[others].sum())
-        lines.append(f"{rest / live:>8.1%}  {format_bytes(rest):>11}  in {others.size} others")
+        total = int(sz[others].sum())
+        lines.append(f"{total / live:>8.1%}  {format_bytes(total):>11}  in {others.size} others")
     return tuple(lines)

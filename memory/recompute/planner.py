@@ -69,10 +69,10 @@ def _late_order(problem: Problem) -> tuple[int, ...]:
         if op.may_wait and is_first and all([is_forward[b] for b in op.reads]):
             waiting |= dict.fromkeys(op.writes, i)
             continue
-        read = {waiting[b] for b in (*op.reads, *op.writes) if b in waiting}
-        if read:
-            waiting = {b: maker for b, maker in waiting.items() if maker not in read}
-        order += [*sorted(read), i]
+        makers = {waiting[b] for b in (*op.reads, *op.writes) if b in waiting}
+        if makers:
+            waiting = {b: maker for b, maker in waiting.items() if maker not in makers}
+        order += [*sorted(makers), i]
     return (*order, *sorted({*waiting.values()}))
 
 
@@ -83,8 +83,8 @@ def _blocks(problem: Problem) -> dict[int, int]:
     so they count as one.
     """
     num_forward, num_ops = problem.num_forward, len(problem.ops)
-    kept = {b for op in problem.ops if op.is_once for b in op.writes}
-    large = _large_buffers(problem) - kept
+    once_buffers = {b for op in problem.ops if op.is_once for b in op.writes}
+    large = _large_buffers(problem) - once_buffers
     last_forward, first_other, last_other = _readers(problem)
     latest = num_forward - 1  # the last op that reads what was made after
     low = [0] * num_forward
@@ -109,26 +109,26 @@ def _blocks(problem: Problem) -> dict[int, int]:
 
 def _needed(problem: Problem, block: range, stage: range) -> list[int]:
     """Return the forward ops of a block that make what its stage reads, and what they need."""
-    wanted = dict.fromkeys([b for i in stage for b in problem.ops[i].reads])
-    found: list[int] = []
+    inputs = dict.fromkeys([b for i in stage for b in problem.ops[i].reads])
+    ops: list[int] = []
     for i in reversed(block):
         op = problem.ops[i]
-        if not op.is_once and any([b in wanted and problem.size_bytes[b] for b in op.writes]):
-            found.append(i)
-            wanted |= dict.fromkeys(op.reads)
-    return found[::-1]
+        if not op.is_once and any([b in inputs and problem.size_bytes[b] for b in op.writes]):
+            ops.append(i)
+            inputs |= dict.fromkeys(op.reads)
+    return ops[::-1]
 
 
 def _large_buffers(problem: Problem) -> frozenset[int]:
     """Return the buffers of the forward pass that decide where cuts are."""
-    made = [b for op in problem.ops[: problem.num_forward] for b in op.writes]
-    left, size = sum([problem.size_bytes[b] for b in made]) // 2, 0
+    forward_buffers = [b for op in problem.ops[: problem.num_forward] for b in op.writes]
+    bytes_left, size = sum([problem.size_bytes[b] for b in forward_buffers]) // 2, 0
     # The median by bytes: half of them lie in buffers of this size or smaller.
-    for size in sorted([problem.size_bytes[b] for b in made]):
-        left -= size
-        if left <= 0:
+    for size in sorted([problem.size_bytes[b] for b in forward_buffers]):
+        bytes_left -= size
+        if bytes_left <= 0:
             break
-    return frozenset([b for b in made if problem.size_bytes[b] > size // SMALL_PART])
+    return frozenset([b for b in forward_buffers if problem.size_bytes[b] > size // SMALL_PART])
 
 
 def _readers(problem: Problem) -> tuple[list[int], list[int], list[int]]:
@@ -216,10 +216,10 @@ class Planner:
         """Return the cheapest plan found whose arena fits the budget; None where none was found."""
         if self.store_all.peak_bytes <= budget_bytes:
             return self.store_all
-        found = self._fitting(budget_bytes)
-        if found is None and self.smallest.peak_bytes <= budget_bytes:
+        cheapest = self._fitting(budget_bytes)
+        if cheapest is None and self.smallest.peak_bytes <= budget_bytes:
             return self.smallest
-        return found
+        return cheapest
 
     @cached_property
     def smallest(self) -> RecomputePlan:

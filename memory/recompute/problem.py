@@ -103,19 +103,19 @@ def without_idle_runs(problem: Problem, sequence: Sequence[int]) -> tuple[int, .
     """
     is_wanted = [False] * len(problem.size_bytes)
     runs_later = [False] * len(problem.ops)
-    kept = []
+    runs = []
     for i in reversed(sequence):
         op = problem.ops[i]
         if runs_later[i] and not any([is_wanted[b] for b in op.writes]):
             continue
         runs_later[i] = True
-        kept.append(i)
+        runs.append(i)
         if i < problem.num_forward:
             for b in op.writes:
                 is_wanted[b] = False
         for b in op.reads:
             is_wanted[b] = True
-    return tuple(reversed(kept))
+    return tuple(reversed(runs))
 
 
 class Floor(NamedTuple):
@@ -181,8 +181,8 @@ def _own_bytes(problem: Problem, i: int, last: list[int]) -> int:
     used = dict.fromkeys((*op.reads, *op.writes))
     shared = {
         out: problem.size_bytes[out]
-        for out, given in op.in_place
-        if last[given] <= i and problem.size_bytes[out] == problem.size_bytes[given]
+        for out, old in op.in_place
+        if last[old] <= i and problem.size_bytes[out] == problem.size_bytes[old]
     }
     return sum([problem.size_bytes[b] for b in used]) + op.temp_bytes - sum(shared.values())
 
@@ -220,7 +220,7 @@ def make_versions(problem: Problem, sequence: Sequence[int]) -> Versions:
         before = [latest[b] for b in op.reads]
         for version in before:
             upper[version] = step + 1
-        read = dict(zip(op.reads, before, strict=True)) if op.in_place else {}
+        sources = dict(zip(op.reads, before, strict=True)) if op.in_place else {}
         for b in op.writes:
             if i >= problem.num_forward and latest[b] >= 0:
                 upper[latest[b]] = step + 1
@@ -229,7 +229,7 @@ def make_versions(problem: Problem, sequence: Sequence[int]) -> Versions:
             buffer.append(b)
             lower.append(step)
             upper.append(step + 1)
-        offers += [(step, latest[out], read[given]) for out, given in op.in_place if given in read]
+        offers += [(step, latest[out], sources[old]) for out, old in op.in_place if old in sources]
     donor = _donors(problem, buffer, lower, upper, offers)
     return Versions(tuple(buffer), tuple(lower), tuple(upper), tuple(donor))
 
@@ -243,17 +243,17 @@ def _donors(
 ) -> list[int]:
     donor = [-1] * len(buffer)
     has_given = [False] * len(buffer)
-    for step, new, given in offers:
+    for step, new, old in offers:
         if (
-            new != given
+            new != old
             and lower[new] == step
-            and upper[given] == step + 1
+            and upper[old] == step + 1
             and donor[new] < 0
-            and not has_given[given]
-            and problem.size_bytes[buffer[new]] == problem.size_bytes[buffer[given]]
+            and not has_given[old]
+            and problem.size_bytes[buffer[new]] == problem.size_bytes[buffer[old]]
         ):
-            donor[new] = given
-            has_given[given] = True
+            donor[new] = old
+            has_given[old] = True
     return donor
 
 
@@ -271,12 +271,12 @@ def buffer_intervals(
         if donor >= 0:
             owner[v] = owner[donor]
             upper[owner[v]] = max(upper[owner[v]], versions.upper[v])
-    own = [v for v in range(len(owner)) if owner[v] == v]
+    roots = [v for v in range(len(owner)) if owner[v] == v]
     temps = [(s, problem.ops[i].temp_bytes) for s, i in enumerate(sequence)]
     scratch = [(s, size) for s, size in temps if size]
-    sizes = [problem.size_bytes[versions.buffer[v]] for v in own] + [size for _, size in scratch]
+    sizes = [problem.size_bytes[versions.buffer[v]] for v in roots] + [size for _, size in scratch]
     return (
-        np.array([versions.lower[v] for v in own] + [s for s, _ in scratch], np.int64),
-        np.array([upper[v] for v in own] + [s + 1 for s, _ in scratch], np.int64),
+        np.array([versions.lower[v] for v in roots] + [s for s, _ in scratch], np.int64),
+        np.array([upper[v] for v in roots] + [s + 1 for s, _ in scratch], np.int64),
         np.array(sizes, np.int64),
     )

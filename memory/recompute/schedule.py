@@ -65,9 +65,9 @@ class RecomputeSchedule:
 
     def restore(self, groups: Groups) -> None:
         """Set the groups to those of `snapshot`; O(edits between the two)."""
-        wanted = dict(groups)
+        target_groups = dict(groups)
         for slot, group in enumerate(self.groups):
-            target = wanted.get(slot, ())
+            target = target_groups.get(slot, ())
             if group or target:
                 for op in [op for op in group if op not in target]:
                     self.remove(op, slot)
@@ -251,18 +251,18 @@ class RecomputeSchedule:
         """Return the bytes that outputs take over from inputs that die in a slot's k-th op."""
         sizes = self.problem.size_bytes
         shared = 0
-        taken: list[int] = []
+        paired_buffers: list[int] = []
         # An output takes over one input of its size that dies here, and each input is taken once.
-        for out, given in pairs:
+        for out, old in pairs:
             if (
-                out not in taken
-                and given not in taken
-                and last.get(given) == k
+                out not in paired_buffers
+                and old not in paired_buffers
+                and last.get(old) == k
                 and slot in self.makings[out]
-                and sizes[out] == sizes[given]
+                and sizes[out] == sizes[old]
             ):
                 shared += sizes[out]
-                taken += [out, given]
+                paired_buffers += [out, old]
         return shared
 
 

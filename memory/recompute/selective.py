@@ -285,8 +285,8 @@ class _SelectiveSearch:
         before = int(self._excess(limit).sum())
         edits: list[Edit] = []
         self._edit(False, op, slot, edits)
-        for _, taken, _ in edits:  # grows while it is walked
-            for b in schedule.reads[taken]:
+        for _, removed_op, _ in edits:  # grows while it is walked
+            for b in schedule.reads[removed_op]:
                 maker = schedule.maker[b]
                 if maker in schedule.groups[slot] and not self._is_read(maker, slot):
                     self._edit(False, maker, slot, edits)
