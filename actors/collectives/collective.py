@@ -63,37 +63,37 @@ class Collective:
         Raises DeviceError for an op, type or shape that no rank can meet for.
         """
         if call.op not in _OPS:
-            known = ", ".join(_OPS)
-            raise DeviceError(f"{call.op!r} moves nothing between ranks here; known are {known}")
+            names = ", ".join(_OPS)
+            raise DeviceError(f"{call.op!r} moves nothing between ranks here; known are {names}")
         if _OPS[call.op] == segments.TRANSFER:
             return Collective._of_two(call, own)
-        attrs, (given,), (left,) = call.attrs, call.inputs, call.outputs
+        attrs, (source,), (target,) = call.attrs, call.inputs, call.outputs
         by = ""
         if _OPS[call.op] != segments.MOVE:
             by = str(attrs.get("by"))
             if by not in segments.REDUCTIONS:
-                raise DeviceError(f"{call.op} of {given} cannot reduce by {by!r}")
+                raise DeviceError(f"{call.op} of {source} cannot reduce by {by!r}")
         axis = to_axis = None
-        whole = given.shape
+        whole = source.shape
         if call.op == "reduce_scatter":
-            to_axis = _axis(call, "axis", given)
+            to_axis = _axis(call, "axis", source)
         elif call.op != "all_reduce":
-            axis = _axis(call, "axis", given)
+            axis = _axis(call, "axis", source)
             # A rank sees its part only: how many rows all parts have is an attribute, alike on all
             # ranks.
             whole = (*whole[:axis], _number(call, "rows"), *whole[axis + 1 :])
         if call.op == "all_to_all":
-            to_axis = _axis(call, "to_axis", given)
+            to_axis = _axis(call, "to_axis", source)
             if to_axis == axis:
-                raise DeviceError(f"all_to_all of {given} leads from axis {axis} to the same")
+                raise DeviceError(f"all_to_all of {source} leads from axis {axis} to the same")
         group, order = str(attrs.get("group")), _number(call, "order")
         ranks = _number(call, "num_ranks")
-        found = Collective(
-            call.op, group, order, ranks, given.dtype, whole, by, axis, to_axis, call.where
+        collective = Collective(
+            call.op, group, order, ranks, source.dtype, whole, by, axis, to_axis, call.where
         )
-        if left.dtype is not given.dtype:
-            raise DeviceError(f"{call.op} of {given} cannot leave {left}")
-        return found
+        if target.dtype is not source.dtype:
+            raise DeviceError(f"{call.op} of {source} cannot leave {target}")
+        return collective
 
     @staticmethod
     def _of_two(call: CollectiveCall, own: int) -> Collective:
@@ -163,8 +163,8 @@ class Collective:
             if axis is not None:
                 rows[axis] = shard_range(self.whole[axis], self.num_ranks, rank)
         # Cut along both axes: what `start` has of one and `end` of the other is what moves.
-        for axis, own in rows.items():
-            block[axis] = len(own)
+        for axis, shard in rows.items():
+            block[axis] = len(shard)
         # With one cut both entries are the same axis; without any, the whole is one run of bytes.
         cuts = sorted(rows) or [0]
         return _region(
@@ -350,9 +350,9 @@ def _collective(
     lane: Sequence[int], place: Sequence[int], text: str, rows: Any
 ) -> CollectiveDescriptor:
     program, order = place
-    found = tuple([(int(a), int(b), int(c), int(d)) for a, b, c, d in rows])
+    operand_rows = tuple([(int(a), int(b), int(c), int(d)) for a, b, c, d in rows])
     return CollectiveDescriptor(
-        CommunicatorKey(*map(int, lane)), (int(program), int(order)), str(text), found
+        CommunicatorKey(*map(int, lane)), (int(program), int(order)), str(text), operand_rows
     )
 
 

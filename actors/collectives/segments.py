@@ -47,8 +47,8 @@ class Segment:
     @property
     def address(self) -> int:
         """Where it begins here."""
-        found: int = self.array.__array_interface__["data"][0]
-        return found
+        start: int = self.array.__array_interface__["data"][0]
+        return start
 
     def holds(self, address: int, size_bytes: int) -> bool:
         """Whether so many bytes lie in it."""
@@ -120,17 +120,17 @@ def check_descriptors(error: OSError) -> None:
 
 def map_all(pid: int, files: Sequence[tuple[int, int]]) -> list[Segment]:
     """Map the segments that a process offers. Raises OSError where it cannot be."""
-    found = []
+    segments = []
     for number, size in files:
         fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR | os.O_CLOEXEC)
         try:
             # The peer may have ended and its pid, or its descriptor, be another's by now.
             if os.fstat(fd).st_size != size:
                 raise OSError(f"file {number} of process {pid} is not the one that it offered")
-            found.append(Segment(_mapped(fd, size), size))
+            segments.append(Segment(_mapped(fd, size), size))
         finally:
             os.close(fd)
-    return found
+    return segments
 
 
 def _mapped(fd: int, size_bytes: int) -> Array:
@@ -151,10 +151,10 @@ def _mapped(fd: int, size_bytes: int) -> Array:
         # errno of this thread as ctypes saved it: other calls may have changed the C one since.
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    held = (ctypes.c_uint8 * size_bytes).from_address(address)
+    mapping = (ctypes.c_uint8 * size_bytes).from_address(address)
     # Not at exit: threads that are cut off then may still be in it.
-    weakref.finalize(held, library.munmap, address, size_bytes).atexit = False
-    return np.frombuffer(memoryview(held), np.uint8)
+    weakref.finalize(mapping, library.munmap, address, size_bytes).atexit = False
+    return np.frombuffer(memoryview(mapping), np.uint8)
 
 
 # The structures of meet.c as ctypes sees them, and its functions, built once.
@@ -251,17 +251,17 @@ class CollectiveState(ctypes.Structure):
 def library(toolchain: Toolchain) -> ctypes.CDLL:
     """Return the functions of meet.c. Raises CompilerError."""
     with _lock:  # ranks may be threads of one process
-        found = _libraries.get(toolchain.fingerprint)
-        if found is None:
-            found = toolchain.library(text_of(SOURCE))
-            found.af_meet.argtypes = (ctypes.c_void_p,)
-            found.af_meet.restype = ctypes.c_int32
-            found.af_give_up.argtypes = (ctypes.c_void_p,)
-            found.af_give_up.restype = None
-            found.af_mark.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
-            found.af_mark.restype = ctypes.c_uint32
-            _libraries[toolchain.fingerprint] = found
-        return found
+        functions = _libraries.get(toolchain.fingerprint)
+        if functions is None:
+            functions = toolchain.library(text_of(SOURCE))
+            functions.af_meet.argtypes = (ctypes.c_void_p,)
+            functions.af_meet.restype = ctypes.c_int32
+            functions.af_give_up.argtypes = (ctypes.c_void_p,)
+            functions.af_give_up.restype = None
+            functions.af_mark.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
+            functions.af_mark.restype = ctypes.c_uint32
+            _libraries[toolchain.fingerprint] = functions
+        return functions
 
 
 def addresses(values: list[int]) -> ctypes.Array[ctypes.c_void_p]:
@@ -325,8 +325,8 @@ class StatusPage:
 
     def last_arrival(self, lane: int, turn: int) -> Arrival:
         """Return what the rank said of an arrival; `turn` is the arrival's number, modulo 2."""
-        found: Arrival = ArrivalLine.from_address(self.line(lane)).came_to[turn]
-        return found
+        arrival: Arrival = ArrivalLine.from_address(self.line(lane)).came_to[turn]
+        return arrival
 
     def write_reason(self, text: str, at_fault: int) -> None:
         """Write why this rank gives up, and the rank at fault; to be done before the abort word."""

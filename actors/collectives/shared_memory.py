@@ -100,7 +100,7 @@ class GroupView:
         # Who is late may itself wait for another: at fault is the one that waits for nobody.
         *waiting, rank = (own, *self.follow(rank)) if kind == segments.TIMED_OUT else (own, rank)
         before = "".join([f", for which rank {one} waits" for one in reversed(waiting[:-1])])
-        said = {
+        messages = {
             segments.TIMED_OUT: f"rank {rank} did not come within {self.deadline_ns / 1e9:g} s to"
             f" where rank {waiting[-1]} waits{before}: {here}. Its process lives, but is stopped,"
             " hangs or is slow",
@@ -111,7 +111,7 @@ class GroupView:
             segments.WRONG_FIRING: f"rank {rank} came to firing {came_to.firing} where rank {own}"
             f" came to {here}; {MEND}",
         }
-        text = said[kind]
+        text = messages[kind]
         self.give_up(text, rank)
         return PeerFailed(text, rank=rank)
 
@@ -146,20 +146,20 @@ class CollectiveLaunch:
         # What C needs beside addresses: regions that move (per rank, or one), none for an
         # all-reduce.
         if c.kind == segments.TRANSFER:
-            found = [c.region(0, 1)]
+            blocks = [c.region(0, 1)]
         elif c.kind == segments.MOVE:
             places = range(len(group.ranks))
             # Small operands are read by each rank from the staging of all; large ones are written
             # by their owner to the outputs of all.
-            found = [c.region(p, own) if is_aside else c.region(own, p) for p in places]
+            blocks = [c.region(p, own) if is_aside else c.region(own, p) for p in places]
         elif c.kind == segments.REDUCE_SCATTER:
-            found = [c.region(own, own)]
+            blocks = [c.region(own, own)]
         else:
-            found = []
-        regions = (ByteBlocks * max(1, len(found)))(*found)
+            blocks = []
+        regions = (ByteBlocks * max(1, len(blocks)))(*blocks)
         tables = _addresses(rows, group.segments)
         pointers = [segments.addresses([ctypes.addressof(of) for of in table]) for table in tables]
-        meeting = CollectiveState(
+        state = CollectiveState(
             group=ctypes.addressof(group.struct),
             digest=digest,
             firings=ctypes.addressof(self._firings),
@@ -177,7 +177,7 @@ class CollectiveLaunch:
             outputs_of=ctypes.addressof(pointers[1]),
             regions=ctypes.addressof(regions),
         )
-        self._group, self._connected = group, (meeting, (regions, tables, pointers))
+        self._group, self._connected = group, (state, (regions, tables, pointers))
 
     def disconnect(self) -> None:
         """Make every later call raise. The memory that C uses lives as long as this launch."""
@@ -201,13 +201,13 @@ def _addresses(
     rows: Sequence[Sequence[Row]], segments_by_rank: Sequence[Sequence[Segment]]
 ) -> tuple[list[ctypes.Array[ctypes.c_void_p]], ...]:
     """Return where the operands of each rank of a group are here, what is read and what is left."""
-    found: tuple[list[ctypes.Array[ctypes.c_void_p]], ...] = ([], [])
-    for own, mapped in zip(rows, segments_by_rank, strict=True):
-        at = [segment.address for segment in mapped]
+    tables: tuple[list[ctypes.Array[ctypes.c_void_p]], ...] = ([], [])
+    for rank_rows, rank_segments in zip(rows, segments_by_rank, strict=True):
+        bases = [segment.address for segment in rank_segments]
         for column, (segment, offset) in enumerate(((0, 1), (2, 3))):
-            places = [at[r[segment]] + r[offset] if r[segment] >= 0 else 0 for r in own]
-            found[column].append(segments.addresses(places))
-    return found
+            places = [bases[r[segment]] + r[offset] if r[segment] >= 0 else 0 for r in rank_rows]
+            tables[column].append(segments.addresses(places))
+    return tables
 
 
 @dataclass(slots=True)
@@ -305,9 +305,9 @@ class SharedMemory:
                 f" {len(group)} along {collective.group!r}"
             )
         collective.check(call, group.index(self._rank))
-        given = None if call.op == "receive" else inputs[0]  # what it has more are tokens
-        left = None if call.op == "send" else outputs[0]
-        operands = (given, left)
+        source = None if call.op == "receive" else inputs[0]  # what it has more are tokens
+        target = None if call.op == "send" else outputs[0]
+        operands = (source, target)
         if not all([array is None or array.flags.c_contiguous for array in operands]):
             raise DeviceError(f"{collective} moves rows that lie one after another")
         places = [
@@ -356,12 +356,12 @@ class SharedMemory:
             CollectiveDescriptor(b.lane, b.place, b.collective.text, tuple(b.rows))
             for b in self._bound.values()
         ]
-        own = RankDescriptor(
+        descriptor = RankDescriptor(
             this_host(), os.getpid(), self._own.offer(), str(self._mesh), tuple(collectives)
         )
         # Two meetings: files may be closed only after every rank has opened them.
-        said = self._gather("share memory for collectives", own.row())
-        offers = [RankDescriptor.of(value, rank) for rank, value in enumerate(said)]
+        rows = self._gather("share memory for collectives", descriptor.row())
+        offers = [RankDescriptor.of(value, rank) for rank, value in enumerate(rows)]
         # All ranks check the same offers, so all raise, or none does.
         check_hosts(offers)
         check_collectives(offers, self._all_groups())
@@ -404,12 +404,12 @@ class SharedMemory:
 
     def _all_groups(self) -> list[tuple[int, tuple[int, ...]]]:
         ranks = range(self._mesh.num_ranks)
-        found = [
+        groups = [
             (axis, self._ranks_along(axis, rank))
             for axis in range(len(self._mesh.names))
             for rank in ranks
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(groups))
 
     def _connect(self, offers: Sequence[RankDescriptor], mapped: Sequence[list[Segment]]) -> None:
         """Fill in where everything of other ranks is; launches may run from then on."""
@@ -424,21 +424,23 @@ class SharedMemory:
             # Each digest covers all texts of the lane, so that ranks with other programs never
             # match.
             digests = [_digest(texts, place) for place in range(len(texts))]
-            own = sorted([b for b in self._bound.values() if b.lane == lane], key=lambda b: b.place)
+            calls = sorted(
+                [b for b in self._bound.values() if b.lane == lane], key=lambda b: b.place
+            )
             group = GroupView(
                 ranks,
                 [offers[rank].lanes.index(lane) for rank in ranks],
                 [mapped[rank] for rank in ranks],
                 [self._boards[rank] for rank in ranks],
                 [self._processes[rank] for rank in ranks],
-                {d: str(b.collective) for d, b in zip(digests, own, strict=True)},
+                {d: str(b.collective) for d, b in zip(digests, calls, strict=True)},
                 self._deadline_ns,
                 self.abort,
                 self._given_up_by,
                 self._follow,
             )
             group.start(self._rank)
-            for place, bound in enumerate(own):
+            for place, bound in enumerate(calls):
                 rows = [offers[rank].along(lane)[place].rows for rank in ranks]
                 for row, launch in enumerate(bound.launches):
                     launch.connect(group, digests[place], row, rows)
@@ -511,9 +513,9 @@ def _check_shared(collective: Collective, operands: Sequence[Array | None], row:
     # Large sums read the inputs of others; an all-reduce, and what moves, writes their outputs.
     is_read = collective.kind in (segments.ALL_REDUCE, segments.REDUCE_SCATTER)
     is_written = collective.kind != segments.REDUCE_SCATTER and collective.op != "send"
-    met = ((is_read, operands[0], row[0]), (is_written, operands[1], row[2]))
+    accesses = ((is_read, operands[0], row[0]), (is_written, operands[1], row[2]))
     # Of an empty part there is nothing to reach.
-    if any([is_met and place < 0 and x is not None and x.nbytes for is_met, x, place in met]):
+    if any([is_met and place < 0 and x is not None and x.nbytes for is_met, x, place in accesses]):
         raise DeviceError(
             f"{collective} works on memory of this process alone; registers that ranks meet over"
             " lie in shared memory"

@@ -293,11 +293,11 @@ class Executor:
             self.fault = fault
         suspects = []
         for actor, ring in enumerate(self._rings):
-            found = None
+            position = None
             if self._lane(actor).stream is fault.stream and fault.launch is not None:
-                found = ring.find(fault.launch)
-            if found is not None:
-                firing, launch = found
+                position = ring.find(fault.launch)
+            if position is not None:
+                firing, launch = position
                 return DeviceFailure(
                     f"launch {launch + 1} of {ring.num_launches} of actor {ring.name!r} failed on"
                     f" the device in firing {firing}: {fault.__cause__ or fault}",

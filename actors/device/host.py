@@ -47,15 +47,15 @@ class HostKernels:
     ) -> Launch:
         """Return the launch of a kernel; see `DeviceStore.bind`."""
         try:
-            made = self._kernels[kernel].bind(attrs, inputs, outputs, workspace)
+            launch = self._kernels[kernel].bind(attrs, inputs, outputs, workspace)
         except ActorflowError:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise DeviceError(f"{kernel} cannot be bound: {reason}") from error
-        if not callable(made):
-            raise DeviceError(f"{kernel} was bound to {made!r}, no launch")
-        return made
+        if not callable(launch):
+            raise DeviceError(f"{kernel} was bound to {launch!r}, no launch")
+        return launch
 
 
 class HostDevice(HostKernels):

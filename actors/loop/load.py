@@ -124,12 +124,12 @@ def _devices_of(plan: Plan, devices: Sequence[OpenDevice]) -> dict[Device, OpenD
 def _check_names(
     plan: Plan, ports: Mapping[str, HostPort], devices: Mapping[Device, OpenDevice]
 ) -> None:
-    wanted = [actor.name for actor in plan.actors if actor.kind in PORTED]
-    missing = [name for name in wanted if name not in ports]
-    unknown = [name for name in ports if name not in wanted]
+    names = [actor.name for actor in plan.actors if actor.kind in PORTED]
+    missing = [name for name in names if name not in ports]
+    unknown = [name for name in ports if name not in names]
     if missing or unknown:
         raise ValueError(
-            f"plan {plan.name!r} has the sources and sinks {wanted}; the ports lack {missing} and"
+            f"plan {plan.name!r} has the sources and sinks {names}; the ports lack {missing} and"
             f" name {unknown}, which it does not have"
         )
     for actor in plan.actors:
@@ -274,14 +274,14 @@ def _bind_met(
     operands = [*launch.inputs, *launch.outputs]
     arrays = [views.get(v, slot) for v, slot in zip(operands, slots, strict=True)]
     types = [plan.views[v].type for v in operands]
-    given = len(launch.inputs)
+    num_inputs = len(launch.inputs)
     call = CollectiveCall(
         launch.op,
         MappingProxyType(dict(launch.attrs)),
-        tuple(types[:given]),
-        tuple(types[given:]),
+        tuple(types[:num_inputs]),
+        tuple(types[num_inputs:]),
         actor.name,
         plan.streams[actor.stream].index,
         f"{launch.label} at {plan.sources[launch.source]}",
     )
-    return communicator.bind(call, tuple(arrays[:given]), tuple(arrays[given:]))
+    return communicator.bind(call, tuple(arrays[:num_inputs]), tuple(arrays[num_inputs:]))

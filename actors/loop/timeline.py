@@ -117,16 +117,16 @@ def write_chrome_trace(
 def _waited(history: History, row: Row) -> dict[str, Any]:
     """Return what came last of all that a firing needs, and how long after the firing before."""
     link, last = history.link(row)
-    own = history.firing(row[0], row[1] - 1)
-    if last is None or (own is not None and last[3] <= own[3]):
+    previous = history.firing(row[0], row[1] - 1)
+    if last is None or (previous is not None and last[3] <= previous[3]):
         return {}
     names = history.table.names
     words = f"stream, after {names[last[0]]}"
     if link.edge is not None:
         kind = "input" if link.cause is Blocker.INPUT else "register"
         words = f"{kind} {history.table.edges[link.edge].name}"
-    waited = {} if own is None else {"waited_us": (last[3] - own[3]) / 1e3}
-    return {"waited_for": words, **waited}
+    wait = {} if previous is None else {"waited_us": (last[3] - previous[3]) / 1e3}
+    return {"waited_for": words, **wait}
 
 
 def _arrows(rows: tuple[Row, ...], table: MachineTable, origin: int) -> Iterator[dict[str, Any]]:
@@ -142,12 +142,12 @@ def _arrows(rows: tuple[Row, ...], table: MachineTable, origin: int) -> Iterator
             first = firing * edge.consume - edge.initial
             last = first + edge.consume - 1
             for producing in range(first // edge.produce, last // edge.produce + 1):
-                made = by_firing.get((edge.producer, producing))
-                if made is None:  # before the ring's first row, or an initial token
+                source = by_firing.get((edge.producer, producing))
+                if source is None:  # before the ring's first row, or an initial token
                     continue
                 arrow = {"name": edge.name, "cat": "message", "pid": 0, "id": next(number)}
                 tail, head = table.streams[edge.producer], table.streams[edge.consumer]
-                yield {**arrow, "ph": "s", "tid": tail, "ts": (made[3] - origin) / 1e3}
+                yield {**arrow, "ph": "s", "tid": tail, "ts": (source[3] - origin) / 1e3}
                 yield {**arrow, "ph": "f", "bp": "e", "tid": head, "ts": (start - origin) / 1e3}
 
 

@@ -128,14 +128,14 @@ def diagnose(situation: RunSnapshot, seconds: float) -> Stall | None:
     is_open = [s not in (State.ENDED, State.FAILED) for s in situation.states]
     # From the sinks first: whatever they wait for holds up the run, other actors that run may not.
     sinks = [a for a, edges in enumerate(situation.table.outputs) if not edges and is_open[a]]
-    seen = _reached(waits, sinks)
+    reachable = _reached(waits, sinks)
     # Nothing that runs was reached, or the run is ending: then any open actor may be the cause.
-    if situation.is_halted or not any(a in situation.in_flight for a in seen):
-        seen = _reached(waits, [a for a, still in enumerate(is_open) if still])
-    roots = tuple(sorted([a for a in seen if a in situation.in_flight]))
+    if situation.is_halted or not any(a in situation.in_flight for a in reachable):
+        reachable = _reached(waits, [a for a, still in enumerate(is_open) if still])
+    roots = tuple(sorted([a for a in reachable if a in situation.in_flight]))
     cycle: tuple[int, ...] = ()
     if not roots:
-        cycle = () if situation.is_halted else _cycle(waits, seen)
+        cycle = () if situation.is_halted else _cycle(waits, reachable)
         if not cycle:
             return None
     names = situation.table.names
@@ -183,12 +183,12 @@ def _reached(waits: tuple[tuple[WaitReason, ...], ...], starts: Iterable[int]) -
     """Return `starts` and all actors that they wait for, directly or through others."""
     # A dict keeps the order of discovery, so that reports of one situation are alike.
     seen = dict.fromkeys(starts)
-    left = list(seen)
-    while left:
-        for wait in waits[left.pop()]:
+    stack = list(seen)
+    while stack:
+        for wait in waits[stack.pop()]:
             if wait.on != OUTSIDE and wait.on not in seen:
                 seen[wait.on] = None
-                left.append(wait.on)
+                stack.append(wait.on)
     return tuple(seen)
 
 
@@ -206,10 +206,10 @@ def _cycle(waits: tuple[tuple[WaitReason, ...], ...], seen: Iterable[int]) -> tu
                 colour[path.pop()] = False
                 for_each.pop()
             elif colour.get(on):
-                found = path[path.index(on) :]
+                loop = path[path.index(on) :]
                 # Rotated to begin with the lowest actor, so that one cycle always reads the same.
-                first = found.index(min(found))
-                return tuple(found[first:] + found[:first])
+                first = loop.index(min(loop))
+                return tuple(loop[first:] + loop[:first])
             elif on not in colour:
                 colour[on] = True
                 path.append(on)
@@ -239,8 +239,8 @@ def _reason(
         full = list(dict.fromkeys([w.register for w in steps if w.cause is WaitKind.REGISTER]))
         mend = f"; more slots of {' or '.join(map(repr, full))} would let it go on" if full else ""
         return f"the actors wait for one another: {chain}{mend}"
-    held = "; ".join([f"{names[a]!r} {_doing(situation, waits[a], a)}" for a in roots])
-    return f"{held}; after a failure the run waits for it" if situation.is_halted else held
+    text = "; ".join([f"{names[a]!r} {_doing(situation, waits[a], a)}" for a in roots])
+    return f"{text}; after a failure the run waits for it" if situation.is_halted else text
 
 
 def _report_on(situation: RunSnapshot, waits: tuple[WaitReason, ...], actor: int) -> ActorReport:
@@ -341,14 +341,14 @@ class Watchdog:
         limit_s = self._watch.seconds
         # However long the limit is, the wait stays far below the largest timeout of a lock.
         interval_s = max(_LEAST_INTERVAL_S, min(limit_s / _LOOKS_PER_LIMIT, _MOST_INTERVAL_S))
-        seen, since, due_s = self._progress(), self._clock(), limit_s
+        progress, since, due_s = self._progress(), self._clock(), limit_s
         while not self._wait(interval_s):
-            came, stood_s = self._progress(), self._clock() - since
-            if came != seen:
+            now, stood_s = self._progress(), self._clock() - since
+            if now != progress:
                 if due_s > limit_s:
                     self._report(f"the run goes on, after about {stood_s:.0f} s")
                 # The clock is read once per look; `since` moves to that reading.
-                seen, since, due_s = came, since + stood_s, limit_s
+                progress, since, due_s = now, since + stood_s, limit_s
             elif stood_s >= due_s:
                 stall = diagnose(self._examine(), stood_s)
                 if stall is not None:

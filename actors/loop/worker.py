@@ -107,9 +107,9 @@ def _one_of(plan: Plan, actor: Actor) -> LaunchPlace:
 
 def _some(names: list[str]) -> str:
     """Return the first of some names in words."""
-    known = list(dict.fromkeys([name for name in names if name]))
-    more = ", ..." if len(known) > _NAMED else ""
-    return ", ".join(known[:_NAMED]) + more
+    distinct = list(dict.fromkeys([name for name in names if name]))
+    more = ", ..." if len(distinct) > _NAMED else ""
+    return ", ".join(distinct[:_NAMED]) + more
 
 
 def explain(plan: Plan, failure: Failure, story: tuple[str, ...]) -> ActorFailed:
@@ -144,8 +144,8 @@ def is_same_failure(failed: ActorFailed, by: BaseException) -> bool:
     """
     if not isinstance(by, ActorFailed) or failed.launch is None:
         return False
-    told = (by.actor, by.firing, by.launch)
-    return (failed.actor, failed.firing, failed.launch) == told
+    reported = (by.actor, by.firing, by.launch)
+    return (failed.actor, failed.firing, failed.launch) == reported
 
 
 def _line(plan: Plan, actor: Actor) -> str:
@@ -184,8 +184,8 @@ class RunningLaunch:
     @property
     def where(self) -> str:
         """The innermost call outside of libraries, which is the one that its author knows."""
-        own = [c for c in self.stack if not c.startswith(_LIBRARIES) and "site-packages" not in c]
-        return (*own, *self.stack, "")[0]
+        calls = [c for c in self.stack if not c.startswith(_LIBRARIES) and "site-packages" not in c]
+        return (*calls, *self.stack, "")[0]
 
 
 class ThreadActivity:

@@ -65,13 +65,13 @@ def check_edges(
             + edge.consume * moving[message(Message.FREE, index)]
             + moving[message(Message.RETURN, index)]
         )
-        written = edge.produce if state[edge.producer] in _HOLDING else 0
-        read = 0
+        num_written = edge.produce if state[edge.producer] in _HOLDING else 0
+        num_read = 0
         if state[edge.consumer] in _HOLDING:
-            flushed = flush_tokens[edge.consumer]
+            tokens = flush_tokens[edge.consumer]
             ports = table.inputs[edge.consumer]
-            read = flushed[ports.index(index)] if flushed else edge.consume
-        total = ready + free + under_way + written + read
+            num_read = tokens[ports.index(index)] if tokens else edge.consume
+        total = ready + free + under_way + num_written + num_read
         if total != edge.num_slots:
             _broken(table, edge, f"accounts for {total} of its {edge.num_slots} slots")
 

@@ -103,10 +103,10 @@ class History:
 
         None for a firing before the first, and for one that the ring no longer holds.
         """
-        found, last = self._by_firing.get((actor, firing)), self._last.get(actor)
-        if found is None and last is not None and 0 <= last[1] < firing:
+        row, last = self._by_firing.get((actor, firing)), self._last.get(actor)
+        if row is None and last is not None and 0 <= last[1] < firing:
             return last
-        return found
+        return row
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,9 +184,9 @@ class Ending:
             code = message(Message.READY, edge)
             # The level leaves out one firing's rate; with it this is all that lies ready on the
             # edge.
-            left = columns.level[code] + table.edges[edge].consume
-            columns.take(code, left)
-            self.send([message(Message.RETURN, edge)] * left)
+            num_left = columns.level[code] + table.edges[edge].consume
+            columns.take(code, num_left)
+            self.send([message(Message.RETURN, edge)] * num_left)
         self.send([message(Message.END, e) for e in table.outputs[actor]])
         columns.state[actor] = _DRAINING
         self._end_if_home(actor)

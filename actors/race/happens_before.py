@@ -141,19 +141,19 @@ class SteadyStateDetector:
         """Return what may be left out now that `actor` was visited, and keep where it was."""
         if actor not in self._kept:
             return None
-        kept = self._kept[actor]
-        found = None if kept is None else self._compared(kept)
+        earlier = self._kept[actor]
+        rounds = None if earlier is None else self._compared(earlier)
         self._count[actor] += 1
-        self._failed[actor] = 0 if found or kept is None else self._failed[actor] + 1
+        self._failed[actor] = 0 if rounds or earlier is None else self._failed[actor] + 1
         # A graph without rounds must not pay for comparisons at every firing.
         if self._failed[actor] > _TRIES:
             del self._kept[actor]
-        elif found:
+        elif rounds:
             self._wait[actor], self._count[actor], self._kept[actor] = 1, 0, None
-        elif kept is None or self._count[actor] >= self._wait[actor]:
+        elif earlier is None or self._count[actor] >= self._wait[actor]:
             self._wait[actor], self._count[actor] = 2 * self._wait[actor], 0
             self._kept[actor] = self._keep()
-        return found
+        return rounds
 
     def window(self, actor: int, fired: Sequence[int] | None = None) -> int:
         """Return how many firings back an actor is looked at by those that `fired`, or by all."""
@@ -228,22 +228,22 @@ class SteadyStateDetector:
         for edge in self._table.edges:
             if edge.producer == OUTSIDE:
                 continue
-            made, read = rows[edge.producer].count, rows[edge.consumer].count
+            writes, reads = rows[edge.producer].count, rows[edge.consumer].count
             if fired[edge.producer] and not fired[edge.consumer]:
                 # Firings of the reader that the last firing depends on: more would change clocks in
                 # the round.
-                known = max(edge.freed_by(made - 1) + 1, 0)
-                alone = (
-                    known * edge.consume + edge.num_slots - edge.initial
-                ) // edge.produce - made
-                limits.append(min(alone, edge.made_by(read) - made + 1) // fired[edge.producer])
+                firings = max(edge.freed_by(writes - 1) + 1, 0)
+                limit = (
+                    firings * edge.consume + edge.num_slots - edge.initial
+                ) // edge.produce - writes
+                limits.append(min(limit, edge.made_by(reads) - writes + 1) // fired[edge.producer])
             if fired[edge.consumer] and not fired[edge.producer]:
-                known = max(edge.made_by(read - 1) + 1, 0)
-                tokens = known * edge.produce + edge.initial
-                alone = tokens // edge.consume
+                firings = max(edge.made_by(reads - 1) + 1, 0)
+                tokens = firings * edge.produce + edge.initial
+                limit = tokens // edge.consume
                 if not edge.is_one_way:
-                    alone = min(alone, edge.freed_by(made) + 1)
-                limits.append((alone - read) // fired[edge.consumer])
+                    limit = min(limit, edge.freed_by(writes) + 1)
+                limits.append((limit - reads) // fired[edge.consumer])
         return min(limits)
 
 
@@ -371,9 +371,9 @@ class _Lines:
     def append(self, actor: int, past: Sequence[FiringStamp]) -> FiringStamp:
         """Return the moment of an actor's next firing, which comes directly after `past`."""
         clock = [0] * len(self.lengths)
-        for line, position, known in past:
+        for line, position, stamp_clock in past:
             # Componentwise maximum over all predecessors, and each predecessor itself.
-            clock[: len(known)] = map(max, known, clock)
+            clock[: len(stamp_clock)] = map(max, stamp_clock, clock)
             clock[line] = max(clock[line], position + 1)
         line = self._line[actor]
         # The last firing of the line happens before this one exactly if the clock counts all of
@@ -434,16 +434,16 @@ def lags_behind(table: MachineTable, origin: int, *, is_reversed: bool = False) 
 
 def downstream(table: MachineTable, origin: int) -> set[int]:
     """Return the actors that tokens of `origin` lead to; itself is one of them on a cycle only."""
-    found: set[int] = set()
+    reachable: set[int] = set()
     front = [origin]
     # The list grows while it is walked: a breadth-first search.
     for actor in front:
         for index in table.outputs[actor]:
             consumer = table.edges[index].consumer
-            if consumer not in found:
-                found.add(consumer)
+            if consumer not in reachable:
+                reachable.add(consumer)
                 front.append(consumer)
-    return found
+    return reachable
 
 
 # Conflicts are looked for twice: `Check` says whether there is one, `ConflictFinder` names all. A
@@ -527,8 +527,8 @@ class Check:
                 reads[line] = moment
                 continue
             self.num_pairs += len(reads)
-            for other, read in reads.items():
-                if other != line and not read.is_before(clock):
+            for other, stamp in reads.items():
+                if other != line and not stamp.is_before(clock):
                     self.is_racy = True
             # Ordered before this write, or a race was found: either way later accesses need only
             # the write.

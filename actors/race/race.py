@@ -334,8 +334,8 @@ def check_order(
     if check.is_racy:
         conflicts = _conflicts(order, depth, check, classes)
         # Of two that messages order, a device was not told so.
-        known = conflicts if order is table else _conflicts(table, depth, check, classes)
-        races = _name(plan, table, accesses, tuple(shared.values()), conflicts, known)
+        unordered = conflicts if order is table else _conflicts(table, depth, check, classes)
+        races = _name(plan, table, accesses, tuple(shared.values()), conflicts, unordered)
         raise RaceError(_message(plan, races), races)
     return RaceReport(
         depth,
@@ -405,9 +405,9 @@ def _name(
     races: dict[tuple[tuple[int, int], ...], Race] = {}
     for place, conflict in conflicts.items():
         for segment in classes[conflict.bytes_class]:
-            found = [accesses[i] for i in segment.accesses]
-            first = next(t for t in found if t.phase == conflict.first)
-            second = next(t for t in found if t.phase == conflict.second)
+            members = [accesses[i] for i in segment.accesses]
+            first = next(t for t in members if t.phase == conflict.first)
+            second = next(t for t in members if t.phase == conflict.second)
             key = tuple(sorted([(t.phase.actor, t.register) for t in (first, second)]))
             if key not in races:
                 race = _race(plan, table, conflict, first, second)

@@ -186,9 +186,9 @@ def _implied(
         if last.start < 0:
             continue
         # Inputs always come; of freed slots only those that are waited for: see above.
-        seen = [w for w in predecessors(table, actor) if w.is_input or w in row]
+        certain_waits = [w for w in predecessors(table, actor) if w.is_input or w in row]
         for wait in row:
-            if all([_is_implied(moments, wait, seen, actor, k) for k in last]):
+            if all([_is_implied(moments, wait, certain_waits, actor, k) for k in last]):
                 implied.add((actor, wait))
     return implied
 

@@ -127,15 +127,15 @@ def transfers(network: Network, op: str, groups: tuple[tuple[int, ...], ...]) ->
 
     Raises ValueError where the algorithm asks for full hosts, and one is not.
     """
-    found: list[list[tuple[int, float, tuple[Pace, ...]]]] = [[] for _ in groups]
-    for together in zip_longest(*[_rounds(network, op, group) for group in groups]):
-        rounds = [(i, own) for i, own in enumerate(together) if own is not None]
+    rounds_of: list[list[tuple[int, float, tuple[Pace, ...]]]] = [[] for _ in groups]
+    for parallel in zip_longest(*[_rounds(network, op, group) for group in groups]):
+        rounds = [(i, turn) for i, turn in enumerate(parallel) if turn is not None]
         ways = [network.way(pair) for _, (_, _, pairs) in rounds for pair in pairs]
         rates = iter(zip(ways, fair_rates([links for _, links in ways]), strict=True))
         for index, (times, share, pairs) in rounds:
-            own = [(latency, rate) for (latency, _), rate in islice(rates, len(pairs))]
-            found[index].append((times, share, tuple(dict.fromkeys(own))))
-    return [Transfer(tuple(rounds)) for rounds in found]
+            paces = [(latency, rate) for (latency, _), rate in islice(rates, len(pairs))]
+            rounds_of[index].append((times, share, tuple(dict.fromkeys(paces))))
+    return [Transfer(tuple(rounds)) for rounds in rounds_of]
 
 
 def _rounds(network: Network, op: str, ranks: Sequence[int]) -> Iterator[_Round]:
@@ -186,15 +186,15 @@ def _hierarchical(per_host: int, ranks: Sequence[int]) -> Iterator[_Round]:
     for rank in ranks:
         by_host.setdefault(rank // per_host, []).append(rank)
     hosts = list(by_host.values())
-    own = len(hosts[0])
-    if any([len(host) != own for host in hosts]):
+    size = len(hosts[0])
+    if any([len(host) != size for host in hosts]):
         raise ValueError(
             f"a hierarchical all-reduce needs full hosts: {len(ranks)} ranks, {per_host} to a host"
         )
-    if own > 1:
-        yield own - 1, 1 / own, [pair for host in hosts for pair in _ring(host)]
+    if size > 1:
+        yield size - 1, 1 / size, [pair for host in hosts for pair in _ring(host)]
     if len(hosts) > 1:
-        across = [pair for i in range(own) for pair in _ring([host[i] for host in hosts])]
+        across = [pair for i in range(size) for pair in _ring([host[i] for host in hosts])]
         yield len(hosts) - 1, 1 / len(ranks), across
 
 
@@ -204,29 +204,29 @@ def fair_rates(ways: Sequence[Iterable[tuple[str, int, float]]]) -> list[float]:
     A message is given by its links: name, number and speed. O(links) for each speed that is found.
     """
     on_link: dict[tuple[str, int], list[int]] = {}
-    left: dict[tuple[str, int], float] = {}
+    spare: dict[tuple[str, int], float] = {}
     for message, links in enumerate(ways):
         for name, number, speed in links:
             on_link.setdefault((name, number), []).append(message)
-            left[name, number] = speed
-    waiting = {link: len(messages) for link, messages in on_link.items()}
+            spare[name, number] = speed
+    active = {link: len(messages) for link, messages in on_link.items()}
     rates = [0.0] * len(ways)
     is_open = [True] * len(ways)
     passed = [[link[:2] for link in links] for links in ways]
-    while waiting:
+    while active:
         # Progressive filling: the fullest link bounds the rate of all messages that are still open.
-        rate = min([left[link] / count for link, count in waiting.items()])
+        rate = min([spare[link] / count for link, count in active.items()])
         # All links that are full at this rate at once: in a network of like hosts most are.
         # The tolerance is for rounding: links that fill up together must be taken together.
-        full = [link for link, count in waiting.items() if left[link] <= rate * count * (1 + 1e-12)]
+        full = [link for link, count in active.items() if spare[link] <= rate * count * (1 + 1e-12)]
         for message in [m for link in full for m in on_link[link]]:
             if not is_open[message]:
                 continue
             rates[message], is_open[message] = rate, False
             for link in passed[message]:
-                left[link] -= rate
-                waiting[link] -= 1
-        waiting = {link: count for link, count in waiting.items() if count}
+                spare[link] -= rate
+                active[link] -= 1
+        active = {link: count for link, count in active.items() if count}
     return rates
 
 
@@ -261,12 +261,12 @@ def fair_shares(demands: Sequence[float], capacity: float) -> tuple[float, ...]:
     Their sum is that of the demands, or the capacity if that is less. O(n log n).
     """
     shares = [0.0] * len(demands)
-    left = capacity
+    spare = capacity
     # Smallest first: what it does not use is left for those that want more.
     order = sorted(range(len(demands)), key=demands.__getitem__)
     for place, index in enumerate(order):
-        shares[index] = min(demands[index], left / (len(order) - place))
-        left -= shares[index]
+        shares[index] = min(demands[index], spare / (len(order) - place))
+        spare -= shares[index]
     return tuple(shares)
 
 
@@ -314,9 +314,9 @@ class RunningFirings:
         self._since = now
 
     def _share(self, now: int) -> None:
-        wanted = [self._demands[actor] for actor in self._left_ns]
-        shares = fair_shares(wanted, self._capacity)
-        for actor, demand, share in zip(self._left_ns, wanted, shares, strict=True):
+        demands = [self._demands[actor] for actor in self._left_ns]
+        shares = fair_shares(demands, self._capacity)
+        for actor, demand, share in zip(self._left_ns, demands, shares, strict=True):
             self._speeds[actor] = share / demand if demand else 1.0
             left_ns = max(self._left_ns[actor], 0.0)
             # Announced anew for all: who begins or ends changes everybody's speed.
@@ -350,18 +350,18 @@ def on_host(
     `firings` has the launches alone, by actor; `capacity` is as in `SharedHost`.
     """
     has_threads = MachineTable.of(plan).is_detached
-    full: list[Price] = []
-    for actor, own, has_thread in zip(plan.actors, firings, has_threads, strict=True):
+    prices: list[Price] = []
+    for actor, price, has_thread in zip(plan.actors, firings, has_threads, strict=True):
         if actor.kind in PORTED:
             port = _port_ns(plan, actor, costs)
-            full.append(Price(port, port))
+            prices.append(Price(port, port))
         else:
             turn = 0.0 if has_thread else costs.turn_ns
-            full.append(Price(own.duration_ns + turn, own.busy_ns + turn))
+            prices.append(Price(price.duration_ns + turn, price.busy_ns + turn))
     wakes = costs.hop_ns + (costs.turn_ns if all(has_threads) else 0.0)
-    return tuple([x.duration_ns for x in full]), SharedHost(
+    return tuple([x.duration_ns for x in prices]), SharedHost(
         capacity,
-        tuple([x.busy_ns / x.duration_ns if x.duration_ns else 1.0 for x in full]),
+        tuple([x.busy_ns / x.duration_ns if x.duration_ns else 1.0 for x in prices]),
         tuple([wakes if has_thread else 0.0 for has_thread in has_threads]),
         tuple([costs.hop_ns if has_thread else 0.0 for has_thread in has_threads]),
     )
@@ -370,5 +370,5 @@ def on_host(
 def _port_ns(plan: Plan, actor: Actor, costs: RunCosts) -> float:
     ports = (*actor.inputs, *actor.outputs)
     size = sum([plan.registers[port.register].size_bytes * port.rate for port in ports])
-    own = costs.source_ns if actor.kind is ActorKind.SOURCE else costs.sink_ns
-    return own + size * costs.port_byte_ns
+    base_ns = costs.source_ns if actor.kind is ActorKind.SOURCE else costs.sink_ns
+    return base_ns + size * costs.port_byte_ns

@@ -143,7 +143,7 @@ class MultiRankSimulator:
 
         A group of one rank is none: what it does is a firing like any other.
         """
-        found: dict[tuple[str, frozenset[int], tuple[int, int]], SimulatedCollective] = {}
+        by_key: dict[tuple[str, frozenset[int], tuple[int, int]], SimulatedCollective] = {}
         kinds_of: dict[tuple[int, ...], frozenset[int]] = {}
         for kind, rank in enumerate(self.first_rank):
             for meeting in self.ranks.meetings[self.ranks.class_of[rank]]:
@@ -153,24 +153,24 @@ class MultiRankSimulator:
                 if group not in kinds_of:
                     kinds_of[group] = frozenset([self._kinds[member] for member in group])
                 key = meeting.group, kinds_of[group], meeting.place
-                if key not in found:
-                    found[key] = SimulatedCollective(
+                if key not in by_key:
+                    by_key[key] = SimulatedCollective(
                         group, meeting, self._prices.duration_ns(rank, meeting)
                     )
-                own = self._met[kind].setdefault(meeting.actor, [])
-                found[key].members.append((kind, meeting.actor, len(own)))
-                own.append(found[key])
+                collectives = self._met[kind].setdefault(meeting.actor, [])
+                by_key[key].members.append((kind, meeting.actor, len(collectives)))
+                collectives.append(by_key[key])
         # The numbers break ties of time in the calendar: equal runs for equal seeds.
-        in_order = sorted(found.values(), key=lambda own: (own.meeting.place, own.group))
+        in_order = sorted(by_key.values(), key=lambda c: (c.meeting.place, c.group))
         for number, gathering in enumerate(in_order):
             gathering.number = number
         return in_order
 
     def _meets(self, kind: int, num_actors: int) -> list[Meet | None]:
         """Return what each actor of a kind of ranks calls when it begins a firing."""
-        met = self._met[kind]
+        collectives_of = self._met[kind]
         return [
-            partial(self._come, met[actor][0], kind) if actor in met else None
+            partial(self._come, collectives_of[actor][0], kind) if actor in collectives_of else None
             for actor in range(num_actors)
         ]
 
@@ -192,11 +192,11 @@ class MultiRankSimulator:
         """End a gathering: each rank comes to its next one, or its firing is done."""
         gathering.present.clear()
         for kind, actor, turn in gathering.members:
-            run, own = self.runs[kind], self._met[kind][actor]
-            if turn + 1 < len(own):
+            run, collectives = self.runs[kind], self._met[kind][actor]
+            if turn + 1 < len(collectives):
                 # No event of the rank's own brought it here, so its clock is set.
                 run.now = now
-                self._come(own[turn + 1], kind)
+                self._come(collectives[turn + 1], kind)
             else:
                 run.take(now, message(Message.DONE, actor))
 
@@ -251,9 +251,11 @@ class _Prices:
             groups = ranks.parallel_groups(rank, meeting)
             # A receive is the send of its peer, seen from the other end.
             ways = tuple([group[::-1] for group in groups]) if op == RECEIVE else groups
-            found = transfers(self._network, op, ways)
+            by_group = transfers(self._network, op, ways)
             self._transfers[key] = {
-                member: own for group, own in zip(groups, found, strict=True) for member in group
+                member: move
+                for group, move in zip(groups, by_group, strict=True)
+                for member in group
             }
         return self._transfers[key][rank]
 
@@ -353,8 +355,8 @@ def simulate_ranks(
     num_ranks = ranks.mesh.num_ranks
     alone_ns = max(
         [
-            simulate(plan, steps, own, seed=seed, jitter=jitter).period_ns
-            for plan, own in zip(ranks.plans, local, strict=True)
+            simulate(plan, steps, durations, seed=seed, jitter=jitter).period_ns
+            for plan, durations in zip(ranks.plans, local, strict=True)
         ]
     )
     slowdowns = spread.slowdowns(num_ranks, Random(f"{seed} slowdowns"))
@@ -398,15 +400,15 @@ def _local_ns(
         raise ValueError(
             f"expected durations_ns for {len(ranks.plans)} plans, got {len(durations_ns)}"
         )
-    for plan, own in zip(ranks.plans, durations_ns, strict=True):
-        if len(own) != len(plan.actors):
-            raise ValueError(f"expected durations_ns for {len(plan.actors)} actors, got {len(own)}")
+    for plan, row in zip(ranks.plans, durations_ns, strict=True):
+        if len(row) != len(plan.actors):
+            raise ValueError(f"expected durations_ns for {len(plan.actors)} actors, got {len(row)}")
     return [
         [
             0.0 if actor.kind is ActorKind.COMM else duration
-            for actor, duration in zip(plan.actors, own, strict=True)
+            for actor, duration in zip(plan.actors, row, strict=True)
         ]
-        for plan, own in zip(ranks.plans, durations_ns, strict=True)
+        for plan, row in zip(ranks.plans, durations_ns, strict=True)
     ]
 
 

@@ -85,8 +85,8 @@ def bubbles(table: MachineTable, rows: Iterable[Row]) -> tuple[Bubble, ...]:
         link, _ = history.link(row)
         key = (table.streams[row[0]], link.cause, link.edge)
         idle[key] = idle.get(key, 0) + row[2] - before[3]
-    found = [Bubble(*key, idle_ns) for key, idle_ns in idle.items()]
-    return tuple(sorted(found, key=lambda bubble: (bubble.stream, -bubble.idle_ns)))
+    gaps = [Bubble(*key, idle_ns) for key, idle_ns in idle.items()]
+    return tuple(sorted(gaps, key=lambda bubble: (bubble.stream, -bubble.idle_ns)))
 
 
 _DONE = Message.DONE.value

@@ -99,10 +99,10 @@ def _check_told(
 ) -> None:
     for sink in sinks:
         for writer in writers:
-            own, its = order.repetitions[sink], order.repetitions[writer]
-            early = max([_early(table, edge, its) for edge in table.edges])
+            sink_rate, writer_rate = order.repetitions[sink], order.repetitions[writer]
+            early = max([_early(table, edge, writer_rate) for edge in table.edges])
             for firing, moment in enumerate(moments[sink]):
-                last = (firing + 1) * its // own - 1 - early
+                last = (firing + 1) * writer_rate // sink_rate - 1 - early
                 if last >= 0 and not moments[writer][last].is_before(moment.clock):
                     raise InternalError(
                         f"{order.names[sink]!r} hears of a step before {order.names[writer]!r} has"
@@ -384,14 +384,14 @@ def _ways(order: MachineTable, lost: Sequence[Edge]) -> list[str]:
 
 def _way(order: MachineTable, moments: Sequence[Sequence[FiringStamp]], lost: Edge) -> str:
     """Return a way from the late firings of a consumer to what each of them was to come after."""
-    made = moments[lost.producer]
+    writes = moments[lost.producer]
     past = [lost.made_by(firing) for firing in range(len(moments[lost.consumer]))]
-    known = [firing for firing, before in enumerate(past) if before < len(made)]
-    for firing in known:
+    firings = [firing for firing, before in enumerate(past) if before < len(writes)]
+    for firing in firings:
         clock = moments[lost.consumer][firing].clock
-        if past[firing] >= 0 and not made[past[firing]].is_before(clock):
+        if past[firing] >= 0 and not writes[past[firing]].is_before(clock):
             return ""
-    return _path(order, (lost.consumer, known[-1]), (lost.producer, past[known[-1]]))
+    return _path(order, (lost.consumer, firings[-1]), (lost.producer, past[firings[-1]]))
 
 
 def _lag(order: MachineTable, edge: Edge) -> int:
@@ -443,19 +443,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     is_clean = True
     for path in options.plans:
-        found = list(removals(Plan.load(path)))
-        print(f"{path}: {len(found)} dependencies")
+        all_removals = list(removals(Plan.load(path)))
+        print(f"{path}: {len(all_removals)} dependencies")
         head = " | ".join([consequence.value for consequence in Consequence])
         print(f"| kind | {head} |\n|---{'|---:' * len(Consequence)}|")
-        for kind, row in table_of(found).items():
+        for kind, row in table_of(all_removals).items():
             print(f"| {kind.value} | {' | '.join([str(n) for n in row.values()])} |")
-        for removal in found:
+        for removal in all_removals:
             if options.all or removal.consequence is Consequence.MISSED:
                 print(
                     f"{removal.consequence.value}: {removal.dependency.kind.value}"
                     f" {removal.dependency.text}: {removal.text}"
                 )
-        is_clean = is_clean and all([r.consequence is not Consequence.MISSED for r in found])
+        is_clean = is_clean and all([r.consequence is not Consequence.MISSED for r in all_removals])
     return not is_clean
 
 

@@ -83,14 +83,14 @@ def mutants_of(source: str) -> Iterator[Mutant]:
     """Yield every mutant of a module's functions, in the order of the text."""
     counts: Counter[tuple[str, str]] = Counter()
     for name, function in _functions(ast.parse(source), ""):
-        known = {ast.unparse(function)}
+        texts = {ast.unparse(function)}
         for node, edit in _edits_of(function):
             edit.do()
             mutated = ast.unparse(function)
             edit.undo()
-            if mutated in known:
+            if mutated in texts:
                 continue
-            known.add(mutated)
+            texts.add(mutated)
             number = counts[name, edit.change]
             counts[name, edit.change] += 1
             line = getattr(node, "lineno", function.lineno)
@@ -454,20 +454,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for mutant in mutants_of(subject.path.read_text())
             if mutant.function.endswith(options.function or "")
         ][options.first :: options.every]
-        began, num_argued, left = time.monotonic(), 0, 0
+        began, num_argued, num_left = time.monotonic(), 0, 0
         for mutant, is_alive in survivors(subject, mutants, options.limit):
             if not is_alive:
                 continue
             is_argued = f"{name}: {mutant.key}" in reasons
             num_argued += is_argued
-            left += not is_argued
+            num_left += not is_argued
             if not is_argued:
                 where = f"{subject.path.relative_to(ROOT)}:{mutant.line}"
                 print(f"{where} survives\n{name}: {mutant.key}", flush=True)
-        is_clean = is_clean and not left
+        is_clean = is_clean and not num_left
         print(
-            f"{name}: {len(mutants)} mutants, {len(mutants) - num_argued - left} noticed,"
-            f" {num_argued} argued away, {left} survive; {time.monotonic() - began:.0f} s",
+            f"{name}: {len(mutants)} mutants, {len(mutants) - num_argued - num_left} noticed,"
+            f" {num_argued} argued away, {num_left} survive; {time.monotonic() - began:.0f} s",
             flush=True,
         )
     return not is_clean

@@ -67,7 +67,7 @@ def explore(
     """
     draw = rng.random
     schedule = _PendingEvents(machine, rng, observer)
-    loaded, running, left = schedule.loaded, schedule.running, deque(commands)
+    loaded, running, queue = schedule.loaded, schedule.running, deque(commands)
     pace = draw() ** 3 if draw() < 0.75 else 1.0
     haste = draw()
     num_events = 0
@@ -75,8 +75,8 @@ def explore(
         schedule.collect()
         if is_checked:
             machine.validate(chain.from_iterable(loaded))
-        if left and (not (loaded or running) or draw() < pace):
-            left.popleft()()
+        if queue and (not (loaded or running) or draw() < pace):
+            queue.popleft()()
         elif loaded and (not running or draw() < haste):
             code = schedule.deliver()
             before_message(code)
@@ -215,11 +215,11 @@ def make_scenario(rng: Random) -> Scenario:
 def _commands_of(rng: Random, source: int, total: int) -> list[Command]:
     """Admit a source in up to three parts, and end its admission once or twice."""
     commands: list[Command] = []
-    left = total
-    while left:
-        count = left if len(commands) == 2 else rng.randint(1, left)
+    num_left = total
+    while num_left:
+        count = num_left if len(commands) == 2 else rng.randint(1, num_left)
         commands.append(Command(EventOrder.ADMIT, source, count))
-        left -= count
+        num_left -= count
     limit = rng.randint(0, total) if rng.random() < 0.3 else None
     commands.append(Command(EventOrder.END, source, limit))
     if rng.random() < 0.1:
@@ -296,16 +296,16 @@ def _link(
 
 def _give_slots(repeat: list[int], links: Sequence[_Link]) -> None:
     """Give each register the most tokens of the eager sequential schedule of one period."""
-    left = list(repeat)
+    firings_left = list(repeat)
     tokens = [register.initial for register, _, _ in links]
     for register, _, _ in links:
         register.num_slots = register.initial
-    while any(left):
-        for actor, count in enumerate(left):
+    while any(firings_left):
+        for actor, count in enumerate(firings_left):
             takes = [(i, link[2]) for i, link in enumerate(links) if link[1] == actor]
             if not count or any([tokens[i] < rate for i, rate in takes]):
                 continue
-            left[actor] -= 1
+            firings_left[actor] -= 1
             for i, (register, _, _) in enumerate(links):
                 if register.producer == actor:
                     tokens[i] += register.produce
@@ -409,9 +409,9 @@ class StampedSlots:
         if firing >= most:
             raise OracleError(f"actor {actor} starts firing {firing} of {most}")
         if self.table.is_flushed[actor] and firing >= self.expected[actor]:
-            told, left = self.machine.flush_tokens(actor), tuple(self.flushes[actor].values())
-            if told != left:
-                raise OracleError(f"actor {actor} is flushed with {told} tokens instead of {left}")
+            tokens, due = self.machine.flush_tokens(actor), tuple(self.flushes[actor].values())
+            if tokens != due:
+                raise OracleError(f"actor {actor} is flushed with {tokens} tokens instead of {due}")
         self._check_inputs(actor, firing, "start")
         self._stamp_outputs(actor, firing, is_torn=True)
 
@@ -470,9 +470,9 @@ class StampedSlots:
     def _ready(self, index: int) -> int:
         """Return the tokens at the consumer of an edge, which was not flushed."""
         edge = self.table.edges[index]
-        made = edge.produce * self.arrived[message(Message.READY, index)]
-        begun = self.machine.firing_index(edge.consumer) + 1
-        return edge.initial + made - edge.consume * begun
+        num_made = edge.produce * self.arrived[message(Message.READY, index)]
+        num_begun = self.machine.firing_index(edge.consumer) + 1
+        return edge.initial + num_made - edge.consume * num_begun
 
     def _free(self, index: int) -> int:
         """Return the free slots that the producer of an edge knows of."""
@@ -506,18 +506,18 @@ class StampedSlots:
             edge, slots = self.table.edges[index], self.slots[index]
             count = self.flushes[actor][index] if is_last else edge.consume
             for token in range(firing * edge.consume, firing * edge.consume + count):
-                found = slots[token % edge.num_slots]
-                if found != token:
-                    raise OracleError(f"{edge} holds {found} instead of {token} at its {when}")
+                stamp = slots[token % edge.num_slots]
+                if stamp != token:
+                    raise OracleError(f"{edge} holds {stamp} instead of {token} at its {when}")
 
     def _stamp_outputs(self, actor: int, firing: int, *, is_torn: bool) -> None:
         for index in self.table.outputs[actor]:
             edge, slots = self.table.edges[index], self.slots[index]
             first = edge.initial + firing * edge.produce
             if is_torn and self.machine.state(edge.consumer) < State.DRAINING:
-                read = self.counts[edge.consumer] * edge.consume
-                if first + edge.produce - edge.num_slots > read:
-                    raise OracleError(f"{edge} is written in firing {firing}, {read} tokens read")
+                count = self.counts[edge.consumer] * edge.consume
+                if first + edge.produce - edge.num_slots > count:
+                    raise OracleError(f"{edge} is written in firing {firing}, {count} tokens read")
             for token in range(first, first + edge.produce):
                 slots[token % edge.num_slots] = _TORN if is_torn else token
 
@@ -536,8 +536,8 @@ def expected_run(
         for index in table.inputs[actor]:
             edge = table.edges[index]
             producer = edge.producer
-            made = firings[producer] + table.is_flushed[producer]
-            totals[index] = edge.initial + edge.produce * made
+            num_fired = firings[producer] + table.is_flushed[producer]
+            totals[index] = edge.initial + edge.produce * num_fired
         if totals:
             full = min([total // table.edges[i].consume for i, total in totals.items()])
         else:

@@ -302,11 +302,11 @@ class _Writer:
                 back = [f"send_RETURN_from{edge}();"] * self.table.edges[edge].produce
                 return ["skip;"] if is_admission else back
             case Reaction.COMPLETE:
-                read = [ln for e in inputs for ln in (f"held[{e}] = 0;", f"send_FREE_from{e}();")]
-                return [*fresh, *read, f"state[{a}] = S_WAITING;", f"fire_{a}();", f"close_{a}();"]
+                frees = [ln for e in inputs for ln in (f"held[{e}] = 0;", f"send_FREE_from{e}();")]
+                return [*fresh, *frees, f"state[{a}] = S_WAITING;", f"fire_{a}();", f"close_{a}();"]
             case Reaction.FINISH:
-                rest = [line for e in inputs for line in repeated(f"held[{e}]", f"from{e}")]
-                return [*fresh, *rest, f"finish_{a}();"]
+                returns = [line for e in inputs for line in repeated(f"held[{e}]", f"from{e}")]
+                return [*fresh, *returns, f"finish_{a}();"]
             case Reaction.EXHAUST:
                 return self._exhaust(a)
             case Reaction.FAIL:

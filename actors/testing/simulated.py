@@ -65,12 +65,12 @@ def poison(plan: Plan, kinds: Collection[DeviceKind] = (DeviceKind.SIM,)) -> Pla
             actors.append(actor)
             continue
         touched = [plan.registers[number] for number in _touched(plan, actor)]
-        own = [port.register for port in actor.inputs if num_consumers[port.register] == 1]
-        free = [r for r in touched if r.kind is RegisterKind.TEMPORARY or r.id in own]
-        kept = [r for r in touched if r not in free]
+        exclusive = [port.register for port in actor.inputs if num_consumers[port.register] == 1]
+        free = [r for r in touched if r.kind is RegisterKind.TEMPORARY or r.id in exclusive]
+        live = [r for r in touched if r not in free]
         targets = []
         for register in free:
-            if not any([_overlap(register, other) for other in kept]):
+            if not any([_overlap(register, other) for other in live]):
                 type_ = TensorType(DType.UINT8, (register.size_bytes,))
                 targets.append(len(views))
                 views.append(View(register.id, 0, type_, (1,)))

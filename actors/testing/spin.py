@@ -245,15 +245,15 @@ def _plan(
     """
     edges: list[Edge] = []
     for number, link in enumerate(links.split()):
-        found = _LINK.fullmatch(link)
-        if found is None:
+        match = _LINK.fullmatch(link)
+        if match is None:
             raise ValueError(f"expected a link like 0>1:2/3*4+1, got {link!r}")
-        produce, consume, slots, initial = [int(found[i] or 1) for i in (3, 4, 5)] + [
-            int(found[6] or 0)
+        produce, consume, slots, initial = [int(match[i] or 1) for i in (3, 4, 5)] + [
+            int(match[6] or 0)
         ]
         edges += [
-            Edge(f"r{number}", int(found[1]), int(consumer), produce, consume, slots, initial)
-            for consumer in found[2].split(",")
+            Edge(f"r{number}", int(match[1]), int(consumer), produce, consume, slots, initial)
+            for consumer in match[2].split(",")
         ]
     num_actors = 1 + max([max(edge.producer, edge.consumer) for edge in edges])
     names = [f"a{i}" for i in range(num_actors)]
@@ -367,13 +367,13 @@ def check(name: str, text: str, folder: Path) -> Verdict:
 
 
 def _call(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if process.returncode:
         raise ActorflowError(
-            f"{' '.join(command)} in {folder} ended with {done.returncode}:\n"
-            f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            f"{' '.join(command)} in {folder} ended with {process.returncode}:\n"
+            f"{process.stdout[-2000:]}{process.stderr[-2000:]}"
         )
-    return done.stdout
+    return process.stdout
 
 
 def _compiler() -> str:
@@ -403,11 +403,11 @@ def _verdict(name: str, output: str, seconds: float) -> Verdict:
 
 def missing_tools() -> str:
     """Return what is missing to run the checks and how to get it; empty when nothing is."""
-    wanted = {"spin": "spin", _compiler(): "gcc"}
-    lacking = [tool for tool in wanted if shutil.which(tool) is None]
+    tools = {"spin": "spin", _compiler(): "gcc"}
+    lacking = [tool for tool in tools if shutil.which(tool) is None]
     if not lacking:
         return ""
-    packages = " ".join([wanted[tool] for tool in lacking])
+    packages = " ".join([tools[tool] for tool in lacking])
     return f"not found: {', '.join(lacking)}; on Debian or Ubuntu: apt install {packages}"
 
 

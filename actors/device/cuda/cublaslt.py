@@ -67,9 +67,9 @@ class ProductChoices:
         # What is in the file wins: all processes then take the same algorithm, with the same bits.
         self.known = {**self.known, key: algorithm, **self._read()}
         if self.file is not None:
-            found = {name: value.hex() for name, value in self.known.items()}
+            products = {name: value.hex() for name, value in self.known.items()}
             with contextlib.suppress(OSError):  # a folder that cannot be written costs a trial
-                replace_object(self.file, {"made_for": self.made_for, "products": found})
+                replace_object(self.file, {"made_for": self.made_for, "products": products})
         return self.known[key]
 
     def _read(self) -> dict[str, bytes]:
@@ -199,9 +199,9 @@ class CublasLt:
 
     def describe(self, product: LtProduct, workspace_bytes: int) -> LtDescriptors:
         """Return the library's descriptors of a product. Needs no GPU; raises CudaError."""
-        own = [ctypes.c_int(x) for x in (_COMPUTE[product.compute], _TYPES[product.compute])]
+        types = [ctypes.c_int(x) for x in (_COMPUTE[product.compute], _TYPES[product.compute])]
         destroys: list[tuple[str, int]] = []
-        call = self._made(destroys, "MatmulDesc", *own)
+        call = self._made(destroys, "MatmulDesc", *types)
         attributes: list[tuple[int, _Number, int]] = [
             (_TRANSPOSE_A, _I32, int(product.transpose_a)),
             (_TRANSPOSE_B, _I32, int(product.transpose_b)),
@@ -218,18 +218,18 @@ class CublasLt:
         sides = (product.a, product.b, product.d)
         layouts = tuple([self._layout(destroys, side, product.batch) for side in sides])
         preference = self._made(destroys, "MatmulPreference")
-        lie = [layout.alignment for layout in (product.a, product.b, product.d, product.d)]
-        wanted: list[tuple[int, _Number, int]] = [
+        alignments = [layout.alignment for layout in (product.a, product.b, product.d, product.d)]
+        limits: list[tuple[int, _Number, int]] = [
             (_WORKSPACE, _U64, workspace_bytes),
             # Split sums may be added up with atomics, whose order is not fixed.
             (_REDUCTIONS, _U32, 0 if product.is_deterministic else _ALL_REDUCTIONS),
-            *[(name, _U32, found) for name, found in zip(_ALIGNMENTS, lie, strict=True)],
+            *[(name, _U32, size) for name, size in zip(_ALIGNMENTS, alignments, strict=True)],
         ]
-        self._set("MatmulPreference", preference, wanted)
-        made = LtDescriptors(product.beta, call, layouts, preference)
-        # Handles as plain ints: a reference to `made` would keep it alive for ever.
-        weakref.finalize(made, _destroy, self.library, destroys)
-        return made
+        self._set("MatmulPreference", preference, limits)
+        descriptors = LtDescriptors(product.beta, call, layouts, preference)
+        # Handles as plain ints: a reference to `descriptors` would keep it alive for ever.
+        weakref.finalize(descriptors, _destroy, self.library, destroys)
+        return descriptors
 
     def read_back(self, made: LtDescriptors) -> LtProduct:
         """Return what descriptors say, as a record. Raises CudaError."""
@@ -278,22 +278,22 @@ class CublasLt:
         The best of a few is timed on scratch, once for each key; a deterministic one is the first.
         Raises CudaError where nothing fits, naming the product.
         """
-        made = self.describe(product, workspace_bytes)
+        descriptors = self.describe(product, workspace_bytes)
         key = f"{product.key}; in {workspace_bytes}"
-        kept = choices.get(key)
-        if kept is None:
-            found = self._candidates(product, made, workspace_bytes)
-            best = found[0]
+        algorithm = choices.get(key)
+        if algorithm is None:
+            candidates = self._candidates(product, descriptors, workspace_bytes)
+            best = candidates[0]
             if not product.is_deterministic:
                 try:
-                    best = self._fastest(product, found, workspace_bytes, trial)
+                    best = self._fastest(product, candidates, workspace_bytes, trial)
                 except CudaError as error:
                     if not is_out_of_memory(error):
                         raise
                     # The plan leaves no room to try: the first is taken, and not kept.
-                    return LtChoice(made, product.compute, best, workspace_bytes)
-            kept = choices.keep(key, best)
-        return LtChoice(made, product.compute, kept, workspace_bytes)
+                    return LtChoice(descriptors, product.compute, best, workspace_bytes)
+            algorithm = choices.keep(key, best)
+        return LtChoice(descriptors, product.compute, algorithm, workspace_bytes)
 
     def warm(self, product: LtProduct, choice: LtChoice, trial: Trial) -> None:
         """Run a choice on scratch: what the library loads then it need not load in a capture.
@@ -306,17 +306,17 @@ class CublasLt:
         self, choice: LtChoice, a: int, b: int, c: int, d: int, workspace: int, stream: int
     ) -> None:
         """Put a product on a stream. Raises CudaError."""
-        made = choice.descriptors
+        descriptors = choice.descriptors
         # alpha and beta have the type that the product is computed in.
         number = ctypes.c_double if choice.compute is DType.FLOAT64 else ctypes.c_float
-        alpha, beta = number(1.0), number(made.beta)
+        alpha, beta = number(1.0), number(descriptors.beta)
         # cublasLtMatmulAlgo_t is 64 opaque bytes, which may be stored and used again.
         algorithm = (_U64 * 8).from_buffer_copy(choice.algorithm)
-        la, lb, ld = [ctypes.c_void_p(handle) for handle in made.layouts]
+        la, lb, ld = [ctypes.c_void_p(handle) for handle in descriptors.layouts]
         self._call(
             "cublasLtMatmul",
             self._handle,
-            ctypes.c_void_p(made.product),
+            ctypes.c_void_p(descriptors.product),
             ctypes.byref(alpha),
             *(ctypes.c_void_p(a), la, ctypes.c_void_p(b), lb, ctypes.byref(beta)),
             *(ctypes.c_void_p(c), ld, ctypes.c_void_p(d), ld),
@@ -367,31 +367,31 @@ class CublasLt:
         epilogue writes goes to scratch too: the plan's memory may hold variables by now.
         """
         spans = [x.span_bytes(product.batch) for x in (product.a, product.b, product.d)]
-        beside = [
+        extra_bytes = [
             product.bias_type.itemsize * max(product.d.rows, product.d.columns),
             product.d.dtype.itemsize * max(product.aux_stride, 1) * product.d.columns,
         ]
-        a, b, d, bias, aux, workspace = trial.scratch((*spans, *beside, workspace_bytes))
+        a, b, d, bias, aux, workspace = trial.scratch((*spans, *extra_bytes, workspace_bytes))
         tried = replace(product, bias=bias if product.bias else 0, aux=aux if product.aux else 0)
-        made = self.describe(tried, workspace_bytes)
+        descriptors = self.describe(tried, workspace_bytes)
         results = product.batch * product.d.rows * product.d.columns
         is_short = results * product.inner < _LEAST_TRIED
         times: list[tuple[float, bytes]] = []
-        failed: CudaError | None = None
+        failure: CudaError | None = None
         for algorithm in found:
-            choice = LtChoice(made, product.compute, algorithm, workspace_bytes)
+            choice = LtChoice(descriptors, product.compute, algorithm, workspace_bytes)
             run = partial(self.run, choice, a, b, d, d, workspace)
             try:
                 # The median: the first run may load a kernel, and another process may hold the GPU.
-                took = median([trial.duration_ns(run) for _ in range(TRIALS)])
+                median_ns = median([trial.duration_ns(run) for _ in range(TRIALS)])
             except CudaError as error:
-                failed = error
+                failure = error
                 continue
-            times.append((took, algorithm))
+            times.append((median_ns, algorithm))
             if is_short:
                 break
-        if not times and failed is not None:
-            raise failed
+        if not times and failure is not None:
+            raise failure
         return first_of_fastest(times)
 
     def _layout(self, destroys: list[tuple[str, int]], side: LtLayout, batch: int) -> int:
@@ -425,21 +425,21 @@ class CublasLt:
 
     def _set(self, sort: str, handle: int, attributes: Sequence[tuple[int, _Number, int]]) -> None:
         for name, number, value in attributes:
-            held = number(value)
-            given = (ctypes.byref(held), ctypes.c_size_t(ctypes.sizeof(held)))
-            self._call(f"cublasLt{sort}SetAttribute", ctypes.c_void_p(handle), name, *given)
+            c_value = number(value)
+            arguments = (ctypes.byref(c_value), ctypes.c_size_t(ctypes.sizeof(c_value)))
+            self._call(f"cublasLt{sort}SetAttribute", ctypes.c_void_p(handle), name, *arguments)
 
     def _get(self, sort: str, handle: int, name: int, number: _Number) -> int:
-        held, written = number(), ctypes.c_size_t()
+        c_value, written_bytes = number(), ctypes.c_size_t()
         self._call(
             f"cublasLt{sort}GetAttribute",
             ctypes.c_void_p(handle),
             name,
-            ctypes.byref(held),
-            ctypes.c_size_t(ctypes.sizeof(held)),
-            ctypes.byref(written),
+            ctypes.byref(c_value),
+            ctypes.c_size_t(ctypes.sizeof(c_value)),
+            ctypes.byref(written_bytes),
         )
-        return int(held.value)
+        return int(c_value.value)
 
     def _call(self, name: str, *given: Any) -> None:
         code = getattr(self.library, name)(*given)
@@ -449,8 +449,8 @@ class CublasLt:
 
 def first_of_fastest(times: Sequence[tuple[float, _T]]) -> _T:
     """Return the first of those that take about as long as the fastest; times in nanoseconds."""
-    limit = min([took for took, _ in times]) * _ALIKE + _ALIKE_NS
-    return next(found for took, found in times if took <= limit)
+    limit = min([duration for duration, _ in times]) * _ALIKE + _ALIKE_NS
+    return next(choice for duration, choice in times if duration <= limit)
 
 
 def _destroy(library: ctypes.CDLL, handles: Sequence[tuple[str, int]]) -> None:

@@ -100,25 +100,25 @@ def graph_of(cudnn: Any, handle: Any, call: CudnnCall) -> Any:
         intermediate_data_type=cudnn.data_type.FLOAT,
         compute_data_type=cudnn.data_type.FLOAT,
     )
-    given, made = {}, {}
+    inputs, outputs = {}, {}
     for uid, tensor in enumerate(call.tensors, 1):
-        lies = {"dim": list(tensor.shape), "stride": list(tensor.strides)}
+        layout = {"dim": list(tensor.shape), "stride": list(tensor.strides)}
         if tensor.name in node.inputs:
-            given[node.inputs[tensor.name]] = graph.tensor(
-                name=tensor.name, data_type=kinds[tensor.dtype], uid=uid, **lies
+            inputs[node.inputs[tensor.name]] = graph.tensor(
+                name=tensor.name, data_type=kinds[tensor.dtype], uid=uid, **layout
             )
         else:
-            made[node.outputs[tensor.name]] = uid, tensor
-    results = getattr(graph, node.method)(name=node.type, **given, **_said_of(cudnn, call))
+            outputs[node.outputs[tensor.name]] = uid, tensor
+    results = getattr(graph, node.method)(name=node.type, **inputs, **_said_of(cudnn, call))
     several = results if isinstance(results, tuple | list) else (results,)
-    for result, port in zip(several, node.outputs.values(), strict=True):
-        uid, tensor = made[port]
-        result.set_output(True).set_uid(uid).set_data_type(kinds[tensor.dtype])
-        result.set_dim(list(tensor.shape)).set_stride(list(tensor.strides))
+    for output, port in zip(several, node.outputs.values(), strict=True):
+        uid, tensor = outputs[port]
+        output.set_output(True).set_uid(uid).set_data_type(kinds[tensor.dtype])
+        output.set_dim(list(tensor.shape)).set_stride(list(tensor.strides))
     # Before it is validated: the package says it in other words once the library has the graph.
-    said = read_back(str(graph))
-    if said != call:
-        raise UnknownGraph(f"a graph of {call} says that it is of {said}")
+    graph_call = read_back(str(graph))
+    if graph_call != call:
+        raise UnknownGraph(f"a graph of {call} says that it is of {graph_call}")
     return graph
 
 
@@ -141,14 +141,14 @@ def read_back(said: str) -> CudnnCall:
     if len(graph["nodes"]) != 1:
         raise UnknownGraph(f"a graph has {len(graph['nodes'])} nodes, and ours have one")
     (node,) = graph["nodes"]
-    names = next((names for names, own in _NODES.items() if own.type == node["type"]), None)
+    names = next((names for names, spec in _NODES.items() if spec.type == node["type"]), None)
     if names is None:
         raise UnknownGraph(f"a graph has a node {node['type']!r}, which is none of ours")
     added_up = graph["context"].get("compute_data_type")
     if added_up != _TYPES[DType.FLOAT32]:
         raise UnknownGraph(f"a graph computes in {added_up}")
-    own, tensors = _NODES[names], []
-    for names_of, ports in ((own.inputs, node["inputs"]), (own.outputs, node["outputs"])):
+    spec, tensors = _NODES[names], []
+    for names_of, ports in ((spec.inputs, node["inputs"]), (spec.outputs, node["outputs"])):
         if {*ports} != {*names_of.values()}:
             raise UnknownGraph(f"a node {node['type']} has the tensors {', '.join(ports)}")
         for name, port in names_of.items():
@@ -193,16 +193,16 @@ def _sdpa(
 def _conv(tensors: tuple[CudnnTensor, ...], params: Mapping[str, Any]) -> ConvCall:
     """Return a convolution; every parameter must be one of ours, a number for each axis."""
     _refuse_others(params, (*_PADDINGS, *_WAYS))
-    found: dict[str, Extents] = {}
+    extents: dict[str, Extents] = {}
     for name in (*_PADDINGS, *_WAYS):
-        found[name] = tuple(params.get(name) or ())
-        if len(found[name]) != len(tensors[0].shape) - 2:
+        extents[name] = tuple(params.get(name) or ())
+        if len(extents[name]) != len(tensors[0].shape) - 2:
             raise UnknownGraph(f"a graph has {name} = {params.get(name)}")
-    before, behind = [found[name] for name in _PADDINGS]
+    before, after = [extents[name] for name in _PADDINGS]
     # A record of ours has one padding per axis.
-    if before != behind:
-        raise UnknownGraph(f"a graph has padding {before} before and {behind} behind")
-    return ConvCall(tensors, before, *[found[name] for name in _WAYS])
+    if before != after:
+        raise UnknownGraph(f"a graph has padding {before} before and {after} behind")
+    return ConvCall(tensors, before, *[extents[name] for name in _WAYS])
 
 
 def _refuse_others(params: Mapping[str, object], known: tuple[str, ...]) -> None:
@@ -361,11 +361,11 @@ def why_not() -> str:
         has_bindings = False
     if not (is_installed() and has_bindings):
         return "its packages are missing"
-    found = _version()
-    if found is None:
+    version = _version()
+    if version is None:
         return f"the library itself ({_LIBRARY}) is missing"
-    if found < OLDEST_CUDNN:
-        return f"the one here is {_dotted(found)}, older than {_dotted(OLDEST_CUDNN)}"
+    if version < OLDEST_CUDNN:
+        return f"the one here is {_dotted(version)}, older than {_dotted(OLDEST_CUDNN)}"
     return ""
 
 
@@ -399,13 +399,13 @@ def _told(call: str, code: int, what: str) -> Iterator[None]:
 @contextmanager
 def _no_scores_kept() -> Iterator[None]:
     """Let the frontend keep no scores in scratch while it builds a plan."""
-    kept = os.environ.get(_SCORES_LIMIT)
+    old_value = os.environ.get(_SCORES_LIMIT)
     # The frontend reads the variable while it builds a plan.
     os.environ[_SCORES_LIMIT] = "0"
     try:
         yield
     finally:
-        if kept is None:
+        if old_value is None:
             del os.environ[_SCORES_LIMIT]
         else:
-            os.environ[_SCORES_LIMIT] = kept
+            os.environ[_SCORES_LIMIT] = old_value

@@ -172,12 +172,12 @@ class CupyDriver:
         self._choices: list[LtChoice] = []
         self._cudnn: Cudnn | None = None
         self._cudnn_choices: list[CudnnChoice] = []
-        said = self._ask("getDeviceProperties", index)
+        properties = self._ask("getDeviceProperties", index)
         self._seen = DeviceProperties(
-            said["name"].decode(),
-            (said["major"], said["minor"]),
-            said["multiProcessorCount"],
-            said["totalGlobalMem"],
+            properties["name"].decode(),
+            (properties["major"], properties["minor"]),
+            properties["multiProcessorCount"],
+            properties["totalGlobalMem"],
             self._ask("driverGetVersion"),
         )
 
@@ -301,8 +301,8 @@ class CupyDriver:
             self._parameters[words] = (ctypes.c_void_p * 1)(words)
         # More than 48 KiB of shared memory must be asked for, once per kernel.
         if shared_bytes > _SHARED_LIMIT and function not in self._with_shared:
-            given = (function, _MAX_SHARED_ATTRIBUTE, shared_bytes)
-            self._calls.ask_driver("funcSetAttribute", *given)
+            setting = (function, _MAX_SHARED_ATTRIBUTE, shared_bytes)
+            self._calls.ask_driver("funcSetAttribute", *setting)
             self._with_shared.add(function)
         parameters = ctypes.addressof(self._parameters[words])
         grid, block = (num_blocks, 1, 1), (num_threads, 1, 1)
@@ -335,8 +335,8 @@ class CupyDriver:
     ) -> int:
         """Return the number of the fastest of some ways to do the same."""
         choices = self._product_choices()
-        kept = choices.get(key)
-        if kept is None:
+        choice = choices.get(key)
+        if choice is None:
             try:
                 with LibraryTrial(self, self._ask) as clock, trial() as ways:
                     best = clock.fastest_way(ways)
@@ -344,8 +344,8 @@ class CupyDriver:
                 if not is_out_of_memory(error):
                     raise
                 return 0  # and not kept
-            kept = choices.keep(key, bytes([best]))
-        return kept[0]
+            choice = choices.keep(key, bytes([best]))
+        return choice[0]
 
     def _warm_up(
         self, library: CublasLt, product: LtProduct, choice: LtChoice, trial: LibraryTrial

@@ -82,29 +82,29 @@ class UntunedLaunch:
 
     def autotune(self, context: CudaContext) -> None:
         """Choose, and prepare the launch; its texts must be loaded. Raises CudaError."""
-        found: list[DeviceCall] = []
+        calls: list[DeviceCall] = []
         for number, call in enumerate(self.calls):
             if isinstance(call, AlternativeCalls):
                 trial = partial(self._trial, context, number)
-                found += call.alternatives[context.choose_way(_key(call), trial)]
+                calls += call.alternatives[context.choose_way(_key(call), trial)]
             else:
-                found.append(call)
-        self.launch.prepare(tuple(found))
+                calls.append(call)
+        self.launch.prepare(tuple(calls))
 
     @contextmanager
     def _trial(self, context: CudaContext, number: int) -> Iterator[TimedAlternatives]:
         """Make the ways of one call runnable on scratch, which goes at the end of the `with`."""
         driver = context.kept.driver
-        with ExitStack() as held:
-            scratch = _TrialScratch(driver, held)
+        with ExitStack() as stack:
+            scratch = _TrialScratch(driver, stack)
             inputs, outputs, workspace = self.operands
-            moved = (
+            operands = (
                 tuple([scratch.beside(view) for view in inputs]),
                 tuple([scratch.beside(view) for view in outputs]),
                 None if workspace is None else scratch.moved(workspace),
             )
             # The same place among the calls: layouts decide the calls, and those did not change.
-            call = context.supported(self.bind(moved))[number]
+            call = context.supported(self.bind(operands))[number]
             if not isinstance(call, AlternativeCalls):
                 raise InternalError(f"a launch has other calls on scratch: {call!r}")
             runs = [
@@ -329,13 +329,13 @@ class CudaDevice:
         """
         if not isinstance(stream, CudaStream):
             raise InternalError(f"a stream of {type(stream).__name__} is not a CUDA device's")
-        own = tuple([launch for launch in launches if isinstance(launch, CudaLaunch)])
+        cuda_launches = tuple([launch for launch in launches if isinstance(launch, CudaLaunch)])
         try:
             self._load()
             # A launch that a trace wraps is no CudaLaunch any more and cannot be captured.
-            if self._is_stepwise or len(own) < len(launches):
+            if self._is_stepwise or len(cuda_launches) < len(launches):
                 return (StepwiseChain(self._context, self._current, stream, launches),)
-            return (bind_whole(self._context, stream, own),)
+            return (bind_whole(self._context, stream, cuda_launches),)
         except CudaError as error:
             raise explained(error, self.device) from error
 

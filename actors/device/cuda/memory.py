@@ -153,32 +153,32 @@ def view_on(
 
 def read(driver: CudaDriver, view: DeviceView) -> Array:
     """Return a copy of a window, whatever its strides are."""
-    held, window = _on_host(view)
+    buffer, window = _on_host(view)
     first, size = extent_of(view)
     if size:
-        driver.copy(held.ctypes.data, first, size)
+        driver.copy(buffer.ctypes.data, first, size)
     return window if view.is_dense else np.array(window)
 
 
 def write(driver: CudaDriver, view: DeviceView, array: Array) -> None:
     """Fill a window, whatever its strides are; bytes between its elements stay."""
-    held, window = _on_host(view)
+    buffer, window = _on_host(view)
     first, size = extent_of(view)
     if not size:
         return
     # The bytes between its elements are read first, so that they go back as they were.
     if not view.is_dense:
-        driver.copy(held.ctypes.data, first, size)
+        driver.copy(buffer.ctypes.data, first, size)
     np.copyto(window, array)
-    driver.copy(first, held.ctypes.data, size)
+    driver.copy(first, buffer.ctypes.data, size)
 
 
 def _on_host(view: DeviceView) -> tuple[Array, Array]:
     """Return bytes for all that a window spans, and the window on them."""
     first, size = extent_of(view)
-    held = np.empty(size, np.uint8)
+    block = np.empty(size, np.uint8)
     offset = view.address - first
-    return held, np.ndarray(view.shape, numpy_dtype(view.dtype), held, offset, view.strides_bytes)
+    return block, np.ndarray(view.shape, numpy_dtype(view.dtype), block, offset, view.strides_bytes)
 
 
 def extent_of(view: DeviceView) -> tuple[int, int]:
@@ -406,8 +406,8 @@ class StatusMemory:
     def _take(self, num_words: int) -> Array:
         if len(self._free) < num_words:
             self._free = self._page()
-        taken, self._free = self._free[:num_words], self._free[num_words:]
-        return taken
+        words, self._free = self._free[:num_words], self._free[num_words:]
+        return words
 
     def _page(self) -> Array:
         # Pages stay alive by the views that cells keep on them.

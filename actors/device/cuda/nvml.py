@@ -80,14 +80,14 @@ def _asked(library: Any, environ: Mapping[str, str]) -> NvmlDevices:
     driver = _text(library, "nvmlSystemGetDriverVersion")
     _call(library, "nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(version))
     _call(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
-    seen = _visible([_gpu(library, number) for number in range(count.value)], environ)
-    problem = "" if seen else "the NVIDIA driver has no GPU"
-    if count.value and not seen:
-        shown = environ.get("CUDA_VISIBLE_DEVICES")
-        problem = f"CUDA_VISIBLE_DEVICES={shown} hides all of {count.value} GPUs"
+    visible = _visible([_gpu(library, number) for number in range(count.value)], environ)
+    problem = "" if visible else "the NVIDIA driver has no GPU"
+    if count.value and not visible:
+        setting = environ.get("CUDA_VISIBLE_DEVICES")
+        problem = f"CUDA_VISIBLE_DEVICES={setting} hides all of {count.value} GPUs"
     # 13020 is CUDA 13.2.
     cuda = (version.value // 1000, version.value % 1000 // 10)
-    return NvmlDevices(tuple(seen), driver, cuda, problem)
+    return NvmlDevices(tuple(visible), driver, cuda, problem)
 
 
 def _gpu(library: Any, number: int) -> NvmlDevice:
@@ -104,17 +104,17 @@ def _gpu(library: Any, number: int) -> NvmlDevice:
 
 def _visible(gpus: list[NvmlDevice], environ: Mapping[str, str]) -> list[NvmlDevice]:
     """Return what CUDA would show: entries in their order, up to the first that means nothing."""
-    shown = environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is None:
+    setting = environ.get("CUDA_VISIBLE_DEVICES")
+    if setting is None:
         return gpus
-    seen: list[NvmlDevice] = []
-    for entry in shown.split(","):
-        found = _named(entry.strip(), gpus)
+    visible: list[NvmlDevice] = []
+    for entry in setting.split(","):
+        gpu = _named(entry.strip(), gpus)
         # As CUDA itself does: an entry that names no GPU hides it and all that follow.
-        if found is None:
+        if gpu is None:
             break
-        seen.append(found)
-    return seen
+        visible.append(gpu)
+    return visible
 
 
 def _named(entry: str, gpus: list[NvmlDevice]) -> NvmlDevice | None:

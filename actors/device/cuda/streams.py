@@ -109,36 +109,36 @@ class CudaContext:
 
         A deterministic device takes the first of those that are left. Raises CudaError for none.
         """
-        found: list[DeviceCall | AlternativeCalls] = []
+        supported_calls: list[DeviceCall | AlternativeCalls] = []
         for call in calls:
             if not isinstance(call, AlternativeCalls):
-                found.append(call)
+                supported_calls.append(call)
                 continue
             ways = self._supported_ways(call)
             # What was fastest may differ from run to run, and with it the order of sums.
             if len(ways) == 1 or self._is_deterministic:
-                found += ways[0]
+                supported_calls += ways[0]
             else:
-                found.append(AlternativeCalls(ways))
-        return tuple(found)
+                supported_calls.append(AlternativeCalls(ways))
+        return tuple(supported_calls)
 
     def _supported_ways(self, call: AlternativeCalls) -> tuple[DeviceCalls, ...]:
-        ways, failed = [], None
+        ways, failure = [], None
         for way in call.alternatives:
             try:
                 for step in way:
                     if isinstance(step, RunProduct | RunCudnn):
-                        wanted = step.product if isinstance(step, RunProduct) else step.record
-                        self.choose(wanted, step.workspace_bytes)
+                        library_call = step.product if isinstance(step, RunProduct) else step.record
+                        self.choose(library_call, step.workspace_bytes)
             except CudaError as error:
                 # A GPU that has failed is no reason to take another way.
                 if not is_of_library(error):
                     raise
-                failed = error
+                failure = error
             else:
                 ways.append(way)
-        if not ways and failed is not None:
-            raise failed
+        if not ways and failure is not None:
+            raise failure
         return tuple(ways)
 
     def check(self, known: Known | None = None) -> None:
@@ -184,29 +184,29 @@ class CudaStream:
 
     def record(self, event: DeviceEvent) -> None:
         """Mark the end of all that is on this stream."""
-        own = _own(event)
+        cuda_event = _own(event)
         try:
-            self._record(own.handle, self.handle)
+            self._record(cuda_event.handle, self.handle)
         except CudaError as error:
             raise self.fault(error) from error
         if self._reports.has_cells:
             # Vector clocks: an event carries how many launches of each stream come before it. Only
             # where a kernel can report, so that other plans pay nothing per record.
             self._known[self.number] = self.num_launches
-            own.known.update(self._known)
+            cuda_event.known.update(self._known)
 
     def wait(self, event: DeviceEvent) -> None:
         """Hold this stream until the event's latest record is done."""
-        own = _own(event)
+        cuda_event = _own(event)
         try:
-            self._wait(self.handle, own.handle)
+            self._wait(self.handle, cuda_event.handle)
         except CudaError as error:
             raise self.fault(error) from error
         if self._reports.has_cells:
-            known = self._known
-            for number, count in own.known.items():
-                if count > known.get(number, 0):
-                    known[number] = count
+            clock = self._known
+            for number, count in cuda_event.known.items():
+                if count > clock.get(number, 0):
+                    clock[number] = count
 
     def count_firing(self) -> None:
         """Remember how many launches there were before the firing that comes now."""

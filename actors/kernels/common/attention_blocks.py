@@ -214,8 +214,8 @@ def hide(
 
     Rows below the corner see all of the block, and columns left of it are seen by all rows.
     """
-    found = _corner(e, rows, columns, scores, mask)
-    return () if found is None else (partial(np.fmin, *found, out=found[0]),)
+    corner = _corner(e, rows, columns, scores, mask)
+    return () if corner is None else (partial(np.fmin, *corner, out=corner[0]),)
 
 
 def clear(
@@ -225,8 +225,8 @@ def clear(
 
     `bits` is a mask of integers as wide as the scores, of -1 and 0.
     """
-    found = _corner(e, rows, columns, scores.view(bits.dtype), bits)
-    return () if found is None else (partial(np.bitwise_and, *found, out=found[0]),)
+    corner = _corner(e, rows, columns, scores.view(bits.dtype), bits)
+    return () if corner is None else (partial(np.bitwise_and, *corner, out=corner[0]),)
 
 
 def _corner(

@@ -141,39 +141,39 @@ def _correlated(
         matrix = room.at("weights", groups, results, depth)
         yield Copy(matrix.reshape(weight.shape), weight), 1
     for images, times in _cut(room, x, y, depth * groups):
-        source, made = x[images], y[images]
+        source, target = x[images], y[images]
         padded, before = _padded(room, source, y.shape[3:], windows)
         for step in before:
             yield step, times
         for rows in _strips(room, y, depth * groups):
-            seen = _windows(padded, y.shape[3:], windows, rows)
-            part = made[:, :, :, rows]
-            for step in _product(room, matrix, seen, part):
+            view = _windows(padded, y.shape[3:], windows, rows)
+            part = target[:, :, :, rows]
+            for step in _product(room, matrix, view, part):
                 yield step, times
 
 
-def _product(room: ScratchLayout, matrix: Array, seen: Array, part: Array) -> Iterator[Step]:
+def _product(room: ScratchLayout, matrix: Array, view: Array, part: Array) -> Iterator[Step]:
     """Yield the steps of one chunk: columns of what windows see, their product, its way to y."""
     count, groups, results, *extents = part.shape
     depth, length = matrix.shape[2], math.prod(extents)
-    direct = _as_matrix(seen.reshape(*seen.shape[:3], *extents)) if depth == seen.shape[2] else None
+    direct = _as_matrix(view.reshape(*view.shape[:3], *extents)) if depth == view.shape[2] else None
     target = _as_matrix(part)
     # Few windows per image: images are joined to one product, at the price of a copy of the result.
     if direct is None and count > 1 and length < _ENOUGH_COLUMNS:
         columns = room.at("columns", groups, depth, count * length)
-        turned = np.moveaxis(seen, 0, seen.ndim - 1 - len(extents))
+        turned = np.moveaxis(view, 0, view.ndim - 1 - len(extents))
         yield Copy(columns.reshape(turned.shape), turned)
-        made = room.at("product", groups, results, count * length)
-        yield Multiply(matrix, columns, made)
-        yield Copy(part, np.moveaxis(made.reshape(groups, results, count, *extents), 2, 0))
+        output = room.at("product", groups, results, count * length)
+        yield Multiply(matrix, columns, output)
+        yield Copy(part, np.moveaxis(output.reshape(groups, results, count, *extents), 2, 0))
         return
     if direct is None:
         direct = room.at("columns", count, groups, depth, length)
-        yield Copy(direct.reshape(seen.shape), seen)
-    made = room.at("product", count, groups, results, length) if target is None else target
-    yield Multiply(matrix, direct, made)
+        yield Copy(direct.reshape(view.shape), view)
+    output = room.at("product", count, groups, results, length) if target is None else target
+    yield Multiply(matrix, direct, output)
     if target is None:
-        yield Copy(part, made.reshape(part.shape))
+        yield Copy(part, output.reshape(part.shape))
 
 
 def _spread(
@@ -184,19 +184,19 @@ def _spread(
     dx[s m + r - low] is the sum of weight[k] dy[m - (k d - r) / s] where k d is r modulo s.
     """
     turned = weight.swapaxes(1, 2)
-    remainders = [list(_remainders(*own)) for own in zip(dx.shape[3:], *windows, strict=True)]
-    if any([not own.taps for axis in remainders for own in axis]):
+    remainders = [list(_remainders(*axis)) for axis in zip(dx.shape[3:], *windows, strict=True)]
+    if any([not remainder.taps for axis in remainders for remainder in axis]):
         yield Fill(dx), 1
     for axes in product(*remainders):
-        if not all([own.taps for own in axes]):
+        if not all([remainder.taps for remainder in axes]):
             continue
-        kernel = _at(turned, [own.turned for own in axes])
-        part = _at(dx, [own.places for own in axes])
+        kernel = _at(turned, [remainder.turned for remainder in axes])
+        part = _at(dx, [remainder.places for remainder in axes])
         ways = Windows(
             kernel.shape[3:],
             (1,) * len(axes),
-            tuple([own.dilation for own in axes]),
-            tuple([own.low for own in axes]),
+            tuple([remainder.dilation for remainder in axes]),
+            tuple([remainder.low for remainder in axes]),
         )
         yield from _correlated(room, dy, kernel, part, ways)
 
@@ -222,18 +222,20 @@ def _remainders(
 ) -> Iterator[_Remainder]:
     # Taps k and k + step reach places that are the same modulo the stride.
     step = stride // gcd(stride, dilation)
-    apart = step * dilation // stride
+    spacing = step * dilation // stride
     for remainder in range(stride):
         first = -((remainder - low) // stride)
         place = first * stride + remainder - low
         if place >= extent:
             continue
-        own = [k for k in range(min(step, taps)) if (k * dilation - remainder) % stride == 0]
-        found = range(own[0], taps, step) if own else range(0)
+        firsts = [k for k in range(min(step, taps)) if (k * dilation - remainder) % stride == 0]
+        reach = range(firsts[0], taps, step) if firsts else range(0)
         begin = 0
-        if own:
-            begin = first - (own[0] * dilation - remainder) // stride - (len(found) - 1) * apart
-        yield _Remainder(slice(place, None, stride), found, apart, -begin)
+        if firsts:
+            begin = (
+                first - (firsts[0] * dilation - remainder) // stride - (len(reach) - 1) * spacing
+            )
+        yield _Remainder(slice(place, None, stride), reach, spacing, -begin)
 
 
 def _summed(
@@ -251,8 +253,8 @@ def _summed(
         for step in before:
             yield step, times
         for rows in _strips(room, dy, depth * groups):
-            seen = _windows(padded, dy.shape[3:], windows, rows)
-            left, columns, copies = _sides(room, dy[images][:, :, :, rows], seen)
+            view = _windows(padded, dy.shape[3:], windows, rows)
+            left, columns, copies = _sides(room, dy[images][:, :, :, rows], view)
             for step in copies:
                 yield step, times
             right, first = columns.swapaxes(1, 2), int(is_first)
@@ -265,12 +267,12 @@ def _summed(
         yield Copy(dweight, total.reshape(dweight.shape)), 1
 
 
-def _sides(room: ScratchLayout, slopes: Array, seen: Array) -> tuple[Array, Array, list[Step]]:
+def _sides(room: ScratchLayout, slopes: Array, view: Array) -> tuple[Array, Array, list[Step]]:
     """Return some of dy and what it is multiplied by, images joined, and the copies of them."""
     count, groups, results, *extents = slopes.shape
-    length, depth = count * math.prod(extents), math.prod(seen.shape[2 : seen.ndim - len(extents)])
+    length, depth = count * math.prod(extents), math.prod(view.shape[2 : view.ndim - len(extents)])
     columns = room.at("columns", groups, depth, length)
-    turned = np.moveaxis(seen, 0, seen.ndim - 1 - len(extents))
+    turned = np.moveaxis(view, 0, view.ndim - 1 - len(extents))
     copies: list[Step] = [Copy(columns.reshape(turned.shape), turned)]
     left = _as_matrix(slopes) if count == 1 else None
     if left is not None:
@@ -309,13 +311,13 @@ def _padded(
     What lies outside of x are zeros, in scratch; where nothing does it is x.
     """
     spans = [(n - 1) * s + (k - 1) * d + 1 for n, k, s, d in zip(counts, *windows[:3], strict=True)]
-    own: list[slice] = []
+    slices: list[slice] = []
     places: list[slice] = []
     for extent, span, low in zip(x.shape[3:], spans, windows.low, strict=True):
         first, stop = max(0, -low), max(0, -low, min(extent, span - low))
-        own.append(slice(first, stop))
+        slices.append(slice(first, stop))
         places.append(slice(first + low, stop + low))
-    inside = _at(x, own)
+    inside = _at(x, slices)
     # Nothing is padded: windows see x where it lies.
     if inside.shape[3:] == tuple(spans):
         return inside, []

@@ -110,9 +110,9 @@ class CRates:
 
         They come from the cache of another core then, which is as far away as what all cores share.
         """
-        own = 1 / self.num_threads
+        share = 1 / self.num_threads
         far = max(distance_bytes, C_DISTANCES_BYTES[1])
-        return own * self.miss_ns_at(distance_bytes) + (1 - own) * self.miss_ns_at(far)
+        return share * self.miss_ns_at(distance_bytes) + (1 - share) * self.miss_ns_at(far)
 
     def moves_ns(self, work: CWork) -> float:
         """Return the time of moving operands in cache, on one thread."""

@@ -124,17 +124,17 @@ def prune(newest: Path, most_bytes: int) -> list[Path]:
     take more than `most_bytes`, and files that a writer left unfinished a day ago. Needs one look
     at each file of the folder. A folder that cannot be written stays as it is.
     """
-    now_s, found = time.time(), []
+    now_s, files = time.time(), []
     with suppress(OSError), os.scandir(newest.parent) as entries:
         for entry in entries:
             with suppress(OSError):
                 facts = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(facts.st_mode) and entry.name != newest.name:
-                    found.append((facts.st_mtime, facts.st_size, Path(entry.path)))
-    removed = [p for t, _, p in found if p.suffix == PARTIAL and now_s - t > _DAY_S]
+                    files.append((facts.st_mtime, facts.st_size, Path(entry.path)))
+    removed = [p for t, _, p in files if p.suffix == PARTIAL and now_s - t > _DAY_S]
     left_bytes = most_bytes - (newest.stat().st_size if newest.exists() else 0)
     # Newest first: the budget is spent on what was used last.
-    for used_s, size_bytes, path in sorted(found, reverse=True):
+    for used_s, size_bytes, path in sorted(files, reverse=True):
         if path.suffix == newest.suffix:
             left_bytes -= size_bytes
             if left_bytes < 0 or now_s - used_s > MOST_DAYS * _DAY_S:
@@ -238,12 +238,12 @@ _report = logging.getLogger("actorflow").warning
 def read_object(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file, None where there is nothing. Raises DamagedFile."""
     try:
-        found: dict[str, Any] = json.loads(read_checksummed(path))
+        fields: dict[str, Any] = json.loads(read_checksummed(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise DamagedFile(error.strerror or str(error)) from None
-    return found
+    return fields
 
 
 def load_measurements(path: Path, decode: Callable[[dict[str, Any]], T], anew: str) -> T | None:
@@ -253,8 +253,8 @@ def load_measurements(path: Path, decode: Callable[[dict[str, Any]], T], anew: s
     `anew`.
     """
     try:
-        found = read_object(path)
-        return None if found is None else decode(found)
+        fields = read_object(path)
+        return None if fields is None else decode(fields)
     except DamagedFile as error:
         report_damage(path, error, anew)
         return None

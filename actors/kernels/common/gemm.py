@@ -173,9 +173,9 @@ def view_of_array(array: Array) -> MatrixView | None:
 
 def views_of(operands: Sequence[Operand | Array]) -> tuple[MatrixView, ...] | None:
     """Return the views of all operands of a call; None where one has none."""
-    found = [view_of(x) if isinstance(x, Operand) else view_of_array(x) for x in operands]
-    known = tuple([view for view in found if view is not None])
-    return known if len(known) == len(found) else None
+    views = [view_of(x) if isinstance(x, Operand) else view_of_array(x) for x in operands]
+    present = tuple([view for view in views if view is not None])
+    return present if len(present) == len(views) else None
 
 
 def _view(dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> MatrixView | None:
@@ -198,18 +198,18 @@ def gemm_of(a: MatrixView, b: MatrixView, out: MatrixView) -> Gemm | None:
         sides = [sides[1].transposed, sides[0].transposed, sides[2].transposed]
         m, n = n, m
         out_side = _plain(sides[2], m, n)
-    found = Gemm(
+    gemm = Gemm(
         a.dtype, out.dtype, m, n, k, batch,
         _plain(sides[0], m, k), _plain(sides[1], k, n), out_side, is_swapped,
     )  # fmt: skip
-    found = _joined(_without_ones(found))
-    return found if _is_readable(found) else None
+    gemm = _joined(_without_ones(gemm))
+    return gemm if _is_readable(gemm) else None
 
 
 def _side(view: MatrixView, rank: int) -> Side:
     """Return the strides of a tensor whose leading axes are broadcast to `rank` axes."""
-    own = [0 if n == 1 else s for n, s in zip(view.shape[:-2], view.strides[:-2], strict=True)]
-    return Side(view.strides[-2], view.strides[-1], (0,) * (rank - len(own)) + tuple(own))
+    batch = [0 if n == 1 else s for n, s in zip(view.shape[:-2], view.strides[:-2], strict=True)]
+    return Side(view.strides[-2], view.strides[-1], (0,) * (rank - len(batch)) + tuple(batch))
 
 
 def _plain(side: Side, rows: int, columns: int) -> Side:
@@ -222,15 +222,15 @@ def _plain(side: Side, rows: int, columns: int) -> Side:
 
 
 def _without_ones(gemm: Gemm) -> Gemm:
-    kept = [axis for axis, extent in enumerate(gemm.batch) if extent != 1]
-    return _with_batch(gemm, kept, gemm)
+    axes = [axis for axis, extent in enumerate(gemm.batch) if extent != 1]
+    return _with_batch(gemm, axes, gemm)
 
 
 def _with_batch(gemm: Gemm, axes: Sequence[int], source: Gemm) -> Gemm:
     """Return a product with some of the batch axes of another one."""
     sides = {
-        name: replace(own, batch=tuple([given.batch[axis] for axis in axes]))
-        for name, own, given in (
+        name: replace(side, batch=tuple([other.batch[axis] for axis in axes]))
+        for name, side, other in (
             ("a", gemm.a, source.a),
             ("b", gemm.b, source.b),
             ("out", gemm.out, source.out),
@@ -272,13 +272,13 @@ def _is_matrix(side: Side, rows: int, columns: int) -> bool:
 
 def chunks_of(gemm: Gemm, cut: ThreadCut) -> tuple[Chunk, ...]:
     """Return the chunks of a product: pieces of a matrix, or runs of a batch."""
-    wanted, places = _num_wanted(gemm), _places(gemm)
-    if len(places) >= wanted:
-        per_chunk = -(-len(places) // wanted)
+    num_chunks, places = _num_wanted(gemm), _places(gemm)
+    if len(places) >= num_chunks:
+        per_chunk = -(-len(places) // num_chunks)
         calls = [_call(gemm, place, 0, 0, gemm.m, gemm.n) for place in places]
         runs = [tuple(calls[i : i + per_chunk]) for i in range(0, len(calls), per_chunk)]
         return tuple([Chunk(run, 0, gemm.m) for run in runs])
-    rows, columns = _piece(gemm, -(-wanted // len(places)), cut)
+    rows, columns = _piece(gemm, -(-num_chunks // len(places)), cut)
     pieces = [
         _call(gemm, place, row, column, min(rows, gemm.m - row), min(columns, gemm.n - column))
         for place in places

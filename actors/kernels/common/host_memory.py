@@ -215,5 +215,5 @@ def address(array: Array | None) -> int:
     """Return where an array's first element is; 0 for None and for an array without elements."""
     if array is None or not array.size:
         return 0
-    found: int = array.__array_interface__["data"][0]
-    return found
+    pointer: int = array.__array_interface__["data"][0]
+    return pointer

@@ -57,9 +57,9 @@ def size_bytes(pieces: tuple[Piece, ...]) -> int:
 
 def carve(workspace: Array | None, pieces: tuple[Piece, ...]) -> tuple[Array, ...]:
     """Return the arrays of `pieces` in `workspace`. Raises InternalError if it is too small."""
-    needed, given = size_bytes(pieces), 0 if workspace is None else workspace.size
-    if given < needed:
-        raise InternalError(f"a kernel needs {needed} bytes of workspace and was given {given}")
+    needed, size = size_bytes(pieces), 0 if workspace is None else workspace.size
+    if size < needed:
+        raise InternalError(f"a kernel needs {needed} bytes of workspace and was given {size}")
     arrays: list[Array] = []
     offset = 0
     for piece in pieces:
@@ -77,8 +77,8 @@ def workers_for(
     pieces: Callable[[int], tuple[Piece, ...]], workspace: Array | None, most: int
 ) -> int:
     """Return how many workers a workspace has room for, at least one: a plan may know fewer."""
-    given = 0 if workspace is None else workspace.size
-    while most > 1 and size_bytes(pieces(most)) > given:
+    size = 0 if workspace is None else workspace.size
+    while most > 1 and size_bytes(pieces(most)) > size:
         most -= 1
     return max(1, most)
 
@@ -251,11 +251,11 @@ def over_operands(
     inner = 1
     for axis in reversed(axes):
         # Joined from the innermost out, as far as every operand steps evenly.
-        if axis != axes[-1] and any(own[axis] != own[axes[-1]] * inner for own in strides):
+        if axis != axes[-1] and any(steps[axis] != steps[axes[-1]] * inner for steps in strides):
             break
         inner *= shape[axis]
     is_dense = not axes or all(
-        own[axes[-1]] in (0, item) for own, item in zip(strides, itemsizes, strict=True)
+        steps[axes[-1]] in (0, item) for steps, item in zip(strides, itemsizes, strict=True)
     )
     if sort is None:
         sort = BytePass.SIMPLE if len(strides) < 3 else BytePass.PLAIN
@@ -438,10 +438,10 @@ def integers(attrs: Attrs, name: str) -> tuple[int, ...]:
     value = _present(attrs, name)
     if not isinstance(value, tuple):
         raise _wrong(name, "a tuple of ints", value)
-    found = tuple([item for item in value if isinstance(item, int)])
-    if len(found) != len(value):
+    items = tuple([item for item in value if isinstance(item, int)])
+    if len(items) != len(value):
         raise _wrong(name, "a tuple of ints", value)
-    return found
+    return items
 
 
 def fused_program(attrs: Attrs, name: str) -> FusedProgram:

@@ -39,7 +39,7 @@ def collapse_axes(
     sorted by the step of the first operand, largest first. No axis is left of a single element.
     """
     axes = [
-        Axis(extent, tuple([own[index] for own in strides]))
+        Axis(extent, tuple([steps[index] for steps in strides]))
         for index, extent in enumerate(shape)
         if extent != 1
     ]

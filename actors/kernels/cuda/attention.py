@@ -167,9 +167,9 @@ class AttentionChunks:
         count = self._e.visible(rows.start)
         if not self._e.is_dropped:
             return Seen(rows, count)
-        kept = self._at("kept", DType.UINT8, *shape)
-        self._add(heads.kept(kept, self._first_head, rows.start), kept.type.size_bytes)
-        return Seen(rows, count, kept)
+        kept_mask = self._at("kept", DType.UINT8, *shape)
+        self._add(heads.kept(kept_mask, self._first_head, rows.start), kept_mask.type.size_bytes)
+        return Seen(rows, count, kept_mask)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -180,8 +180,8 @@ class AttentionChunks:
             return ()
         strips = self._strips(1)
         for q, k, v, y, lse, *masks in self._groups(strips, 1):
-            q, k, made = self._even("q", q), self._even("k", k), self._even_target("y", y)
-            heads = self._heads((q, k, v, y, made, lse), masks, lse.shape[:-1])
+            q, k, target = self._even("q", q), self._even("k", k), self._even_target("y", y)
+            heads = self._heads((q, k, v, y, target, lse), masks, lse.shape[:-1])
             values, flags = self._finite(heads, "v", v)
             for rows in strips:
                 i, visible = slice(rows.start, rows.stop), slice(0, e.visible(rows.stop - 1))
@@ -194,11 +194,11 @@ class AttentionChunks:
                 seen = self._seen(heads, rows, shape)
                 args = scores, p, lse[..., i], seen, self._scale
                 self._add(heads.probabilities(*args), scores.type.size_bytes + p.type.size_bytes)
-                out = made[..., i, :]
+                out = target[..., i, :]
                 self._multiply(p, self._view(values[..., visible, :]), self._view(out))
                 if flags is not None:
                     self._add(heads.restored(v, out, p, flags, seen.count), flags.type.size_bytes)
-            self._copy(y, made)
+            self._copy(y, target)
         return tuple(self._calls)
 
     def backward(self) -> DeviceCalls:
@@ -208,17 +208,17 @@ class AttentionChunks:
             return tuple([call for out in self._outputs for call in self._zeros(out)])
         strips = self._strips(2)
         for dy, q, k, v, y, lse, dq, dk, dv, *masks in self._groups(strips, 2):
-            given = [self._even(name, x) for name, x in (("dy", dy), ("q", q), ("k", k), ("v", v))]
-            made = self._even_target("dq", dq)
-            used = (*given, k, y, lse, made)
-            heads = self._heads(used, masks, lse.shape[:-1])
+            inputs = [self._even(name, x) for name, x in (("dy", dy), ("q", q), ("k", k), ("v", v))]
+            target = self._even_target("dq", dq)
+            operands = (*inputs, k, y, lse, target)
+            heads = self._heads(operands, masks, lse.shape[:-1])
             keys, _ = self._finite(heads, "finite k", k)
             sums = self._sums("dk", dk), self._sums("dv", dv)
             for rows in reversed(strips):
                 # The first strip of this order overwrites, so that sums need no fill before it.
                 beta = 0.0 if rows is strips[-1] else 1.0
-                self._strip_backward(heads, rows, (*given, y, lse), (keys, made), sums, beta)
-            self._copy(dq, made)
+                self._strip_backward(heads, rows, (*inputs, y, lse), (keys, target), sums, beta)
+            self._copy(dq, target)
             for total, out in zip(sums, (dk, dv), strict=True):
                 self._round(heads, total, out)
         return tuple(self._calls)
@@ -248,8 +248,8 @@ class AttentionChunks:
         self._multiply(queries, self._view(_turned(k[..., visible, :])), scores)
         self._multiply(slopes, self._view(_turned(v[..., visible, :])), products)
         blocks, rows_of = (scores, products, p, ds), (dy[..., i, :], y[..., i, :], lse[..., i])
-        made = heads.slopes(blocks, rows_of, self._seen(heads, rows, shape), self._scale)
-        self._add(made, sum([block.type.size_bytes for block in blocks]))
+        calls = heads.slopes(blocks, rows_of, self._seen(heads, rows, shape), self._scale)
+        self._add(calls, sum([block.type.size_bytes for block in blocks]))
         for left, right, total in ((ds, queries, sums[0]), (p, slopes, sums[1])):
             part = _view(seen_as_array(total)[..., visible, :], total.dtype)
             self._multiply(self._view(_turned(seen_as_array(left))), right, part, beta)
@@ -422,9 +422,9 @@ def _calls(
 ) -> DeviceCalls:
     """Return the calls of one way through the chunks, which tells first what scratch it wants."""
     inputs, outputs = map(on_device, operands)
-    asked = AttentionChunks(gpu, attrs, inputs, outputs, None)
-    way(asked)
-    return way(AttentionChunks(gpu, attrs, inputs, outputs, asked.placed(workspace)))
+    dry_run = AttentionChunks(gpu, attrs, inputs, outputs, None)
+    way(dry_run)
+    return way(AttentionChunks(gpu, attrs, inputs, outputs, dry_run.placed(workspace)))
 
 
 def _is_taken(e: BlockExtents, inputs: Operands, outputs: Operands) -> bool:

@@ -131,10 +131,10 @@ class AttentionRows:
         *_, rows, columns = made.shape
         # A thread draws eight at a time: one counter of the generator.
         count = self.count * rows * -(-columns // 8)
-        drawn = (made.address, d.seed, d.step, d.firsts, d.key, math.ceil(d.p * 2**24))
+        random_words = (made.address, d.seed, d.step, d.firsts, d.key, math.ceil(d.p * 2**24))
         places = (first_head, first_row, d.num_rows, d.num_columns, rows, columns, count)
         blocks = min(-(-count // _THREADS), self._gpu.num_sms * _WAVES)
-        return self._run("kept", blocks, (*drawn, *places))
+        return self._run("kept", blocks, (*random_words, *places))
 
     def probabilities(
         self, scores: DeviceView, made: DeviceView, lse: Array, seen: Seen, scale: float
@@ -187,8 +187,8 @@ class AttentionRows:
 
     def _tensor(self, x: Array) -> list[Word]:
         """Return a tensor [heads, rows, columns] as the kernels have it."""
-        own = x.strides[: len(self._batch)]
-        steps = collapse_axes(self._batch, [*self._strides, own], in_order=True)
+        batch_strides = x.strides[: len(self._batch)]
+        steps = collapse_axes(self._batch, [*self._strides, batch_strides], in_order=True)
         return [
             int(x.ctypes.data),
             *x.strides[-2:],
@@ -232,14 +232,14 @@ def _padded(column: list[int]) -> list[int]:
 @functools.cache
 def attention_text(dtype: DType, is_masked: bool, is_dropped: bool) -> KernelText:
     """Return the kernels for a type of elements."""
-    kept, from_kept, to_kept = _STORED[dtype]
+    stored, from_stored, to_stored = _STORED[dtype]
     # A row's lse of 16-bit floats is float32: of 8 bits it would be off by the logarithm of 1.03.
     lse, from_lse, to_lse = _STORED[DType.FLOAT32 if dtype in HALVES else dtype]
     real = "double" if dtype is DType.FLOAT64 else "float"
     defined = {
-        "T": kept,
-        "FROM(x)": from_kept,
-        "TO(x)": to_kept,
+        "T": stored,
+        "FROM(x)": from_stored,
+        "TO(x)": to_stored,
         "LSE": lse,
         "FROM_LSE(x)": from_lse,
         "TO_LSE(x)": to_lse,

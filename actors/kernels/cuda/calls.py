@@ -278,9 +278,9 @@ class KernelText:
         """Return a text whose names begin with its own, which replaces NAME in all of them."""
         # Named by content: equal texts are one module, and different ones never collide in a file.
         digest = hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
-        own = f"{prefix}_{digest}"
-        names = tuple([name.replace("NAME", own) for name in kernels])
-        return KernelText(text.replace("NAME", own), names, about, has_exchanges)
+        own_name = f"{prefix}_{digest}"
+        names = tuple([name.replace("NAME", own_name) for name in kernels])
+        return KernelText(text.replace("NAME", own_name), names, about, has_exchanges)
 
 
 Explain = Callable[[int, int], Exception]

@@ -88,18 +88,18 @@ def select_kernel(
     Those of `kernel_op` are asked after its own, those of cuDNN only where the plan `uses_cudnn`.
     Raises LookupError, naming op, types and kernels asked, when none does.
     """
-    known = [k for k in kernels_of(gpu) if uses_cudnn or not k.name.startswith(CUDNN)]
-    asked = [k for wanted in (op, kernel_op) for k in known if k.op == wanted]
-    for kernel in asked:
+    kernels = [k for k in kernels_of(gpu) if uses_cudnn or not k.name.startswith(CUDNN)]
+    candidates = [k for name in (op, kernel_op) for k in kernels if k.op == name]
+    for kernel in candidates:
         needs = kernel.query(attrs, inputs, outputs)
         if needs is not None:
             return kernel.name, needs
     types = [", ".join([str(x.type) for x in operands]) for operands in (inputs, outputs)]
     call = f"{op}({types[0]}) -> ({types[1]})"
-    if not asked:
+    if not candidates:
         instead = _INSTEAD.get(op, "")
         raise LookupError(f"CUDA devices have no kernel for op {op!r}, called as {call}{instead}")
-    names = ", ".join([kernel.name for kernel in asked])
+    names = ", ".join([kernel.name for kernel in candidates])
     raise LookupError(f"no kernel of CUDA devices takes {call}; asked: {names}")
 
 

@@ -166,12 +166,12 @@ class BodyCalls:
         return is_out, CopyBytes(*ends, size)
 
     def _bound(self, launch: Launch, at: int) -> LaunchCalls:
-        own = None if launch.workspace is None else self._view(launch.workspace, at)
+        workspace = None if launch.workspace is None else self._view(launch.workspace, at)
         return self._binders(self._gpu.name)[launch.kernel].bind(
             MappingProxyType(dict(launch.attrs)),
             tuple([self._view(view, at) for view in launch.inputs]),
             tuple([self._view(view, at) for view in launch.outputs]),
-            own,
+            workspace,
         )
 
     def _view(self, index: int, at: int) -> DeviceView:
@@ -179,16 +179,16 @@ class BodyCalls:
         view = self._plan.views[index]
         offset = self._frame.offsets_bytes[view.register]
         base = self._operand[view.register] if offset < 0 else self._base + offset
-        found = DeviceView(base + view.offset_bytes, view.type, view.strides_bytes)
+        device_view = DeviceView(base + view.offset_bytes, view.type, view.strides_bytes)
         # Constants and carries are the same bytes in every step.
         if at < 0 or offset < 0:
-            return found
+            return device_view
         for name, (whole, stacked) in self._entries.items():
             size = whole.type.size_bytes
             inside = view.offset_bytes - whole.offset_bytes
             if whole.register == view.register and 0 <= inside < size and name not in self._copied:
-                return replace(found, address=stacked.address + at * size + inside)
-        return found
+                return replace(device_view, address=stacked.address + at * size + inside)
+        return device_view
 
 
 # Of the two bodies of a choice both run, and what the flag did not choose is left behind. The host
@@ -246,15 +246,17 @@ class CudaCond:
         workspace: DeviceView | None,
     ) -> LaunchCalls:
         """Return the calls of both bodies. Raises InternalError where one is no plan."""
-        given, made = on_device(inputs), on_device(outputs)
+        sources, targets = on_device(inputs), on_device(outputs)
         calls: list[DeviceCall | AlternativeCalls] = []
         # One frame for both: each body's results are copied out before the next one runs.
-        for name, wanted in _BODIES:
-            guard = given[0].address, wanted
-            body = BodyCalls(self.gpu, self.binders, plan_in(attrs, name), given, made, workspace)
+        for name, condition in _BODIES:
+            guard = sources[0].address, condition
+            body = BodyCalls(
+                self.gpu, self.binders, plan_in(attrs, name), sources, targets, workspace
+            )
             calls += [_guarded(call, guard) for call in body.calls(-1)]
             calls += self._kept(
-                [*zip(made, map(body.result, range(len(made))), strict=True)], guard
+                [*zip(targets, map(body.result, range(len(targets))), strict=True)], guard
             )
         return tuple(calls)
 

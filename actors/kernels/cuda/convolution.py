@@ -70,13 +70,13 @@ class CudaConvolution:
         workspace: DeviceView | None,
     ) -> DeviceCalls:
         """Return the calls of all steps."""
-        given, made = on_device(inputs), on_device(outputs)
-        dtype = made[0].dtype
-        pieces, _ = self._asked(attrs, given, made)
+        sources, targets = on_device(inputs), on_device(outputs)
+        dtype = targets[0].dtype
+        pieces, _ = self._asked(attrs, sources, targets)
         places = dict(zip(pieces, carve(workspace, tuple(pieces.values())), strict=True))
         arrays = {name: _bytes_at(places[name], piece) for name, piece in pieces.items()}
         room = ScratchLayout(numpy_dtype(dtype), self.chunk_bytes, arrays)
-        steps = steps_of(self.op, attrs, _arrays(given), _arrays(made), room)
+        steps = steps_of(self.op, attrs, _arrays(sources), _arrays(targets), room)
         return tuple([call for step, _ in steps for call in self._calls(step, dtype, places)])
 
     def _asked(
@@ -185,16 +185,16 @@ class CudaPooling:
         workspace: DeviceView | None,
     ) -> DeviceCalls:
         """Return one call."""
-        given, made = on_device(inputs), on_device(outputs)
-        if not made[0].type.num_elements:
+        sources, targets = on_device(inputs), on_device(outputs)
+        if not targets[0].type.num_elements:
             return ()
         if self.op == "max_pool":
-            (x,), (y, taps) = given, made
+            (x,), (y, taps) = sources, targets
         elif self.op == "max_pool_pick":
-            (x, taps), (y,) = given, made
+            (x, taps), (y,) = sources, targets
         else:
-            (y, taps), (x,) = given, made
-        ways, num = windows_of(attrs), made[0].type.num_elements
+            (y, taps), (x,) = sources, targets
+        ways, num = windows_of(attrs), targets[0].type.num_elements
         words = (
             *(x.address, y.address, taps.address, num, math.prod(ways.kernel)),
             *(x.shape[1], *_three(x.shape[2:], 1), *_three(y.shape[2:], 1)),

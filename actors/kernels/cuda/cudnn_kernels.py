@@ -234,14 +234,14 @@ def _attention_call(
     workspace: DeviceView | None,
 ) -> DeviceCalls:
     """Return the library's call."""
-    order, wanted = names
-    named = dict(zip(order, views, strict=True))
-    sdpa = _sdpa(attrs, named, wanted)
+    order, record_names = names
+    by_name = dict(zip(order, views, strict=True))
+    sdpa = _sdpa(attrs, by_name, record_names)
     if sdpa is None:
         raise InternalError(f"cuDNN does not take {', '.join([str(x.type) for x in views])}")
     pieces = _pieces(sdpa)
     (scratch,) = carve(workspace, pieces)
-    places = tuple([named[name].address for name in wanted])
+    places = tuple([by_name[name].address for name in record_names])
     return (RunCudnn(sdpa, places, scratch, pieces[0].size_bytes),)
 
 
@@ -288,10 +288,10 @@ class CudnnConvolution:
         if any([operand.offset_bytes % _ALIGNMENT for operand in (*inputs, *outputs)]):
             return None
         call = _convolution_call(self.op, attrs, (*inputs, *outputs))
-        own = None if call is None else self._instead.query(attrs, inputs, outputs)
-        if call is None or own is None:
+        own_needs = None if call is None else self._instead.query(attrs, inputs, outputs)
+        if call is None or own_needs is None:
             return None
-        size = max(_workspace_bytes(call), own.workspace_bytes)
+        size = max(_workspace_bytes(call), own_needs.workspace_bytes)
         return KernelNeeds(size, duration_ns=_duration_ns(self.gpu, call))
 
     def bind(

@@ -86,9 +86,9 @@ def sort_calls(pieces: tuple[int, ...], num: int, largest: int) -> tuple[DeviceC
     segments = min(_MAX_SEGMENTS, -(-num_tiles // _TILES_PER_SEGMENT))
     calls: list[RunKernel] = []
     # 0: keys are where they came, so their places are their own numbers.
-    given = 0
+    places_in = 0
     for step in range(num_shifts):
-        arrays = (keys, given, spare, places, counts, bases)
+        arrays = (keys, places_in, spare, places, counts, bases)
         arguments = (*arrays, num, num_tiles, 8 * step, num_shifts)
         calls += [
             RunKernel(text, text.kernels[0], num_tiles, DIGITS, arguments),
@@ -97,8 +97,8 @@ def sort_calls(pieces: tuple[int, ...], num: int, largest: int) -> tuple[DeviceC
         ]
         # Each pass reads one buffer and writes the other.
         keys, spare = spare, keys
-        given, places, other = places, other, places
-    return tuple(calls), keys, given
+        places_in, places, other = places, other, places
+    return tuple(calls), keys, places_in
 
 
 def _num_tiles(num: int) -> int:
@@ -420,12 +420,12 @@ class CudaEmbeddingUpdate:
             return calls
         program = fused_program(attrs, "program")
         text = _update_text(program)
-        own = len(program.inputs)
+        num_inputs = len(program.inputs)
         operands = [view.address for view in (table, *rest)]
-        skip = operands[own - 1] if len(operands) >= own else 0
+        skip = operands[num_inputs - 1] if len(operands) >= num_inputs else 0
         # The program reads the gradient there; in this op dy and ids stand in its place.
         operands.insert(GRADIENT, gradient)
-        operands[own:] = [view.address for view in on_device(outputs)]
+        operands[num_inputs:] = [view.address for view in on_device(outputs)]
         threads, parts = block_of(sums.columns)
         block = [0] * words.operand(len(operands))
         block[words.COLUMNS], block[_NUM_PARTS] = sums.columns, parts
@@ -480,9 +480,9 @@ def _body(values: Values) -> list[str]:
     for v in [v for v in range(count) if v not in scalars]:
         row = "e" if v == GRADIENT else "r"
         text.append(f"const {values.type(v)} v{v} = {values.element(v, f'{row} * columns + j')};")
-    made = [v for v in range(count, program.num_values) if v not in scalars]
-    made_here = [v for v in made if values.constant(v) is None]
-    text += [f"const {values.type(v)} v{v} = {values.define(v)};" for v in made_here]
+    computed = [v for v in range(count, program.num_values) if v not in scalars]
+    defined = [v for v in computed if values.constant(v) is None]
+    text += [f"const {values.type(v)} v{v} = {values.define(v)};" for v in defined]
     for position, v in enumerate(program.outputs):
         value = store(values.dtype(v), values.name(v))
         text.append(f"{values.output(position)}[r * columns + j] = {value};")

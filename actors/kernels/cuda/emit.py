@@ -57,8 +57,8 @@ def has_dear_scalars(values: Values) -> bool:
     Processors for graphics do 2 of those at a time, for 128 of others: one thread of a block
     computes them for all.
     """
-    made = [v for v in values.plan.scalars if values.op(v) not in ("constant", "cast")]
-    return any([values.dtype(v) is DType.FLOAT64 for v in made])
+    computed = [v for v in values.plan.scalars if values.op(v) not in ("constant", "cast")]
+    return any([values.dtype(v) is DType.FLOAT64 for v in computed])
 
 
 def scalars_function(values: Values) -> list[str]:
@@ -134,20 +134,20 @@ class StageWriter:
             v: f"{sum_type_of(values.dtype(v))} *d{v} = {values.partial_place(v, 'slot')};"
             for v in self.plan.column_sums
         }
-        own = [f"sums->c{v} = d{v};" for v in self.plan.column_sums if v not in single]
+        pointers = [f"sums->c{v} = d{v};" for v in self.plan.column_sums if v not in single]
         totals = [self._total(v) for v in self.plan.column_sums]
         clear = self._moved([], [*totals, *map(self._stretch, single)], [])
         text = [
             f"AF_FUNCTION void NAME_clear({_SUMS}, int64_t slot) {{",
-            *indented([*places.values(), *own, *clear]),
+            *indented([*places.values(), *pointers, *clear]),
             "}",
         ]
         if not single:
             return text
         totals, stretches = [[make(v) for v in single] for make in (self._total, self._stretch)]
         # A stretch in single precision is added to the total in double, and begins anew at 0.
-        both = zip(totals, stretches, strict=True)
-        add = [d.put(f"{d.element()} + {c.element()}") for (d, _), (c, _) in both]
+        pairs = zip(totals, stretches, strict=True)
+        add = [d.put(f"{d.element()} + {c.element()}") for (d, _), (c, _) in pairs]
         add += [c.put("0.0f") for c, _ in stretches]
         flush = self._moved([*totals, *stretches], [*totals, *stretches], add)
         return [
@@ -275,12 +275,12 @@ class _FinishWriter:
         """Return the loop over columns: eight threads add up the slots of one, in a fixed order."""
         text = []
         for v in self.plan.column_sums:
-            own = sum_type_of(self.values.dtype(v))
-            member = "d" if own == "double" else "i"
+            c_type = sum_type_of(self.values.dtype(v))
+            member = "d" if c_type == "double" else "i"
             step = self.values.partial_step(v)
             text += [
-                f"const {own} *c{v} = {self.values.partial_place(v, 'group')} + from;",
-                f"{own} t{v} = 0;",
+                f"const {c_type} *c{v} = {self.values.partial_place(v, 'group')} + from;",
+                f"{c_type} t{v} = 0;",
                 f"for (int32_t i = group; i < num_slots; i += groups, c{v} += groups * {step})",
                 f"    t{v} += *c{v};",
                 # Before `parts` is written again: others may still add up the sum before this one.
@@ -365,11 +365,11 @@ class _CudaEmitter:
         return is_checked or not is_idle or bool(outputs_of(self.values, Kind.ROW))
 
     def _kernel(self, name: str, threads: int, body: list[str]) -> list[str]:
-        own = f"NAME_{name}"
-        self.kernels.append(own)
+        kernel = f"NAME_{name}"
+        self.kernels.append(kernel)
         return [
-            f"typedef NAME_arguments {own}_arguments;",
-            f"AF_KERNEL_UP_TO({threads}) {own}(AF_ARGUMENTS({own}) arguments) {{",
+            f"typedef NAME_arguments {kernel}_arguments;",
+            f"AF_KERNEL_UP_TO({threads}) {kernel}(AF_ARGUMENTS({kernel}) arguments) {{",
             *indented(body),
             "}",
         ]
@@ -497,10 +497,10 @@ class _CudaEmitter:
 
     def _combine(self, value: int) -> list[str]:
         dtype, op = self.values.dtype(value), self.values.op(value)
-        own = "uint64_t" if dtype is DType.UINT64 else sum_type_of(dtype)
-        sort = {"double": "f64", "int64_t": "i64", "uint64_t": "u64"}[own]
-        sort = "i64" if op == "row_sum" and own == "uint64_t" else sort
-        part = f"({own})p->{'d' if is_float(dtype) else 'i'}"
+        c_type = "uint64_t" if dtype is DType.UINT64 else sum_type_of(dtype)
+        sort = {"double": "f64", "int64_t": "i64", "uint64_t": "u64"}[c_type]
+        sort = "i64" if op == "row_sum" and c_type == "uint64_t" else sort
+        part = f"({c_type})p->{'d' if is_float(dtype) else 'i'}"
         join = {"row_sum": "AF_ADD", "row_max": "AF_LARGER", "row_min": "AF_SMALLER"}[op]
         # A thread without pieces has the last one again, which changes no extreme, and no sum.
         first = f"lane < {_PIECES} ? {part} : 0" if op == "row_sum" else part
@@ -509,7 +509,7 @@ class _CudaEmitter:
             f"    const af_word *p = {self._partials(value)};",
             f"    const af_word *end = p + {_PIECES};",
             f"    p += af_min(lane, {_PIECES} - 1);",
-            f"    {own} t = {first};",
+            f"    {c_type} t = {first};",
             f"    for (p += team; p < end; p += team) t = {join}(t, {part});",
             f"    row->v{value} = ({self.values.type(value)})"
             f"af_team_{op[len('row_') :]}_{sort}(t, team, exchange);",

@@ -70,15 +70,15 @@ class GeluGradient:
 @functools.lru_cache(maxsize=512)
 def gelu_operand(program: FusedProgram, value: int) -> int | None:
     """Return the x of which a value is the GELU; None where it is none."""
-    found = _named(program, value, _GELU_FORM, {})
-    return None if found is None else found["x"]
+    values = _named(program, value, _GELU_FORM, {})
+    return None if values is None else values["x"]
 
 
 @functools.lru_cache(maxsize=512)
 def gelu_gradient(program: FusedProgram, value: int) -> GeluGradient | None:
     """Return what a value is the gradient of GELU of; None where it is none."""
-    found = _named(program, value, _GRADIENT, {})
-    return None if found is None else GeluGradient(found["dy"], found["x"])
+    values = _named(program, value, _GRADIENT, {})
+    return None if values is None else GeluGradient(values["dy"], values["x"])
 
 
 def _named(
@@ -88,10 +88,10 @@ def _named(
     if isinstance(form, str):
         # A name that is taken must stand for the same value everywhere in the form.
         return named | {form: value} if named.get(form, value) == value else None
-    own = value - len(program.inputs)
-    if own < 0:
+    index = value - len(program.inputs)
+    if index < 0:
         return None
-    instruction = program.instructions[own]
+    instruction = program.instructions[index]
     if isinstance(form, float):
         is_it = instruction.op == "constant" and math.isclose(instruction.constants[0], form)
         return named if is_it else None
@@ -101,11 +101,11 @@ def _named(
     operands = instruction.operands
     # Operands of what commutes may stand either way round.
     for order in itertools.permutations(operands) if op in _COMMUTATIVE else (operands,):
-        found: dict[str, int] | None = named
+        values: dict[str, int] | None = named
         for operand, part in zip(order, parts, strict=True):
-            found = None if found is None else _named(program, operand, part, found)
-        if found is not None:
-            return found
+            values = None if values is None else _named(program, operand, part, values)
+        if values is not None:
+            return values
     return None
 
 
@@ -157,10 +157,10 @@ class EpilogueMatch:
 
         What the library writes lies over nothing that it reads but c.
         """
-        made = [p - num_inputs for p in (self.aux, self.out) if p is not None and p >= num_inputs]
-        read = [p for p in (self.aux, self.residual) if p is not None and p < num_inputs]
+        outs = [p - num_inputs for p in (self.aux, self.out) if p is not None and p >= num_inputs]
+        inputs = [p for p in (self.aux, self.residual) if p is not None and p < num_inputs]
         of_c = (self.out - num_inputs, self.residual)
-        return tuple([p for p in pairs if p[0] not in made or p[1] not in read or p == of_c])
+        return tuple([p for p in pairs if p[0] not in outs or p[1] not in inputs or p == of_c])
 
 
 @functools.lru_cache(maxsize=512)
@@ -172,8 +172,8 @@ def match_epilogues(program: FusedProgram, product: int, rows: int) -> tuple[Epi
     # The library reports no bad index.
     if any([i.op == "check_index" for i in program.instructions]):
         return ()
-    found = tuple(_sums(program, product, rows))
-    return found or tuple(_gradients(program, product, rows))
+    sums = tuple(_sums(program, product, rows))
+    return sums or tuple(_gradients(program, product, rows))
 
 
 def _sums(program: FusedProgram, product: int, rows: int) -> Iterator[EpilogueMatch]:
@@ -184,17 +184,17 @@ def _sums(program: FusedProgram, product: int, rows: int) -> Iterator[EpilogueMa
     first, outputs = len(program.inputs), program.outputs
     for out, value in enumerate(outputs):
         x = gelu_operand(program, value)
-        kept = [n for n, other in enumerate(outputs) if other == x and n != out]
+        aux_outputs = [n for n, other in enumerate(outputs) if other == x and n != out]
         terms = added_terms(program, value if x is None else x, product, rows)
-        if terms is None or len(outputs) != 1 + len(kept):
+        if terms is None or len(outputs) != 1 + len(aux_outputs):
             continue
         has_bias = terms.bias is not None
         if x is not None:
-            epilogue = (_GELU_AUX if kept else _GELU_EPILOGUES)[has_bias]
-            aux = first + kept[0] if kept else None
+            epilogue = (_GELU_AUX if aux_outputs else _GELU_EPILOGUES)[has_bias]
+            aux = first + aux_outputs[0] if aux_outputs else None
             yield EpilogueMatch(epilogue, first + out, terms.bias, terms.residual, aux)
-        if terms != AddedTerms(None, None) and (x is None or kept):
-            number = out if x is None else kept[0]
+        if terms != AddedTerms(None, None) and (x is None or aux_outputs):
+            number = out if x is None else aux_outputs[0]
             place = first + number
             rest = None if x is None else _rest(program, [out], product, number)
             yield EpilogueMatch(_PLAIN[has_bias], place, terms.bias, terms.residual, rest=rest)
@@ -235,78 +235,78 @@ def _leaves(program: FusedProgram, value: int) -> list[int] | None:
         return [value]
     if instruction.op != "add":
         return None
-    found = [_leaves(program, operand) for operand in instruction.operands]
-    known = [leaf for leaves in found if leaves is not None for leaf in leaves]
-    return None if None in found else known
+    branches = [_leaves(program, operand) for operand in instruction.operands]
+    inputs = [leaf for leaves in branches if leaves is not None for leaf in leaves]
+    return None if None in branches else inputs
 
 
 def _made_by(program: FusedProgram, value: int) -> Instruction | None:
-    own = value - len(program.inputs)
-    return None if own < 0 else program.instructions[own]
+    index = value - len(program.inputs)
+    return None if index < 0 else program.instructions[index]
 
 
 def _gradients(program: FusedProgram, product: int, rows: int) -> Iterator[EpilogueMatch]:
     """Yield the ways through the slope of GELU: with the sums over rows, and without."""
     first = len(program.inputs)
     for number, value in enumerate(program.outputs):
-        found = gelu_gradient(program, value)
-        if found is None or found.dy != product or found.x >= first:
+        gradient = gelu_gradient(program, value)
+        if gradient is None or gradient.dy != product or gradient.x >= first:
             continue
-        x, y = program.inputs[found.x], program.inputs[product]
+        x, y = program.inputs[gradient.x], program.inputs[product]
         is_plain = x.kind is Kind.FULL and x.every == 1 and x.count in (0, rows)
         if not is_plain or y.kind is not Kind.FULL or x.dtype not in _TYPES:
             continue
         others = [n for n in range(len(program.outputs)) if n != number]
         sums = [n for n in others if _is_sum_of(program, program.outputs[n], value)]
         for bias in (*sums[:1], None):
-            left = [n for n in others if n != bias]
-            rest = _rest(program, left, product, number) if left else None
-            if left and rest is None:
+            remaining = [n for n in others if n != bias]
+            rest = _rest(program, remaining, product, number) if remaining else None
+            if remaining and rest is None:
                 continue
             epilogue = LtEpilogue.DGELU if bias is None else LtEpilogue.DGELU_BGRAD
             place = None if bias is None else first + bias
-            yield EpilogueMatch(epilogue, first + number, place, aux=found.x, rest=rest)
+            yield EpilogueMatch(epilogue, first + number, place, aux=gradient.x, rest=rest)
         return
 
 
 def _is_sum_of(program: FusedProgram, total: int, value: int) -> bool:
     """Whether a value is the sum of another one over all rows, in its type or in float32."""
-    made = _made_by(program, total)
-    if made is None or made.op != "column_sum":
+    reduction = _made_by(program, total)
+    if reduction is None or reduction.op != "column_sum":
         return False
-    (summed,) = made.operands
-    cast = _made_by(program, summed)
+    (operand,) = reduction.operands
+    cast = _made_by(program, operand)
     is_wider = cast is not None and (cast.op, cast.operands) == ("cast", (value,))
-    return summed == value or (is_wider and program.dtype_of(summed) is DType.FLOAT32)
+    return operand == value or (is_wider and program.dtype_of(operand) is DType.FLOAT32)
 
 
 def _rest(
     program: FusedProgram, left: list[int], product: int, known: int
 ) -> RemainingProgram | None:
     """Return what makes some outputs where another one is known; None if it needs the product."""
-    first, given = len(program.inputs), program.outputs[known]
+    first, base = len(program.inputs), program.outputs[known]
     needed, todo = set[int](), [program.outputs[n] for n in left]
     while todo:
         value = todo.pop()
-        made = None if value == given else _made_by(program, value)
+        instruction = None if value == base else _made_by(program, value)
         if value not in needed:
             needed.add(value)
-            todo += () if made is None else made.operands
+            todo += () if instruction is None else instruction.operands
     if product in needed:
         return None
-    read = sorted([v for v in needed if v < first])
-    steps = sorted([v for v in needed if v >= first and v != given])
+    reads = sorted([v for v in needed if v < first])
+    steps = sorted([v for v in needed if v >= first and v != base])
     # Inputs first, the known output as one more of them, then instructions in their old order.
-    numbers = {v: n for n, v in enumerate([*read, *([given] if given in needed else []), *steps])}
-    inputs = [program.inputs[v] for v in read]
-    if given in needed:
-        inputs.append(ProgramInput(program.dtype_of(given), Kind.FULL))
-    made_again = [program.instructions[v - first] for v in steps]
+    numbers = {v: n for n, v in enumerate([*reads, *([base] if base in needed else []), *steps])}
+    inputs = [program.inputs[v] for v in reads]
+    if base in needed:
+        inputs.append(ProgramInput(program.dtype_of(base), Kind.FULL))
+    copies = [program.instructions[v - first] for v in steps]
     instructions = tuple(
-        [replace(i, operands=tuple([numbers[v] for v in i.operands])) for i in made_again]
+        [replace(i, operands=tuple([numbers[v] for v in i.operands])) for i in copies]
     )
     outputs = tuple([numbers[program.outputs[n]] for n in left])
-    operands = [*read, *([first + known] if given in needed else []), *[first + n for n in left]]
+    operands = [*reads, *([first + known] if base in needed else []), *[first + n for n in left]]
     return RemainingProgram(FusedProgram(tuple(inputs), instructions, outputs), tuple(operands))
 
 
@@ -378,7 +378,7 @@ def finished_products(
     The product is input `place` of the program, whose inputs and outputs lie as `views`: what the
     library reads and makes densely, for it takes them alike.
     """
-    found = []
+    products = []
     for finish in match_epilogues(program, place, extents[0]):
         # The library takes one layout for c and d, and no strides within a row.
         if not all([views[n].is_dense for n in finish.dense]):
@@ -388,13 +388,13 @@ def finished_products(
         dtype = views[finish.out].dtype
         strides = contiguous_strides(extents, dtype.itemsize)
         out = DeviceView(views[finish.out].address, TensorType(dtype, extents), strides)
-        planned = plan_product(gpu, *[view.as_operand for view in (*factors, out)])
-        if planned is None or not planned.is_plain:
+        product = plan_product(gpu, *[view.as_operand for view in (*factors, out)])
+        if product is None or not product.is_plain:
             continue
         rest = None
         if finish.rest is not None:
-            own = tuple([views[n] for n in finish.rest.operands])
-            rest = ProgramStep(gpu, finish.rest.program, extents, own, (0, extents[0]))
+            rest_views = tuple([views[n] for n in finish.rest.operands])
+            rest = ProgramStep(gpu, finish.rest.program, extents, rest_views, (0, extents[0]))
         operands = (*factors, out)
-        found.append(EpilogueProduct(gpu, planned, finish, operands, tuple(views), rest))
-    return tuple(found)
+        products.append(EpilogueProduct(gpu, product, finish, operands, tuple(views), rest))
+    return tuple(products)

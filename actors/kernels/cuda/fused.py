@@ -55,16 +55,16 @@ class CudaFused:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take every program, on evenly spaced rows of dense columns."""
         program = fused_program(attrs, "program")
-        made = scheduled_for_device(program)
+        scheduled = scheduled_for_device(program)
         views = [DeviceView(0, x.type, x.strides_bytes) for x in (*inputs, *outputs)]
-        own = (*views[: len(program.inputs)], *views[len(inputs) :])
-        found = _walk(self.gpu, attrs, own)
-        if found is None:
+        operands = (*views[: len(program.inputs)], *views[len(inputs) :])
+        mapping = _walk(self.gpu, attrs, operands)
+        if mapping is None:
             return None
-        walk, matrices = found
+        walk, matrices = mapping
         return KernelNeeds(
             size_bytes(program_pieces(program, walk)),
-            in_place_pairs(program, made.schedule, integer(attrs, "rows"), matrices),
+            in_place_pairs(program, scheduled.schedule, integer(attrs, "rows"), matrices),
             program_ns(self.gpu, program, walk, moved_bytes(matrices)),
         )
 
@@ -78,12 +78,12 @@ class CudaFused:
         """Return the kernels of the program, one after another."""
         program = fused_program(attrs, "program")
         views = on_device((*inputs, *outputs))
-        own = (*views[: len(program.inputs)], *views[len(inputs) :])
+        operands = (*views[: len(program.inputs)], *views[len(inputs) :])
         skip = next(iter(views[len(program.inputs) : len(inputs)]), None)
-        found = _walk(self.gpu, attrs, own)
-        if found is None:
-            raise ValueError(f"operands of shapes {[x.shape for x in own]} are not in rows")
-        return program_calls(program, found[0], integer(attrs, "rows"), own, workspace, skip)
+        mapping = _walk(self.gpu, attrs, operands)
+        if mapping is None:
+            raise ValueError(f"operands of shapes {[x.shape for x in operands]} are not in rows")
+        return program_calls(program, mapping[0], integer(attrs, "rows"), operands, workspace, skip)
 
 
 def _walk(
@@ -157,28 +157,28 @@ class CudaJoinedUpdates:
         views, count = on_device(inputs), integer(attrs, "count")
         full, numbers = _operands(program)
         others = [i for i in full if i not in over]
-        written, shared = count * len(over), count * len(full)
+        num_written, num_shared = count * len(over), count * len(full)
         block = [0] * _WORDS
         block[_COUNT] = count
-        for k, view in enumerate(views[shared : shared + len(numbers)]):
+        for k, view in enumerate(views[num_shared : num_shared + len(numbers)]):
             block[_NUMBERS + k] = view.address
         # One view or none: the sum is its address, or 0.
-        block[_SKIP] = sum([view.address for view in views[shared + len(numbers) :]])
+        block[_SKIP] = sum([view.address for view in views[num_shared + len(numbers) :]])
         sizes = [views[member * len(over)].type.num_elements for member in range(count)]
         block[_PIECE] = piece = _piece(self.gpu, sum(sizes))
         num_blocks = 0
         for member, size in enumerate(sizes):
             place = _MEMBERS + member * (_ADDRESSES + len(full))
-            own = dict(zip(over, views[member * len(over) :], strict=False))
-            own |= dict(zip(others, views[written + member * len(others) :], strict=False))
+            view_of = dict(zip(over, views[member * len(over) :], strict=False))
+            view_of |= dict(zip(others, views[num_written + member * len(others) :], strict=False))
             block[place + _FIRST], block[place + _SIZE] = num_blocks, size
             for k, i in enumerate(full):
-                block[place + _ADDRESSES + k] = own[i].address
+                block[place + _ADDRESSES + k] = view_of[i].address
             num_blocks += -(-size // piece)
         if not num_blocks:
             return ()
         # All members or none: the way is one word for the whole launch.
-        is_odd = any([view.address % WIDEST for view in views[:shared]])
+        is_odd = any([view.address % WIDEST for view in views[:num_shared]])
         block[_WAY] = NARROW if is_odd else WIDE
         text = joined_text(program, over)
         return (RunKernel(text, text.kernels[0], num_blocks, _THREADS, tuple(block)),)

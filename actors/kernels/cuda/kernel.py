@@ -102,14 +102,12 @@ def known_gpus() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=16)
 def gpu_named(name: str) -> Gpu:
     """Return the description of a GPU. Raises LookupError, which names those that there are."""
-    known = known_gpus()
-    if name not in known:
-        raise LookupError(
-            f"no GPU is called {name!r}; there are descriptions of {', '.join(known)}"
-        )
-    said = json.loads((_HERE / f"{name}.json").read_text(encoding="utf-8"))
-    said["capability"] = tuple(said["capability"])
-    return Gpu(**{field.name: said[field.name] for field in fields(Gpu)})
+    gpus = known_gpus()
+    if name not in gpus:
+        raise LookupError(f"no GPU is called {name!r}; there are descriptions of {', '.join(gpus)}")
+    description = json.loads((_HERE / f"{name}.json").read_text(encoding="utf-8"))
+    description["capability"] = tuple(description["capability"])
+    return Gpu(**{field.name: description[field.name] for field in fields(Gpu)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +152,12 @@ def address_of(view: PlacedView) -> int:
 
 def on_device(views: tuple[PlacedView, ...]) -> DeviceViews:
     """Return views of what lies on the device. Raises InternalError for an array of the host."""
-    found = tuple([view for view in views if isinstance(view, DeviceView)])
-    if len(found) != len(views):
+    device_views = tuple([view for view in views if isinstance(view, DeviceView)])
+    if len(device_views) != len(views):
         raise InternalError(
             "a kernel that works on a device's memory is given an array of the host"
         )
-    return found
+    return device_views
 
 
 def carve(workspace: DeviceView | None, pieces: tuple[Piece, ...]) -> tuple[int, ...]:
@@ -168,9 +166,9 @@ def carve(workspace: DeviceView | None, pieces: tuple[Piece, ...]) -> tuple[int,
     Raises InternalError where the workspace is too small.
     """
     needed = size_bytes(pieces)
-    given = 0 if workspace is None else workspace.type.size_bytes
-    if given < needed:
-        raise InternalError(f"a kernel needs {needed} bytes of workspace and was given {given}")
+    size = 0 if workspace is None else workspace.type.size_bytes
+    if size < needed:
+        raise InternalError(f"a kernel needs {needed} bytes of workspace and was given {size}")
     addresses, place = [], 0 if workspace is None else workspace.address
     for piece in pieces:
         addresses.append(place if math.prod(piece.shape) else 0)

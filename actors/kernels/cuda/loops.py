@@ -89,10 +89,10 @@ class ColumnRun:
         """Return how element k, which nobody has put before where it is short, becomes a value."""
         size, words = self.dtype.itemsize, self.words
         if size < _WORD:
-            each = _WORD // size
-            own = f"(uint32_t)({_UNSIGNED[size]})({value})"
+            per_word = _WORD // size
+            element = f"(uint32_t)({_UNSIGNED[size]})({value})"
             # Or, not assignment: the word begins at 0 and its other elements must stay.
-            return f"{words}[k / {each}] |= {own} << k % {each} * {8 * size};"
+            return f"{words}[k / {per_word}] |= {element} << k % {per_word} * {8 * size};"
         is_float = self.dtype in (DType.FLOAT32, DType.FLOAT64)
         bits = f"af_bits_of_{self.storage}({value})" if is_float else f"({value})"
         if size == _WORD:
@@ -268,7 +268,7 @@ class PhaseWriter:
         text += ["int32_t stretch = 0;"] if flush else []
         loads, stores = self._loaded(phase), self._stored(phase)
         sums = [self._sum(v) for v in phase.column_sums]
-        own = [
+        declarations = [
             *[f"const {run.storage} *{run.place} = {place} + b;" for run, place in loads],
             *[f"{run.storage} *{run.place} = {place} + b;" for run, place in (*sums, *stores)],
             *self.runs.arrays([run for run, _ in (*loads, *sums, *stores)]),
@@ -279,7 +279,7 @@ class PhaseWriter:
             *text,
             *loop,
             *self._batch(),
-            *indented(own),
+            *indented(declarations),
             "    AF_UNROLL",
             f"    for (int32_t k = 0; k < {self.batch}; k++) {{",
             "        const int64_t j = b + k * step;",
@@ -381,12 +381,12 @@ class PhaseWriter:
         if op == "row_sum":
             single = [f"float p{value} = 0;"] if is_single(dtype) else []
             return [f"{sum_type_of(dtype)} t{value} = 0;", *single]
-        own = self.values.type(value)
+        c_type = self.values.type(value)
         if is_float(dtype):
-            return [f"{own} t{value} = {'-' if op == 'row_max' else ''}INFINITY;"]
+            return [f"{c_type} t{value} = {'-' if op == 'row_max' else ''}INFINITY;"]
         limits = dtype.value.upper()
         lowest = "0" if limits.startswith("U") else f"{limits}_MIN"
-        return [f"{own} t{value} = {lowest if op == 'row_max' else f'{limits}_MAX'};"]
+        return [f"{c_type} t{value} = {lowest if op == 'row_max' else f'{limits}_MAX'};"]
 
     def _reduce(self, value: int) -> list[str]:
         x = self.values.name(operands_of(self.program, value)[0])

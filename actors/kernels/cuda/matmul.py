@@ -77,11 +77,11 @@ class PlannedProduct:
 
         The library's comes first, for that is where the workspace of a launch is aligned best.
         """
-        kept = [
+        copies = [
             Piece(_unrepeated(view).shape if is_copied else (0,), numpy_dtype(view.dtype))
             for view, is_copied in zip(self.views, self.copied, strict=True)
         ]
-        return (Piece((self._library_bytes,), np.dtype(np.uint8)), *kept)
+        return (Piece((self._library_bytes,), np.dtype(np.uint8)), *copies)
 
     @property
     def _library_bytes(self) -> int:
@@ -173,19 +173,19 @@ def plan_product(gpu: Gpu, a: Operand, b: Operand, out: Operand) -> PlannedProdu
     Of the ways to copy operands that give the library what it takes, the fastest. None where
     elements lie at odd bytes, which no plan has.
     """
-    found = views_of((a, b, out))
-    if found is None:
+    matrices = views_of((a, b, out))
+    if matrices is None:
         return None
-    views = (found[0], found[1], found[2])
+    views = (matrices[0], matrices[1], matrices[2])
     if 0 in (*a.shape, *b.shape, *out.shape):
         return PlannedProduct(gpu, views, (False, False, False), None)
     ways: list[PlannedProduct] = []
     for copied in _WAYS:
-        given = [
+        operands = [
             _dense(_unrepeated(view)) if is_copied else view
             for view, is_copied in zip(views, copied, strict=True)
         ]
-        form = gemm_of(*given)
+        form = gemm_of(*operands)
         if form is not None:
             ways.append(PlannedProduct(gpu, views, copied, form))
             # One call without a copy: no other way can be faster.
@@ -230,7 +230,7 @@ def _batches(form: Gemm) -> list[_BatchCall]:
     # The library steps along one axis of a batch; the others are calls of their own.
     longest = max(axes, key=lambda axis: axis.extent)
     axes.remove(longest)
-    found = []
+    calls = []
     for index in product(*[range(axis.extent) for axis in axes]):
         for first in range(0, longest.extent, _MOST_PLACES):
             steps = [
@@ -239,8 +239,8 @@ def _batches(form: Gemm) -> list[_BatchCall]:
                 for side in range(3)
             ]
             count = min(_MOST_PLACES, longest.extent - first)
-            found.append(_BatchCall(count, _three(longest.steps), _three(steps)))
-    return found
+            calls.append(_BatchCall(count, _three(longest.steps), _three(steps)))
+    return calls
 
 
 def _three(steps: tuple[int, ...] | list[int]) -> _Steps:
@@ -251,12 +251,12 @@ def _three(steps: tuple[int, ...] | list[int]) -> _Steps:
 def _record(form: Gemm, batch: _BatchCall, places: _Steps, beta: float) -> LtProduct:
     """Return the record of a call: out^T = b^T a^T, by columns."""
     steps = batch.steps if batch.count > 1 else (0, 0, 0)
-    lies = [alignment_of(address) for address in places]
-    first, turns_first = _by_columns(form.dtype, form.b, (form.k, form.n), steps[2], lies[2])
-    second, turns_second = _by_columns(form.dtype, form.a, (form.m, form.k), steps[1], lies[1])
-    made, _ = _by_columns(form.out_dtype, form.out, (form.m, form.n), steps[0], lies[0])
+    alignment = [alignment_of(address) for address in places]
+    first, turns_first = _by_columns(form.dtype, form.b, (form.k, form.n), steps[2], alignment[2])
+    second, turns_second = _by_columns(form.dtype, form.a, (form.m, form.k), steps[1], alignment[1])
+    output, _ = _by_columns(form.out_dtype, form.out, (form.m, form.n), steps[0], alignment[0])
     compute = DType.FLOAT64 if form.dtype is DType.FLOAT64 else DType.FLOAT32
-    return LtProduct(first, second, made, turns_first, turns_second, batch.count, beta, compute)
+    return LtProduct(first, second, output, turns_first, turns_second, batch.count, beta, compute)
 
 
 def _by_columns(

@@ -185,8 +185,10 @@ def _parts(whole: _StridedCopy) -> Iterator[_StridedCopy]:
     for start, extent in ((0, half), (half, first.extent - half)):
         ends = [start * step for step in first.steps]
         source = whole.source + ends[1] if whole.source else 0
-        kept = (Axis(extent, first.steps), *axes[1:]) if extent > 1 else axes[1:]
-        yield from _parts(replace(whole, target=whole.target + ends[0], source=source, axes=kept))
+        new_axes = (Axis(extent, first.steps), *axes[1:]) if extent > 1 else axes[1:]
+        yield from _parts(
+            replace(whole, target=whole.target + ends[0], source=source, axes=new_axes)
+        )
 
 
 def _kernel_call(gpu: Gpu, part: _StridedCopy) -> RunKernel:

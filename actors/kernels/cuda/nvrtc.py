@@ -57,9 +57,9 @@ def places_of(name: str) -> list[Path]:
 
 
 def _folders() -> Iterator[Path]:
-    found = importlib.util.find_spec("nvidia")
+    spec = importlib.util.find_spec("nvidia")
     # One for each environment that has some of the packages.
-    for root in (found.submodule_search_locations or ()) if found is not None else ():
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
         for folder in _OF_PACKAGES:
             yield Path(root) / folder
     for toolkit in (*[os.environ.get(name) for name in _TOOLKITS], _USUAL_TOOLKIT):
@@ -116,13 +116,13 @@ def cubin(text: KernelText, arch: str, folder: Path | None) -> bytes:
     may write, costs the time and no more. Raises CompileError with what the compiler says, and
     DeviceError where there is no compiler.
     """
-    kept = None if folder is None else folder / _name_of(text, arch)
-    if kept is not None and distrust_of_folder(kept.parent) is None:
+    path = None if folder is None else folder / _name_of(text, arch)
+    if path is not None and distrust_of_folder(path.parent) is None:
         # What is damaged or another's is made anew; nothing in it is worth an error.
         with contextlib.suppress(OSError, DamagedFile):
-            if distrust_of_file(kept) is None:
-                code = read_checksummed(kept)
-                mark_used(kept)
+            if distrust_of_file(path) is None:
+                code = read_checksummed(path)
+                mark_used(path)
                 return code
     return _kept(text, arch, folder).cubin
 
@@ -149,15 +149,15 @@ def cubins(
 def usage(text: KernelText, arch: str, folder: Path | None = None) -> dict[str, KernelUsage]:
     """Return what each kernel of a text uses; it is compiled anew, and kept. Raises as `cubin`."""
     log = _kept(text, arch, folder).log
-    found = {}
+    usages = {}
     # What ptxas -v says, one part per kernel; before the first there are notes on the module.
     for part in re.split(r"Compiling entry function ", log)[1:]:
         name = part.split("'")[1]
-        spilled = sum([_number(rf"(\d+) bytes spill {what}", part) for what in ("stores", "loads")])
+        spilled = sum([_number(rf"(\d+) bytes spill {kind}", part) for kind in ("stores", "loads")])
         stack = _number(r"(\d+) bytes stack frame", part)
         shared = _number(r"(\d+) bytes smem", part)
-        found[name] = KernelUsage(_number(r"Used (\d+) registers", part), spilled, stack, shared)
-    return found
+        usages[name] = KernelUsage(_number(r"Used (\d+) registers", part), spilled, stack, shared)
+    return usages
 
 
 def _number(pattern: str, log: str) -> int:
@@ -180,14 +180,14 @@ def _build(text: KernelText, arch: str) -> _Built:
     nvrtc, program = _library(), ctypes.c_void_p()
     # One text instead of an include, so that NVRTC looks for no file; #line keeps messages right.
     source = f'#line 1 "device.cuh"\n{_header()}#line 1 "kernels.cu"\n{text.text}'
-    made = nvrtc.nvrtcCreateProgram(
+    code = nvrtc.nvrtcCreateProgram(
         ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None
     )
-    _check(made, "nvrtcCreateProgram")
+    _check(code, "nvrtcCreateProgram")
     try:
         options = [f"-arch={arch}".encode(), *[option.encode() for option in OPTIONS]]
-        given = (ctypes.c_char_p * len(options))(*options)
-        status = nvrtc.nvrtcCompileProgram(program, len(options), given)
+        c_options = (ctypes.c_char_p * len(options))(*options)
+        status = nvrtc.nvrtcCompileProgram(program, len(options), c_options)
         log = _text(program, "ProgramLog").decode("utf-8", "replace")
         if status:
             raise CompileError(
@@ -203,9 +203,9 @@ def _text(program: ctypes.c_void_p, what: str, *, is_log: bool = True) -> bytes:
     """Return the log or the code of a program; a log ends with a zero."""
     nvrtc, size = _library(), ctypes.c_size_t()
     _check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)), f"{what}Size")
-    found = ctypes.create_string_buffer(max(1, size.value))
-    _check(getattr(nvrtc, f"nvrtcGet{what}")(program, found), what)
-    return found.value if is_log else found.raw[: size.value]
+    buffer = ctypes.create_string_buffer(max(1, size.value))
+    _check(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer), what)
+    return buffer.value if is_log else buffer.raw[: size.value]
 
 
 def _errors_in(log: str) -> str:
@@ -217,8 +217,8 @@ def _errors_in(log: str) -> str:
 
 def _check(status: int, call: str) -> None:
     if status:
-        said = _library().nvrtcGetErrorString(status).decode()
-        raise CompileError(f"{call} of NVRTC failed with code {status} ({said})")
+        text = _library().nvrtcGetErrorString(status).decode()
+        raise CompileError(f"{call} of NVRTC failed with code {status} ({text})")
 
 
 @functools.cache

@@ -150,10 +150,10 @@ def walk_of(
     """
     layouts = tuple([(view.shape, view.strides) for view in operands])
     if chunk is None:
-        found = joined_rows(program, rows, columns, layouts)
-        if found is None:
+        layout = joined_rows(program, rows, columns, layouts)
+        if layout is None:
             return None
-        rows, columns, strides = found
+        rows, columns, strides = layout
         return _walk(gpu, program, ((0, rows), rows), columns, strides)
     steps = row_strides(program, columns, layouts)
     if steps is None:
@@ -174,15 +174,15 @@ def _walk(
     reduces = any([phase.reductions for phase in plan.phases])
     is_joined, batch = reduces or bool(plan.column_sums), batch_of(program)
     has_runs = is_random(program) or all_rows == 1 or columns % batch == 0
-    fitting = gpu.num_sms * gpu.threads_per_sm
+    gpu_threads = gpu.num_sms * gpu.threads_per_sm
 
     def walk(
         team: int, threads: int, blocks: int, *, pieces: int = 1, cut: bool = False
     ) -> GridMapping:
         step = _PIECE_STEP * max(1, pieces)
-        own = -(-columns // step) * _PIECE_STEP if pieces > 1 else columns
-        pieces = -(-columns // own) if pieces > 1 else pieces
-        sizes = (team, threads, pieces if cut else blocks, own, pieces)
+        piece_columns = -(-columns // step) * _PIECE_STEP if pieces > 1 else columns
+        pieces = -(-columns // piece_columns) if pieces > 1 else pieces
+        sizes = (team, threads, pieces if cut else blocks, piece_columns, pieces)
         marks = (cut, span == (0, all_rows), has_runs)
         return GridMapping(*span, columns, strides, *sizes, *marks)
 
@@ -193,12 +193,12 @@ def _walk(
     # Nothing is exchanged: all threads of the grid are one team.
     if rows == 1 and not is_joined:
         blocks = -(-columns // (_THREADS * batch))
-        blocks = max(1, min(blocks, fitting // _THREADS))
+        blocks = max(1, min(blocks, gpu_threads // _THREADS))
         return walk(blocks * _THREADS, _THREADS, blocks)
     pieces = -(-columns // _SUM_COLUMNS) if is_joined and not reduces else 1
-    pieces = max(1, min(pieces, fitting // MAX_THREADS))
-    own = -(-columns // pieces)
-    team = _team(plan, rows * pieces, own, batch, fitting, has_runs=has_runs)
+    pieces = max(1, min(pieces, gpu_threads // MAX_THREADS))
+    piece_columns = -(-columns // pieces)
+    team = _team(plan, rows * pieces, piece_columns, batch, gpu_threads, has_runs=has_runs)
     # A team that meets at barriers of the block must be the whole block.
     threads = team if (reduces and team > _WARP) or team > _THREADS else _THREADS
     if not is_joined:
@@ -211,7 +211,7 @@ def _walk(
         teams = min(rows, max(_MIN_TEAMS, min(_SUM_BYTES // max(1, size), 8 * gpu.num_sms)))
     # A block has no more teams than there are rows: each has a place for its sums, used or not.
     threads = min(threads, max(_WARP, team, _power_of_2(teams * pieces * team)))
-    blocks = min(-(-teams * pieces * team // threads), max(pieces, fitting // threads))
+    blocks = min(-(-teams * pieces * team // threads), max(pieces, gpu_threads // threads))
     return walk(team, threads, blocks, pieces=pieces)
 
 
@@ -339,10 +339,10 @@ def _narrowness(program: FusedProgram, walk: GridMapping) -> float:
 
 def _bytes_again(program: FusedProgram, plan: Schedule) -> int:
     """Return the bytes per element that phases read of what was read or stored before."""
-    read = [v for phase in plan.phases for v in phase.loads if program.kind_of(v) is Kind.FULL]
-    again = [v for number, v in enumerate(read) if v in read[:number]]
-    again += [v for phase in plan.phases for v, _ in phase.read_back]
-    return sum([program.dtype_of(v).itemsize for v in again])
+    loads = [v for phase in plan.phases for v in phase.loads if program.kind_of(v) is Kind.FULL]
+    repeats = [v for number, v in enumerate(loads) if v in loads[:number]]
+    repeats += [v for phase in plan.phases for v, _ in phase.read_back]
+    return sum([program.dtype_of(v).itemsize for v in repeats])
 
 
 def program_calls(
@@ -372,8 +372,8 @@ def program_calls(
         blocks, threads = _grid(program, walk, name)
         if blocks:
             # Only the kernel that reads labels first reports, once per bad one.
-            own = status if name.endswith(("_rows", "_columns0")) else None
-            calls.append(RunKernel(text, name, blocks, threads, tuple(block), status=own))
+            kernel_status = status if name.endswith(("_rows", "_columns0")) else None
+            calls.append(RunKernel(text, name, blocks, threads, tuple(block), status=kernel_status))
     return tuple(calls)
 
 
@@ -459,12 +459,12 @@ class ProgramStep:
         rows, columns = self.extents
         matrices = matrix_views(self.views)
         chunk = None if self.chunk == (0, rows) else self.chunk
-        found = None
+        mapping = None
         if matrices is not None:
-            found = walk_of(self.gpu, self.program, rows, columns, matrices, chunk)
-        if found is None:
+            mapping = walk_of(self.gpu, self.program, rows, columns, matrices, chunk)
+        if mapping is None:
             raise InternalError(f"a program of a region has operands of uneven rows: {self.views}")
-        return found
+        return mapping
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -496,11 +496,11 @@ def _sum_of(dtype: DType) -> FusedProgram:
 
 def uneven_operands(region: TiledLoop, given: Mapping[int, Array]) -> tuple[int, ...]:
     """Return inputs and outputs whose rows a program cannot walk, or which no matrix shows."""
-    found: dict[int, None] = {}
+    uneven: dict[int, None] = {}
     for value, array in given.items():
         is_even = array.ndim == 2 or is_dense(array.shape, array.strides, array.itemsize)
         if value >= region.first_output and not is_even:
-            found[value] = None
+            uneven[value] = None
     for step in region.steps:
         if step.program is None:
             continue
@@ -508,8 +508,8 @@ def uneven_operands(region: TiledLoop, given: Mapping[int, Array]) -> tuple[int,
         for value, place in zip((*step.reads, *step.makes), places, strict=True):
             kind = step.program.kind_of(place)
             if value in given and not _is_even(given[value], kind, region.columns):
-                found[value] = None
-    return tuple(found)
+                uneven[value] = None
+    return tuple(uneven)
 
 
 def _is_even(array: Array, kind: Kind, columns: int) -> bool:

@@ -79,13 +79,13 @@ class CudaReduce:
             return None
         if self.op == "max" and x.type.num_elements == 0 and out.type.num_elements > 0:
             return None
-        found = _reduction(self.gpu, attrs, x, out)
-        if max(len(found.kept), len(found.reduced)) > _MAX_AXES:
+        reduction = _reduction(self.gpu, attrs, x, out)
+        if max(len(reduction.kept), len(reduction.reduced)) > _MAX_AXES:
             return None
-        moved = x.type.size_bytes + out.type.size_bytes
-        calls = 2 if found.num_segments > 1 else 1
-        duration = calls * self.gpu.call_ns + self.gpu.bytes_ns(moved)
-        return KernelNeeds(size_bytes(found.pieces), duration_ns=duration)
+        moved_bytes = x.type.size_bytes + out.type.size_bytes
+        calls = 2 if reduction.num_segments > 1 else 1
+        duration = calls * self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes)
+        return KernelNeeds(size_bytes(reduction.pieces), duration_ns=duration)
 
     def bind(
         self,
@@ -185,28 +185,28 @@ def _reduction(gpu: Gpu, attrs: Attrs, x: Operand, out: Operand) -> _Reduction:
     steps = out.strides_bytes
     if flag(attrs, "keepdims"):
         steps = tuple([steps[axis] for axis in kept_axes])
-    shape, given = [x.shape[axis] for axis in kept_axes], [x.strides_bytes[a] for a in kept_axes]
-    kept = collapse_axes(tuple(shape), (tuple(given), steps), in_order=False)
+    shape, strides = [x.shape[axis] for axis in kept_axes], [x.strides_bytes[a] for a in kept_axes]
+    kept = collapse_axes(tuple(shape), (tuple(strides), steps), in_order=False)
     reduced = collapse_axes(
         tuple([x.shape[axis] for axis in axes]),
         (tuple([x.strides_bytes[axis] for axis in axes]),),
         in_order=False,
     )
-    found = _Reduction(kept, reduced, 1, are_lanes_neighbours=True)
+    reduction = _Reduction(kept, reduced, 1, are_lanes_neighbours=True)
     # Steps of 0, of repeated axes, say nothing about where neighbours lie.
     fastest = [
-        min([abs(a.steps[0]) for a in own if a.steps[0]], default=0) for own in (kept, reduced)
+        min([abs(a.steps[0]) for a in group if a.steps[0]], default=0) for group in (kept, reduced)
     ]
     is_by_columns = bool(kept) and fastest[0] and (not fastest[1] or fastest[0] < fastest[1])
-    lanes = min(_THREADS, _power(found.num_elements))
+    lanes = min(_THREADS, _power(reduction.num_elements))
     # Threads follow the kept axis: up to 32 of them have neighbouring results.
     if is_by_columns:
-        lanes = min(lanes, _THREADS // min(_NEIGHBOURS, _power(found.num_results)))
-    found = replace(found, lanes=lanes, are_lanes_neighbours=not is_by_columns)
+        lanes = min(lanes, _THREADS // min(_NEIGHBOURS, _power(reduction.num_results)))
+    reduction = replace(reduction, lanes=lanes, are_lanes_neighbours=not is_by_columns)
     # Segments enough to fill the GPU, as long as each thread has elements enough.
-    wanted = gpu.num_sms * gpu.threads_per_sm // (max(1, found.num_groups) * _THREADS)
-    enough = found.num_elements // (lanes * _LEAST_TERMS)
-    return replace(found, num_segments=max(1, min(wanted, enough, _MOST_SEGMENTS)))
+    num_wanted = gpu.num_sms * gpu.threads_per_sm // (max(1, reduction.num_groups) * _THREADS)
+    enough = reduction.num_elements // (lanes * _LEAST_TERMS)
+    return replace(reduction, num_segments=max(1, min(num_wanted, enough, _MOST_SEGMENTS)))
 
 
 def _call(plan: _Reduction, x: int, out: int, divisor: float, text: KernelText) -> RunKernel:
@@ -242,24 +242,24 @@ def _power(number: int) -> int:
 def _reduce_text(is_maximum: bool, of: DType, to: DType) -> KernelText:
     """Return the kernel that makes results of type `to` of elements of type `of`."""
     sort = "double" if of.is_float else "uint64_t" if of.value[0] == "u" else "int64_t"
-    given, from_given, _ = _ELEMENTS.get(of, (f"{of.value}_t", f"({sort})(x)", ""))
-    made, _, to_made = _ELEMENTS.get(to, (f"{to.value}_t", "", f"({to.value}_t)(x)"))
+    in_type, from_in, _ = _ELEMENTS.get(of, (f"{of.value}_t", f"({sort})(x)", ""))
+    out_type, _, to_out = _ELEMENTS.get(to, (f"{to.value}_t", "", f"({to.value}_t)(x)"))
     first, join = "0", "((a) + (b))"
     if is_maximum:
         lowest = {"double": "(-(double)INFINITY)", "uint64_t": "0", "int64_t": "INT64_MIN"}
         first, join = lowest[sort], "AF_LARGER(a, b)"
     elif sort != "double":  # wraps around
         join = f"(({sort})((uint64_t)(a) + (uint64_t)(b)))"
-    finished = to_made
+    finished = to_out
     if sort == "double" and not is_maximum:
         # Divided in double, before the result is rounded to its type.
-        finished = to_made.replace("(x)", "(x / a->divisor)")
+        finished = to_out.replace("(x)", "(x / a->divisor)")
     defined = {
-        "IN": given,
-        "OUT": made,
+        "IN": in_type,
+        "OUT": out_type,
         "TOTAL": sort,
         "FIRST": first,
-        "FROM(x)": from_given,
+        "FROM(x)": from_in,
         "JOIN(a, b)": join,
         "TO(x)": finished,
     }
@@ -299,11 +299,11 @@ def _rows(x: DeviceView) -> list[int]:
 
 @functools.cache
 def _along_text(dtype: DType) -> KernelText:
-    own, wide, made, back = _TYPES[dtype]
+    c_type, wide, load, store = _TYPES[dtype]
     # Keys are unsigned numbers in the order of the values, so that one comparison serves all.
     key = "NAME_of_float" if dtype.is_float else "NAME_of_int"
-    head = f"#define NAME_T {own}\n#define NAME_WIDE {wide}\n#define NAME_KEY(x) {key}(x)\n"
-    head += f"#define NAME_FROM(x) {made}\n#define NAME_TO(x) {back}\n"
+    head = f"#define NAME_T {c_type}\n#define NAME_WIDE {wide}\n#define NAME_KEY(x) {key}(x)\n"
+    head += f"#define NAME_FROM(x) {load}\n#define NAME_TO(x) {store}\n"
     text = head + (Path(__file__).parent / "along.cuh").read_text(encoding="utf-8")
     names = ("NAME_keys", "NAME_merge", "NAME_recur")
     return KernelText.of("along", text, names, f"order and recurrences of {dtype}")

@@ -76,12 +76,12 @@ class CudaRegion:
     ) -> LaunchCalls:
         """Return the calls of every chunk, between copies of what lies unevenly."""
         region = region_of(attrs, "region")
-        given, made = [tuple(map(seen_as_array, on_device(xs))) for xs in (inputs, outputs)]
-        steps = _planned(self.gpu, region, given, made)
+        sources, targets = [tuple(map(seen_as_array, on_device(xs))) for xs in (inputs, outputs)]
+        steps = _planned(self.gpu, region, sources, targets)
         pieces = steps.pieces()
         places = zip(pieces, carve(workspace, pieces), strict=True)
         arrays = tuple([_array_at(piece, address) for piece, address in places])
-        return _CudaSteps(self.gpu, steps.region, given, made, steps.over, arrays).calls()
+        return _CudaSteps(self.gpu, steps.region, sources, targets, steps.over, arrays).calls()
 
 
 def _planned(gpu: Gpu, region: TiledLoop, inputs: Arrays, outputs: Arrays) -> _CudaSteps:
@@ -108,33 +108,33 @@ class _CudaSteps:
         own: Arrays | None = None,
     ) -> None:
         self.gpu, self.region, self.over = gpu, region, over
-        given = dict(enumerate(inputs)) | dict(enumerate(outputs, region.first_output))
-        self.copied = {v: given[v] for v in uneven_operands(region, given)}
+        tensors = dict(enumerate(inputs)) | dict(enumerate(outputs, region.first_output))
+        self.copied = {v: tensors[v] for v in uneven_operands(region, tensors)}
         copies = tuple([Piece(x.shape, x.dtype) for x in self.copied.values()])
         # In the order of `pieces`: copies, held values, sums; `placed` is cut up likewise below.
-        held = tile_scratch(region, over, _schedule_of)
+        tiles = tile_scratch(region, over, _schedule_of)
         sums = tuple(
             [
-                Piece((len(region.chunks()), region.columns), given[step.makes[0]].dtype)
+                Piece((len(region.chunks()), region.columns), tensors[step.makes[0]].dtype)
                 for step in region.steps
                 if step.kind is TileStepKind.COLUMN_SUM
             ]
         )
-        self._pieces = (*copies, *held, *sums)
+        self._pieces = (*copies, *tiles, *sums)
         self.space = None if own is None else own[0]
-        placed = meta_arrays(self._pieces) if own is None else own[1:]
-        dense = dict(zip(self.copied, placed[: len(copies)], strict=True))
-        held_arrays = placed[len(copies) : len(copies) + len(held)]
-        given |= dense
+        scratch = meta_arrays(self._pieces) if own is None else own[1:]
+        dense = dict(zip(self.copied, scratch[: len(copies)], strict=True))
+        tile_arrays = scratch[len(copies) : len(copies) + len(tiles)]
+        tensors |= dense
         self.arrays = RegionArrays(
             region,
-            tuple([given[v] for v in range(len(inputs))]),
-            tuple([given[region.first_output + out] for out in range(len(outputs))]),
-            held_arrays,
+            tuple([tensors[v] for v in range(len(inputs))]),
+            tuple([tensors[region.first_output + out] for out in range(len(outputs))]),
+            tile_arrays,
             over,
             _schedule_of,
         )
-        self.sums = placed[len(copies) + len(held) :]
+        self.sums = scratch[len(copies) + len(tiles) :]
 
     def pieces(self) -> tuple[Piece, ...]:
         """Return the scratch: that of a step, copies of what lies unevenly, what is held, sums."""
@@ -161,18 +161,18 @@ class _CudaSteps:
         """
         views = []
         for value in (*step.reads, *step.makes):
-            lies = view_of_array(self.arrays.arrays[value])
-            if lies is None:
+            view = view_of_array(self.arrays.arrays[value])
+            if view is None:
                 return ()
-            shape = self._extents if self.region.is_wide(value) else lies.shape
-            views.append(MatrixView(lies.dtype, shape, contiguous_strides(shape, 1)))
-        made = _schedule_of(step)
-        pairs = in_place_pairs(made.program, made.schedule, self.region.rows, views)
-        finished = self._finished()
-        for product in finished:
+            shape = self._extents if self.region.is_wide(value) else view.shape
+            views.append(MatrixView(view.dtype, shape, contiguous_strides(shape, 1)))
+        scheduled = _schedule_of(step)
+        pairs = in_place_pairs(scheduled.program, scheduled.schedule, self.region.rows, views)
+        products = self._finished()
+        for product in products:
             pairs = product.finish.in_place(pairs, len(step.reads))
-        if finished:
-            (held,), out = self.region.steps[0].makes, finished[0].finish.out - len(step.reads)
+        if products:
+            (held,), out = self.region.steps[0].makes, products[0].finish.out - len(step.reads)
             pairs = tuple([(o, x) for o, x in pairs if step.reads[x] != held or o == out])
         return pairs
 
@@ -214,13 +214,13 @@ class _CudaSteps:
         steps, program = self.region.steps, self.region.steps[-1].program
         if [step.kind for step in steps] != _PRODUCT_AND_PROGRAM or program is None or self.copied:
             return ()
-        (made,), step = steps[0].makes, steps[1]
-        is_held = self.region.is_wide(made) and self.region.num_reads(made) == 1
-        if len(self.region.chunks()) > 1 or not is_held or made not in step.reads:
+        (product,), step = steps[0].makes, steps[1]
+        is_held = self.region.is_wide(product) and self.region.num_reads(product) == 1
+        if len(self.region.chunks()) > 1 or not is_held or product not in step.reads:
             return ()
         views = [_view(self.arrays.arrays[value]) for value in (*step.reads, *step.makes)]
         (a, b, _), _ = self._product(steps[0], 0, self.region.rows)
-        place = step.reads.index(made)
+        place = step.reads.index(product)
         return finished_products(self.gpu, program, (a, b), place, self._extents, views)
 
     def _plain_calls(self) -> Iterator[DeviceCall]:
@@ -310,16 +310,16 @@ def _schedule_of(step: TileStep) -> ScheduledProgram:
 
 def _array_at(piece: Piece, address: int) -> Array:
     """Return a piece of scratch at its address."""
-    found = view_of_array(meta_arrays((piece,))[0])
-    if found is None:
+    view = view_of_array(meta_arrays((piece,))[0])
+    if view is None:
         raise InternalError(f"scratch of odd strides: {piece}")
     strides = contiguous_strides(piece.shape, piece.dtype.itemsize)
-    return seen_as_array(DeviceView(address, TensorType(found.dtype, piece.shape), strides))
+    return seen_as_array(DeviceView(address, TensorType(view.dtype, piece.shape), strides))
 
 
 def _view(array: Array) -> DeviceView:
     """Return where an array lies; one of uint16 is taken for bfloat16, as no region has others."""
-    found = view_of_array(array)
-    if found is None:
+    view = view_of_array(array)
+    if view is None:
         raise InternalError(f"an operand of a region has odd strides: {array.strides}")
-    return DeviceView(array.ctypes.data, TensorType(found.dtype, array.shape), array.strides)
+    return DeviceView(array.ctypes.data, TensorType(view.dtype, array.shape), array.strides)

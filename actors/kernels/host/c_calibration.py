@@ -88,12 +88,12 @@ def program(
             for n in range(times)
         ]
     )  # fmt: skip
-    made = FusedProgram((x, one), steps, (1 + times,))
+    fused = FusedProgram((x, one), steps, (1 + times,))
     size = 4.0 * elements
     sort = _SORTS.get(op, BytePass.PLAIN)
     work = CWork(((BytePass.SIMPLE, 2 * size), (sort, times * size)), pieces=pieces)
     operands = ((_dense(1, elements), _dense(1, 1)), (_dense(1, elements),))
-    attrs: Attrs = {"program": made, "rows": 1, "columns": elements}
+    attrs: Attrs = {"program": fused, "rows": 1, "columns": elements}
     touched = 2 * size if leaves_caches else 0.0
     return CProbe(work, lambda: bound("c.fused", attrs, *operands), on_all_threads, touched)
 
@@ -150,10 +150,10 @@ def random_bits(elements: int) -> CProbe:
 
 def moved(side: int) -> CProbe:
     """Return a copy of a transposed matrix."""
-    given = _dense(side, side)
-    across = Operand(given.type, 0, given.strides_bytes[::-1])
+    matrix = _dense(side, side)
+    across = Operand(matrix.type, 0, matrix.strides_bytes[::-1])
     work = CWork(((BytePass.STRIDED, 8.0 * side * side),))
-    return CProbe(work, lambda: bound("c.copy", {}, (across,), (given,)))
+    return CProbe(work, lambda: bound("c.copy", {}, (across,), (matrix,)))
 
 
 def taken(count: int, width: int) -> CProbe:
@@ -200,8 +200,8 @@ def attention(rows: int, width: int, *, is_forward: bool) -> CProbe:
     work = replace(in_c(e, is_forward=is_forward), pieces=1)
     if is_forward:
         return CProbe(work, lambda: bound("c.attention", attrs, (q, q, q), (y, row)))
-    read = (y, q, q, q, y, row)
-    return CProbe(work, lambda: bound("c.attention_grad", attrs, read, (q, q, q)))
+    operands = (y, q, q, q, y, row)
+    return CProbe(work, lambda: bound("c.attention_grad", attrs, operands, (q, q, q)))
 
 
 def _beside(shape: tuple[int, int, int, int], parts: int) -> Operand:
@@ -213,15 +213,15 @@ def _beside(shape: tuple[int, int, int, int], parts: int) -> Operand:
 
 def bound(kernel: str, attrs: Attrs, inputs: Operands, outputs: Operands) -> NativeLaunch:
     """Return the launch of a kernel on numbers of its own. Raises LookupError: it takes no such."""
-    found = catalogue.kernels_by_name()[kernel]
-    ask = found.needs if isinstance(found, SelectableKernel) else found.query
+    entry = catalogue.kernels_by_name()[kernel]
+    ask = entry.needs if isinstance(entry, SelectableKernel) else entry.query
     needs = ask(attrs, inputs, outputs)
     if needs is None:
         raise LookupError(f"kernel {kernel!r} does not take what it is probed with")
     arrays = [_filled(operand) for operand in (*inputs, *outputs)]
     workspace = _aligned(needs.workspace_bytes)
     count = len(inputs)
-    launch = found.bind(attrs, tuple(arrays[:count]), tuple(arrays[count:]), workspace)
+    launch = entry.bind(attrs, tuple(arrays[:count]), tuple(arrays[count:]), workspace)
     if not isinstance(launch, NativeLaunch):
         raise LookupError(f"kernel {kernel!r} is not made in C")
     return launch
@@ -271,8 +271,8 @@ def _filled(operand: Operand) -> Array:
     pattern = pattern.astype(operand.dtype)
     steps = zip(operand.shape, operand.strides_bytes, strict=True)
     span = 1 + sum([(extent - 1) * step for extent, step in steps]) // pattern.itemsize
-    held = np.resize(pattern, span)
-    return np.lib.stride_tricks.as_strided(held, operand.shape, operand.strides_bytes)
+    buffer = np.resize(pattern, span)
+    return np.lib.stride_tricks.as_strided(buffer, operand.shape, operand.strides_bytes)
 
 
 MeasureC = Callable[[CProbe], float]
@@ -350,24 +350,24 @@ def _rates(measure: MeasureC) -> CRates:
 
 
 def _misses(measure: MeasureC, passes: dict[BytePass, float]) -> tuple[float, ...]:
-    found: list[float] = []
+    misses: list[float] = []
     for distance in C_DISTANCES_BYTES:
         probe = program("add", 1, distance // 8, leaves_caches=True)
-        known = probe.touched_bytes * passes[BytePass.SIMPLE]
-        found.append(max((measure(probe) - known) / probe.touched_bytes, 0.0))
-    return tuple(found)
+        known_ns = probe.touched_bytes * passes[BytePass.SIMPLE]
+        misses.append(max((measure(probe) - known_ns) / probe.touched_bytes, 0.0))
+    return tuple(misses)
 
 
 def _products(measure: MeasureC, call_ns: float) -> tuple[float, ...]:
     """Return the best rate of any library at every point of the grid."""
-    found: list[float] = []
+    rates: list[float] = []
     for m, n, k in product(C_EXTENTS, repeat=3):
         flops = 2 * m * n * k
-        asked = [x for x in _LIBRARIES if flops <= _SMALL_FLOPS or not isinstance(x, Small)]
-        probes = [product_probe(library, m, n, k) for library in asked]
+        libraries = [x for x in _LIBRARIES if flops <= _SMALL_FLOPS or not isinstance(x, Small)]
+        probes = [product_probe(library, m, n, k) for library in libraries]
         times = [measure(probe) for probe in probes if is_taken(probe)]
-        found.append(flops / max(min(times) - call_ns, flops * _LEAST))
-    return tuple(found)
+        rates.append(flops / max(min(times) - call_ns, flops * _LEAST))
+    return tuple(rates)
 
 
 def _attention(measure: MeasureC, call_ns: float) -> tuple[tuple[float, ...], tuple[float, ...]]:

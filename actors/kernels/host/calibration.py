@@ -114,16 +114,16 @@ def probes() -> Iterator[Probe]:
     yield _fused("div", (block, block), block, "pass_ns", _place(BytePass.DIVIDE))
     yield _fused("pow", (block, block), block, "pass_ns", _place(BytePass.POWER))
     row_sum = Instruction("row_sum", (0,), DType.FLOAT32, Kind.ROW)
-    reduced = FusedProgram((ProgramInput(DType.FLOAT32, Kind.FULL),), (row_sum,), (1,))
-    attrs: Attrs = {"program": reduced, "rows": 1, "columns": _BLOCK}
+    row_sums = FusedProgram((ProgramInput(DType.FLOAT32, Kind.FULL),), (row_sum,), (1,))
+    attrs: Attrs = {"program": row_sums, "rows": 1, "columns": _BLOCK}
     yield Probe("fused", attrs, (block,), (one,), "pass_ns", _place(BytePass.REDUCE))
     side = _dense(256, 256)
     transposed = replace(side, strides_bytes=side.strides_bytes[::-1])
     yield Probe("copy", {}, (transposed,), (side,), "pass_ns", _place(BytePass.STRIDED))
-    table, ids, taken = _dense(256, 64), _dense(1024, dtype=DType.INT32), _dense(1024, 64)
-    yield Probe("embedding", {}, (table, ids), (taken,), "pass_ns", _place(BytePass.GATHER))
+    table, ids, picks = _dense(256, 64), _dense(1024, dtype=DType.INT32), _dense(1024, 64)
+    yield Probe("embedding", {}, (table, ids), (picks,), "pass_ns", _place(BytePass.GATHER))
     yield Probe(
-        "embedding_grad", {"rows": 256}, (taken, ids), (table,), "pass_ns", _place(BytePass.SCATTER)
+        "embedding_grad", {"rows": 256}, (picks, ids), (table,), "pass_ns", _place(BytePass.SCATTER)
     )
     seed = _dense(dtype=DType.INT64)
     mask = _dense(_BLOCK, dtype=DType.BOOL)
@@ -157,18 +157,18 @@ def _fused(
     rows = out.type.num_elements // columns
     kinds = {1: Kind.SCALAR, rows: Kind.ROW} if rows > 1 else {1: Kind.SCALAR}
     kinds[out.type.num_elements] = Kind.FULL
-    given = [ProgramInput(x.type.dtype, kinds[x.type.num_elements]) for x in inputs]
+    program_inputs = [ProgramInput(x.type.dtype, kinds[x.type.num_elements]) for x in inputs]
     steps = [
         Instruction(
             op,
-            (*((0,) if n == 0 else (len(given) + n - 1,)), *range(1, len(given))),
+            (*((0,) if n == 0 else (len(program_inputs) + n - 1,)), *range(1, len(program_inputs))),
             out.type.dtype,
             Kind.FULL,
             constants,
         )
         for n in range(times)
     ]
-    program = FusedProgram(tuple(given), tuple(steps), (len(given) + times - 1,))
+    program = FusedProgram(tuple(program_inputs), tuple(steps), (len(program_inputs) + times - 1,))
     attrs: Attrs = {"program": program, "rows": rows, "columns": columns}
     return Probe("fused", attrs, inputs, (out,), field, place, num_copies)
 
@@ -211,23 +211,23 @@ def _solve(probe: Probe, duration_ns: float, rates: Rates) -> Rates:
     products = work.products if name == "flops_per_ns" else ()
     if products:
         work = replace(work, products=())
-    known = cost.duration_ns(probe.operands, work, rates)
+    known_ns = cost.duration_ns(probe.operands, work, rates)
     # Noise may make the known part larger than the whole; a rate is never 0 or negative.
-    rest = max(duration_ns - known, _LEAST_SHARE * duration_ns)
+    rest_ns = max(duration_ns - known_ns, _LEAST_SHARE * duration_ns)
     if name == "flops_per_ns":
-        rate = sum([item.flops for item in products]) / rest
+        rate = sum([item.flops for item in products]) / rest_ns
         return replace(rates, flops_per_ns=_put(rates.flops_per_ns, place, rate))
     if name == "pass_ns":
-        rate = rest / sum([size for sort, size in work.passes if _place(sort) == place])
+        rate = rest_ns / sum([size for sort, size in work.passes if _place(sort) == place])
         return replace(rates, pass_ns=_put(rates.pass_ns, place, rate))
     if name == "miss_ns":
         # A level may be as fast as the one that PLAIN was measured in: then nothing is left.
         total = sum([cost.footprint_bytes(operand) for operand in probe.operands])
-        rate = max(duration_ns - known, 0.0) / total
+        rate = max(duration_ns - known_ns, 0.0) / total
         return replace(rates, miss_ns=_put(rates.miss_ns, place, rate))
     if name == "call_ns":
-        return replace(rates, call_ns=rest / work.calls)
-    return replace(rates, loop_ns=rest / work.loops)
+        return replace(rates, call_ns=rest_ns / work.calls)
+    return replace(rates, loop_ns=rest_ns / work.loops)
 
 
 def _put(column: tuple[float, ...], place: int, value: float) -> tuple[float, ...]:
@@ -305,9 +305,9 @@ def cached_rates(
     key = f"{FORMAT} {machine} {catalogue.fingerprint()}"
     path = folder / f"rates-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
     anew = "the rates of this machine are measured anew"
-    found = None if is_fresh else load_measurements(path, _decoded, anew)
-    if found is not None:
-        return found
+    stored_rates = None if is_fresh else load_measurements(path, _decoded, anew)
+    if stored_rates is not None:
+        return stored_rates
     rates = calibrate(measure, measure_c)
     try:
         replace_object(path, asdict(rates))
@@ -353,10 +353,10 @@ def firing_prices(plan: Plan, rates: Rates) -> tuple[Price, ...]:
     """Return the price of a firing per actor; an actor without launches keeps the plan's."""
     return tuple(
         [
-            Price(sum([x.duration_ns for x in own]), sum([x.busy_ns for x in own]))
-            if own
+            Price(sum([x.duration_ns for x in costs]), sum([x.busy_ns for x in costs]))
+            if costs
             else Price(actor.duration_ns, actor.duration_ns)
-            for actor, own in zip(plan.actors, estimate_launch_costs(plan, rates), strict=True)
+            for actor, costs in zip(plan.actors, estimate_launch_costs(plan, rates), strict=True)
         ]
     )
 

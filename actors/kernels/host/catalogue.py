@@ -185,8 +185,8 @@ def select_kernel(
 
     Raises LookupError, naming op, types and kernels asked, when none does.
     """
-    asked = (*kernels_for(op), *kernels_for(kernel_op))
-    for kernel in asked:
+    candidates = (*kernels_for(op), *kernels_for(kernel_op))
+    for kernel in candidates:
         if kernel in _registered:
             needs = query_registered(kernel, attrs, inputs, outputs)
         else:
@@ -194,9 +194,9 @@ def select_kernel(
         if needs is not None:
             return kernel.name, needs
     call = f"{op}({_types(inputs)}) -> ({_types(outputs)})"
-    if not asked:
+    if not candidates:
         raise LookupError(f"the host has no kernel for op {op!r}, called as {call}")
-    names = ", ".join(kernel.name for kernel in asked)
+    names = ", ".join(kernel.name for kernel in candidates)
     raise LookupError(f"no host kernel takes {call}; asked: {names}")
 
 
@@ -221,9 +221,9 @@ def query_registered(
 def _is_right(needs: object, num_inputs: int, num_outputs: int) -> bool:
     if not isinstance(needs, KernelNeeds) or type(needs.workspace_bytes) is not int:
         return False
-    known = [(output, i) for output in range(num_outputs) for i in range(num_inputs)]
+    pairs = [(output, i) for output in range(num_outputs) for i in range(num_inputs)]
     has_time = isinstance(needs.duration_ns, (int, float)) and 0 <= needs.duration_ns < math.inf
-    return needs.workspace_bytes >= 0 and has_time and {*needs.in_place} <= {*known}
+    return needs.workspace_bytes >= 0 and has_time and {*needs.in_place} <= {*pairs}
 
 
 def needs_of(
@@ -291,20 +291,20 @@ def prepare_plan(plan: Plan, kernels: Mapping[str, object]) -> None:
 def files_of(plan: Plan) -> tuple[str, ...]:
     """Return the C files that the kernels of a plan call, each once, in the order of first use."""
     plans = [*[inner.plan for inner in sub_plans(plan)], plan]
-    launches = [launch for own in plans for actor in own.actors for launch in actor.launches]
+    launches = [launch for part in plans for actor in part.actors for launch in actor.launches]
     names = dict.fromkeys([launch.kernel for launch in launches])
     return tuple(dict.fromkeys([file for name in names for file in FILES.get(name, ())]))
 
 
 def functions_of(plan: Plan, kernels: Mapping[str, object]) -> tuple[CFunction, ...]:
     """Return the generated functions of a plan, each once, in the order of first use."""
-    found: dict[str, CFunction] = {}
-    for own in (*[inner.plan for inner in sub_plans(plan)], plan):
-        for actor in own.actors:
+    functions: dict[str, CFunction] = {}
+    for part in (*[inner.plan for inner in sub_plans(plan)], plan):
+        for actor in part.actors:
             for launch in actor.launches:
-                for function in _functions(own, launch, kernels):
-                    found.setdefault(function.name, function)
-    return tuple(found.values())
+                for function in _functions(part, launch, kernels):
+                    functions.setdefault(function.name, function)
+    return tuple(functions.values())
 
 
 def _functions(
@@ -318,8 +318,8 @@ def _functions(
 
 
 def _operands(plan: Plan, views: tuple[int, ...]) -> Operands:
-    seen = [plan.views[index] for index in views]
-    return tuple([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in seen])
+    plan_views = [plan.views[index] for index in views]
+    return tuple([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in plan_views])
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,9 +360,9 @@ class PythonKernel:
                 self._expect_filled(call, outputs)
                 is_known = True
                 return
-            made = call()
-            if made is not None:
-                self._expect_outputs(made, outputs)
+            return_value = call()
+            if return_value is not None:
+                self._expect_outputs(return_value, outputs)
 
         return launch
 
@@ -374,20 +374,20 @@ class PythonKernel:
 
     def _expect_filled(self, call: Launch, outputs: Arrays) -> None:
         """Call, once more with another pattern where an output is what it was filled with."""
-        left = list(range(len(outputs)))
+        suspects = list(range(len(outputs)))
         # Two patterns that differ in every bit: a function may well write one of them, but not
         # both.
         for pattern in (0xABABABABABABABAB, 0x5454545454545454):
-            words = [outputs[i].view(f"u{outputs[i].itemsize}") for i in left]
+            words = [outputs[i].view(f"u{outputs[i].itemsize}") for i in suspects]
             marks = [w.dtype.type(pattern & (1 << 8 * w.itemsize) - 1) for w in words]
             for word, mark in zip(words, marks, strict=True):
                 word[...] = mark
             self._expect_outputs(call(), outputs)
-            held = zip(left, words, marks, strict=True)
-            left = [i for i, word, mark in held if word.size and (word == mark).all()]
-            if not left:
+            checks = zip(suspects, words, marks, strict=True)
+            suspects = [i for i, word, mark in checks if word.size and (word == mark).all()]
+            if not suspects:
                 return
-        raise self._unfilled(f"left its output {left[0] + 1} as it was")
+        raise self._unfilled(f"left its output {suspects[0] + 1} as it was")
 
     def _unfilled(self, what: str) -> TypeError:
         code = self.function.__code__

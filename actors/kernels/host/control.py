@@ -128,18 +128,18 @@ def held_products(body: SubPlan) -> dict[int, PrepackedGemm]:
     """Return the products of a step whose b is a constant of the loop, by number of launch."""
     views, first = body.plan.views, body.carries + body.xs
     constants = {views[v.view].register for v in body.plan.variables if int(v.name) >= first}
-    found: dict[int, PrepackedGemm] = {}
+    products: dict[int, PrepackedGemm] = {}
     for number, launch in enumerate(body.launches if runtime.is_enabled() else ()):
         if launch.op != "matmul" or not launch.kernel.startswith("onednn"):
             continue
-        own = [views[v] for v in (*launch.inputs, *launch.outputs)]
-        known = views_of([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in own])
-        gemm = None if known is None else gemm_of(*known)
-        if gemm is not None and own[0 if gemm.is_swapped else 1].register in constants:
+        operands = [views[v] for v in (*launch.inputs, *launch.outputs)]
+        matrices = views_of([Operand(v.type, v.offset_bytes, v.strides_bytes) for v in operands])
+        gemm = None if matrices is None else gemm_of(*matrices)
+        if gemm is not None and operands[0 if gemm.is_swapped else 1].register in constants:
             product = PrepackedGemm.of(gemm)
             if product is not None:
-                found[number] = product
-    return found
+                products[number] = product
+    return products
 
 
 class BoundStep:
@@ -170,17 +170,17 @@ class BoundStep:
         }
         self.fields: Mapping[str, int] = {f.name: f.view for f in body.plan.fields}
         self.before: list[NativeLaunch] = []
-        made: list[Launch] = []
-        used = self._frame.size_bytes
+        launches: list[Launch] = []
+        at = self._frame.size_bytes
         for number, launch in enumerate(body.launches):
             if number in held:
                 size = held[number].size_bytes
-                made.append(self._with_held(held[number], launch, self._block[used : used + size]))
-                used += size
+                launches.append(self._with_held(held[number], launch, self._block[at : at + size]))
+                at += size
             else:
-                made.append(self._bound(launch))
-        self._launches = tuple(zip(body.launches, made, strict=True))
-        self.chain: Chain = merge_native_launches(tuple(made))
+                launches.append(self._bound(launch))
+        self._launches = tuple(zip(body.launches, launches, strict=True))
+        self.chain: Chain = merge_native_launches(tuple(launches))
 
     def field(self, name: str) -> Array:
         """Return an entry of the xs or ys, in the frame."""
@@ -197,7 +197,7 @@ class BoundStep:
         # Two entries in one place of the frame: moving one would move the other.
         if any([_overlap(views[v], entry) for v in others]):
             return None
-        found: list[_MovedWord] = []
+        words: list[_MovedWord] = []
         for planned, launch in self._launches:
             places = launch.places if isinstance(launch, NativeLaunch) else ()
             for number, index in enumerate((*planned.inputs, *planned.outputs)):
@@ -210,9 +210,9 @@ class BoundStep:
                 # over it.
                 if not (places and is_inside and (move.is_out or number < len(planned.inputs))):
                     return None
-                where = address(move.outside) + view.offset_bytes - entry.offset_bytes
-                found.append(_MovedWord(places[number], where, move.inside.nbytes))
-        return found
+                target = address(move.outside) + view.offset_bytes - entry.offset_bytes
+                words.append(_MovedWord(places[number], target, move.inside.nbytes))
+        return words
 
     def _with_held(self, product: PrepackedGemm, launch: PlannedLaunch, kept: Array) -> Launch:
         a, b = [self._view(view) for view in launch.inputs]
@@ -223,12 +223,12 @@ class BoundStep:
         return step
 
     def _bound(self, launch: PlannedLaunch) -> Launch:
-        own = None if launch.workspace is None else self._view(launch.workspace)
+        workspace = None if launch.workspace is None else self._view(launch.workspace)
         return self._binders()[launch.kernel].bind(
             MappingProxyType(dict(launch.attrs)),
             tuple([self._view(view) for view in launch.inputs]),
             tuple([self._view(view) for view in launch.outputs]),
-            own,
+            workspace,
         )
 
     def _view(self, index: int) -> Array:
@@ -305,43 +305,43 @@ def _native_loop(
     # No launch, or one in Python between native ones: C cannot run the step as one call.
     if not runtime.is_enabled() or len(step.chain) != 1:
         return None
-    (whole,) = step.chain
-    if not isinstance(whole, (NativeChain, NativeLaunch)):
+    (body,) = step.chain
+    if not isinstance(body, (NativeChain, NativeLaunch)):
         return None
     function, argument = (
-        (runtime.chain_runner(), whole.address)
-        if isinstance(whole, NativeChain)
-        else (whole.function, whole.arguments)
+        (runtime.chain_runner(), body.address)
+        if isinstance(body, NativeChain)
+        else (body.function, body.arguments)
     )
     try:
         loop = runtime.address_in("scan.c", "af_scan")
     except CompilerError:
         return None
     words = [w for new, old in firsts for w in (address(new), address(old), 0, 0, new.nbytes)]
-    moving = [step.windows(move) for move in moves]
-    copied = [move for move, windows in zip(moves, moving, strict=True) if windows is None]
+    per_move = [step.windows(move) for move in moves]
+    copies = [move for move, windows in zip(moves, per_move, strict=True) if windows is None]
     # False sorts first: C has the copies before a step, then those after it.
-    for move in sorted(copied, key=lambda move: move.is_out):
+    for move in sorted(copies, key=lambda move: move.is_out):
         (target, source), size = move.ends, move.inside.nbytes
         steps = (size, 0) if move.is_out else (0, size)
         words += [address(target), address(source), *steps, size]
-    block, outs = argument_block(words), sum([move.is_out for move in copied])
-    moved = argument_block([w for own in moving for window in own or () for w in window])
+    block, outs = argument_block(words), sum([move.is_out for move in copies])
+    table = argument_block([w for part in per_move for window in part or () for w in window])
     first, last = (order[0], order.step) if len(order) else (0, 1)
     begin = NativeChain(tuple(step.before))
-    keep = (step, begin, block, moved, [array for pair in firsts for array in pair], list(moves))
+    keep = (step, begin, block, table, [array for pair in firsts for array in pair], list(moves))
 
     def explain(status: int) -> str:
-        at = whole.launches[whole.running] if isinstance(whole, NativeChain) else whole
-        return str(at.error(status))
+        launch = body.launches[body.running] if isinstance(body, NativeChain) else body
+        return str(launch.error(status))
 
     return native_launch(
         loop,
         (
             *(function, argument, runtime.chain_runner(), begin.address),
             *(len(order), first, last),
-            *(len(firsts), len(copied) - outs, outs, ctypes.addressof(block)),
-            *(sum([len(own or ()) for own in moving]), ctypes.addressof(moved)),
+            *(len(firsts), len(copies) - outs, outs, ctypes.addressof(block)),
+            *(sum([len(part or ()) for part in per_move]), ctypes.addressof(table)),
         ),
         keep,
         explain,

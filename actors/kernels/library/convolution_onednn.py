@@ -128,9 +128,9 @@ def _calls(form: ConvolutionForm) -> ConvolutionCalls | None:
         return None
     arguments = ARGUMENTS[form.op]
     operands = zip(arguments, (form.x, form.weight, form.y), strict=True)
-    found = [_blocked(main, argument, plain) for argument, plain in operands]
-    blocked = [one for one in found if one is not None]
-    return ConvolutionCalls(main, arguments, *blocked) if len(blocked) == len(found) else None
+    blocks = [_blocked(main, argument, plain) for argument, plain in operands]
+    blocked = [tensor for tensor in blocks if tensor is not None]
+    return ConvolutionCalls(main, arguments, *blocked) if len(blocked) == len(blocks) else None
 
 
 def _product(form: ConvolutionForm) -> ConvolutionCalls | None:
@@ -142,18 +142,18 @@ def _product(form: ConvolutionForm) -> ConvolutionCalls | None:
     places, real = count * math.prod(spatial), DType.FLOAT32
     dense = contiguous_strides((count, *spatial, channels), 1)
     rows = PlainTensor(form.x.shape, (dense[0], 1, *dense[1:-1]))
-    own, step, there = _row_step(form.x), _row_step(form.y), None
-    if step is None or form.x.steps[1] != 1:
+    x_step, y_step, there = _row_step(form.x), _row_step(form.y), None
+    if y_step is None or form.x.steps[1] != 1:
         return None
-    if own is None:
+    if x_step is None:
         library = onednn.require_library()
-        with _described(library, form.x) as here, _described(library, rows) as wanted:
-            there = _reorder(library, here, wanted)
+        with _described(library, form.x) as source, _described(library, rows) as target:
+            there = _reorder(library, source, target)
         if there is None:
             return None
     main = onednn.matmul(
-        Matrix(real, results, places, 1, step),
-        Matrix(real, places, channels, own or channels, 1),
+        Matrix(real, results, places, 1, y_step),
+        Matrix(real, places, channels, x_step or channels, 1),
         Matrix(real, results, channels, channels, 1),
     )
     if main is None:
@@ -191,35 +191,35 @@ def _primitive(form: ConvolutionForm) -> Primitive | None:
     ffi, calls, null = library.ffi, library.calls, library.ffi.NULL
     low, high, strides = [_extents(library, e) for e in (form.low, form.high, form.strides)]
     # The library counts the elements between two taps: 0 for neighbours.
-    apart = _extents(library, tuple([d - 1 for d in form.dilation]))
-    ways = (strides, apart, low, high)
+    gaps = _extents(library, tuple([d - 1 for d in form.dilation]))
+    ways = (strides, gaps, low, high)
     with onednn.one_thread(library), onednn.attributes(library) as attr:
         is_free = form.reaches_beyond
         x, y = [_described_or_free(library, t, is_free=is_free) for t in (form.x, form.y)]
-        weight, read = [_free(library, w) for w in (form.weight, _as_read(form))]
-        forward, made = ffi.new("H *"), ffi.new("H *")
+        weight, w_read = [_free(library, w) for w in (form.weight, _as_read(form))]
+        forward, backward = ffi.new("H *"), ffi.new("H *")
         try:
             engine, ends = library.engine, (x[0], weight[0])
             if calls.dnnl_convolution_forward_primitive_desc_create(
-                forward, engine, _TRAINING, _DIRECT, x[0], read[0], null, y[0], *ways, attr
+                forward, engine, _TRAINING, _DIRECT, x[0], w_read[0], null, y[0], *ways, attr
             ):
                 return None
             if form.op == "conv":
                 return onednn.create_primitive(library, forward[0])
             # The library chooses a gradient with the forward descriptor as its hint.
-            kept = ffi.gc(forward[0], calls.dnnl_primitive_desc_destroy)
+            hint = ffi.gc(forward[0], calls.dnnl_primitive_desc_destroy)
             if form.op == "conv_input_grad":
                 status = calls.dnnl_convolution_backward_data_primitive_desc_create(
-                    made, engine, _DIRECT, *ends, y[0], *ways, kept, attr
+                    backward, engine, _DIRECT, *ends, y[0], *ways, hint, attr
                 )
             else:
                 status = calls.dnnl_convolution_backward_weights_primitive_desc_create(
-                    made, engine, _DIRECT, *ends, null, y[0], *ways, kept, attr
+                    backward, engine, _DIRECT, *ends, null, y[0], *ways, hint, attr
                 )
-            return None if status else onednn.create_primitive(library, made[0])
+            return None if status else onednn.create_primitive(library, backward[0])
         finally:
-            for one in (x, weight, read, y):
-                calls.dnnl_memory_desc_destroy(one[0])
+            for memory in (x, weight, w_read, y):
+                calls.dnnl_memory_desc_destroy(memory[0])
 
 
 def _as_read(form: ConvolutionForm) -> PlainTensor:
@@ -230,40 +230,40 @@ def _as_read(form: ConvolutionForm) -> PlainTensor:
 def _blocked(main: Primitive, argument: int, plain: PlainTensor) -> BlockedTensor | None:
     library = onednn.require_library()
     calls = library.calls
-    own = calls.dnnl_primitive_desc_query_md(main.descriptor, QUERY_OF[argument], 0)
-    size = int(calls.dnnl_memory_desc_get_size(own))
+    block_desc = calls.dnnl_primitive_desc_query_md(main.descriptor, QUERY_OF[argument], 0)
+    size = int(calls.dnnl_memory_desc_get_size(block_desc))
     with _described(library, plain) as here:
         # A gradient of weights is added up over runs, so it always needs a copy back that adds.
-        if calls.dnnl_memory_desc_equal(own, here) and argument != WEIGHTS_GRAD:
+        if calls.dnnl_memory_desc_equal(block_desc, here) and argument != WEIGHTS_GRAD:
             return BlockedTensor(size, None, None, None)
-        there = _reorder(library, here, own)
-        back = _reorder(library, own, here)
-        adds = _reorder(library, own, here, adds=True)
+        there = _reorder(library, here, block_desc)
+        back = _reorder(library, block_desc, here)
+        adds = _reorder(library, block_desc, here, adds=True)
     return None if None in (there, back, adds) else BlockedTensor(size, there, back, adds)
 
 
 @contextmanager
 def _described(library: Onednn, plain: PlainTensor) -> Iterator[Any]:
     """Give the library's description of a tensor as it lies."""
-    made, real = library.ffi.new("H *"), onednn.TYPES[plain.dtype]
+    desc, real = library.ffi.new("H *"), onednn.TYPES[plain.dtype]
     extents, steps = [_extents(library, e) for e in (plain.shape, plain.steps)]
     if library.calls.dnnl_memory_desc_create_with_strides(
-        made, len(plain.shape), extents, real, steps
+        desc, len(plain.shape), extents, real, steps
     ):
         raise onednn.LibraryError(f"oneDNN does not describe {plain}")
     try:
-        yield made[0]
+        yield desc[0]
     finally:
-        library.calls.dnnl_memory_desc_destroy(made[0])
+        library.calls.dnnl_memory_desc_destroy(desc[0])
 
 
 def _reorder(library: Onednn, source: Any, target: Any, *, adds: bool = False) -> Primitive | None:
-    made, engine = library.ffi.new("H *"), library.engine
+    desc, engine = library.ffi.new("H *"), library.engine
     with onednn.one_thread(library), onednn.attributes(library, adds) as attr:
         status = library.calls.dnnl_reorder_primitive_desc_create(
-            made, source, engine, target, engine, attr
+            desc, source, engine, target, engine, attr
         )
-        return None if status else onednn.create_primitive(library, made[0])
+        return None if status else onednn.create_primitive(library, desc[0])
 
 
 def _extents(library: Onednn, extents: Extents) -> Any:
@@ -277,16 +277,16 @@ def _described_or_free(library: Onednn, plain: PlainTensor, *, is_free: bool) ->
     """
     if is_free or not plain.is_channels_last:
         return _free(library, plain)
-    made, real = library.ffi.new("H *"), onednn.TYPES[plain.dtype]
+    desc, real = library.ffi.new("H *"), onednn.TYPES[plain.dtype]
     extents, steps = [_extents(library, e) for e in (plain.shape, plain.steps)]
-    library.calls.dnnl_memory_desc_create_with_strides(made, len(plain.shape), extents, real, steps)
-    return made
+    library.calls.dnnl_memory_desc_create_with_strides(desc, len(plain.shape), extents, real, steps)
+    return desc
 
 
 def _free(library: Onednn, plain: PlainTensor) -> Any:
     """Return the description of a tensor in a layout of the library's choice."""
-    made, extents = library.ffi.new("H *"), _extents(library, plain.shape)
+    desc, extents = library.ffi.new("H *"), _extents(library, plain.shape)
     library.calls.dnnl_memory_desc_create_with_tag(
-        made, len(plain.shape), extents, onednn.TYPES[plain.dtype], onednn.ANY
+        desc, len(plain.shape), extents, onednn.TYPES[plain.dtype], onednn.ANY
     )
-    return made
+    return desc

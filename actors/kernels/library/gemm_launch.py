@@ -127,14 +127,14 @@ def gemm_launch(
     scratch = library.scratch(gemm, chunks)
     if scratch is None:
         raise InternalError(f"{library.name} does not take the product {gemm.key} of a plan")
-    needed, given = scratch.size_bytes(1), 0 if workspace is None else workspace.size
-    if given < needed:
+    needed, size = scratch.size_bytes(1), 0 if workspace is None else workspace.size
+    if size < needed:
         raise InternalError(
-            f"{library.name} needs {needed} bytes of workspace and was given {given}"
+            f"{library.name} needs {needed} bytes of workspace and was given {size}"
         )
     workers = min(runtime.num_threads() if max_workers is None else max_workers, len(chunks))
     # Fewer workers rather than an error: the plan may have been made for fewer threads.
-    while scratch.size_bytes(workers) > given:
+    while scratch.size_bytes(workers) > size:
         workers -= 1
     return library.launch(gemm, chunks, arrays, PackedPlace(workspace, scratch, workers, epilogue))
 
@@ -250,11 +250,11 @@ def _product_launch(
         for c in calls_of(chunks)
     ]
     calls = np.array(rows, np.int64)
-    words, held = head_words(chunks, place)
+    words, keep = head_words(chunks, place)
     words += [address(calls), gemm.a.row, gemm.a.column, gemm.b.row, gemm.b.column, gemm.out.row]
     words += [target, float(gemm.adds), place.of_worker(0), aligned(place.scratch.worker_bytes)]
-    where = runtime.address_in("gemm.c", function)
-    return native_launch(where, words, (*held, calls, *arrays))
+    entry = runtime.address_in("gemm.c", function)
+    return native_launch(entry, words, (*keep, calls, *arrays))
 
 
 def _largest(gemm: Gemm) -> int:

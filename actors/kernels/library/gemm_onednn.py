@@ -60,9 +60,9 @@ class OneDnn:
         """Take what the library has an implementation for."""
         if self.is_packed and (gemm.batch or gemm.m < PACKED_ROWS):
             return None
-        found = [product_of(gemm, call, is_packed=self.is_packed) for call in _shapes(chunks)]
-        products = [primitive for primitive in found if primitive is not None]
-        if len(products) < len(found):
+        primitives = [product_of(gemm, call, is_packed=self.is_packed) for call in _shapes(chunks)]
+        products = [primitive for primitive in primitives if primitive is not None]
+        if len(products) < len(primitives):
             return None
         size = max([primitive.scratch_bytes for primitive in products])
         if not self.is_packed:
@@ -91,10 +91,10 @@ class OneDnn:
                 (onednn.WEIGHTS, weights),
                 (onednn.DESTINATION, out + call.out * out_item),
             )
-        before, held = (0, ()) if not self.is_packed else self._packing(gemm, chunks, b, place)
+        before, packing = (0, ()) if not self.is_packed else self._packing(gemm, chunks, b, place)
         words, keep = table.words(chunks, place, before)
         function = runtime.address_in("gemm.c", "af_gemm_onednn")
-        return native_launch(function, words, (*keep, held, *arrays), onednn.explain)
+        return native_launch(function, words, (*keep, packing, *arrays), onednn.explain)
 
     def _packing(
         self, gemm: Gemm, chunks: tuple[Chunk, ...], b: int, place: PackedPlace
@@ -154,12 +154,12 @@ def _packs(
     # Whole panels of the library's layout, so that no two copies write one.
     width = PANEL_COLUMNS * -(-blocks // _MAX_PANELS)
     b = weights_of(gemm, gemm.n, is_packed=False)
-    found = [
+    copies = [
         (first, onednn.pack(b, first, min(width, gemm.n - first), product))
         for first in range(0, gemm.n, width)
     ]
-    packs = tuple([(first, primitive) for first, primitive in found if primitive is not None])
-    return packs if len(packs) == len(found) else None
+    packs = tuple([(first, primitive) for first, primitive in copies if primitive is not None])
+    return packs if len(packs) == len(copies) else None
 
 
 @dataclass(slots=True)
@@ -173,15 +173,15 @@ class CallTable:
 
     def add(self, primitive: onednn.Primitive, *arguments: tuple[int, int]) -> None:
         """Add a call with its memories: which argument, at which address."""
-        given = np.zeros((len(arguments), 2), np.int64)
-        for entry, (argument, where) in zip(given, arguments, strict=True):
-            memory = onednn.memory(primitive, argument, where)
+        memories = np.zeros((len(arguments), 2), np.int64)
+        for entry, (argument, place) in zip(memories, arguments, strict=True):
+            memory = onednn.memory(primitive, argument, place)
             # The table has handles only; the object would destroy the memory.
             self.kept.append(memory)
             entry[:] = argument, onednn.handle_of(memory)
-        self.kept.append(given)
+        self.kept.append(memories)
         scratch = address(self._scratch(primitive))
-        self.rows.append((primitive.handle, address(given), len(given), scratch))
+        self.rows.append((primitive.handle, address(memories), len(memories), scratch))
 
     def words(
         self, chunks: Sequence[Chunk], place: PackedPlace, before: int, is_done: int = 0
@@ -190,12 +190,12 @@ class CallTable:
 
         `before` is a block that is run first, while there is a 0 at `is_done`, or always.
         """
-        words, held = head_words(chunks, place)
+        words, keep = head_words(chunks, place)
         calls = np.array(self.rows, np.int64)
         words += [before, address(calls), onednn.address_of("dnnl_primitive_execute")]
         words += [onednn.stream(), onednn.address_of("omp_get_max_threads")]
         words += [onednn.address_of("omp_set_num_threads"), is_done]
-        return words, (*held, calls, *self.kept, *self.scratch.values())
+        return words, (*keep, calls, *self.kept, *self.scratch.values())
 
     def _scratch(self, primitive: onednn.Primitive) -> Array | None:
         """Return the handles of a primitive's scratch, one per worker; None when it needs none."""
@@ -280,22 +280,22 @@ class PrepackedGemm:
         item, out_item = self.gemm.dtype.itemsize, self.gemm.out_dtype.itemsize
         a, b, out = [address(array) for array in arrays]
         place = PackedPlace(kept, self.scratch, self._num_workers, None)
-        where = {one.first: place.shared + one.offset_bytes for one in self.columns}
+        addresses = {panel.first: place.shared + panel.offset_bytes for panel in self.columns}
         packing, table = CallTable(place), CallTable(place)
-        for one in self.columns:
-            source = (onednn.SOURCE, b + one.first * item)
-            packing.add(one.pack, source, (onednn.DESTINATION, where[one.first]))
+        for panel in self.columns:
+            source = (onednn.SOURCE, b + panel.first * item)
+            packing.add(panel.pack, source, (onednn.DESTINATION, addresses[panel.first]))
         for call, product in zip(calls_of(self.chunks), self.products, strict=True):
             table.add(
                 product,
                 (onednn.SOURCE, a + call.a * item),
-                (onednn.WEIGHTS, where[call.b]),
+                (onednn.WEIGHTS, addresses[call.b]),
                 (onednn.DESTINATION, out + call.out * out_item),
             )
         one_each = [Chunk((ProductCall(0, 0, 0, 0, 0, 0),), 0, 0)] * len(self.columns)
         function = runtime.address_in("gemm.c", "af_gemm_onednn")
-        made: list[NativeLaunch] = []
-        for own, chunks in ((packing, one_each), (table, self.chunks)):
-            words, keep = own.words(chunks, place, 0)
-            made.append(native_launch(function, words, (*keep, *arrays), onednn.explain))
-        return made[0], made[1]
+        native_launches: list[NativeLaunch] = []
+        for calls, chunks in ((packing, one_each), (table, self.chunks)):
+            words, keep = calls.words(chunks, place, 0)
+            native_launches.append(native_launch(function, words, (*keep, *arrays), onednn.explain))
+        return native_launches[0], native_launches[1]

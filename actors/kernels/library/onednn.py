@@ -234,14 +234,14 @@ def _memory(primitive: Primitive, query: int, address: int) -> Any:
     library = require_library()
     described = library.calls.dnnl_primitive_desc_query_md(primitive.descriptor, query, 0)
     # The library writes the handle of what it made here.
-    made = library.ffi.new("H *")
+    handle = library.ffi.new("H *")
     target = library.ffi.cast("void *", address)
     _check(
-        library.calls.dnnl_memory_create(made, described, library.engine, target),
+        library.calls.dnnl_memory_create(handle, described, library.engine, target),
         f"memory of a primitive ({primitive.name})",
     )
     # Destroyed with the Python object: whoever keeps only the handle loses the memory object.
-    return library.ffi.gc(made[0], library.calls.dnnl_memory_destroy)
+    return library.ffi.gc(handle[0], library.calls.dnnl_memory_destroy)
 
 
 def _matmul(a: Matrix, b: Matrix, out: Matrix, adds: bool) -> Primitive | None:
@@ -254,11 +254,11 @@ def _matmul(a: Matrix, b: Matrix, out: Matrix, adds: bool) -> Primitive | None:
         _described(library, a, b, out) as (src, wei, dst),
         attributes(library, adds) as attr,
     ):
-        made = library.ffi.new("H *")
+        descriptor = library.ffi.new("H *")
         status = calls.dnnl_matmul_primitive_desc_create(
-            made, library.engine, src, wei, null, dst, attr
+            descriptor, library.engine, src, wei, null, dst, attr
         )
-        return None if status else create_primitive(library, made[0])
+        return None if status else create_primitive(library, descriptor[0])
 
 
 def _pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive | None:
@@ -267,16 +267,16 @@ def _pack(b: Matrix, first: int, columns: int, product: Primitive) -> Primitive 
     part = Matrix(b.dtype, b.rows, columns, b.row, b.column)
     whole = calls.dnnl_primitive_desc_query_md(product.descriptor, QUERY_OF[WEIGHTS], 0)
     extents, begin = ffi.new("int64_t[12]", [b.rows, columns]), ffi.new("int64_t[12]", [0, first])
-    window, made = ffi.new("H *"), ffi.new("H *")
+    window, descriptor = ffi.new("H *"), ffi.new("H *")
     if calls.dnnl_memory_desc_create_submemory(window, whole, extents, begin):
         return None
     try:
         with one_thread(library), _described(library, part) as (src,), attributes(library) as attr:
             engine = library.engine
             status = calls.dnnl_reorder_primitive_desc_create(
-                made, src, engine, window[0], engine, attr
+                descriptor, src, engine, window[0], engine, attr
             )
-            return None if status else create_primitive(library, made[0])
+            return None if status else create_primitive(library, descriptor[0])
     finally:
         calls.dnnl_memory_desc_destroy(window[0])
 
@@ -286,22 +286,22 @@ def create_primitive(library: Onednn, pd: Any) -> Primitive | None:
     ffi, calls = library.ffi, library.calls
     # First: whatever fails below, the descriptor is given back.
     descriptor = ffi.gc(pd, calls.dnnl_primitive_desc_destroy)
-    said = ffi.new("const char **")
-    _check(calls.dnnl_primitive_desc_query(pd, _QUERY_NAME, 0, said), "the name of a primitive")
-    name = ffi.string(said[0]).decode("ascii", "replace")
+    c_name = ffi.new("const char **")
+    _check(calls.dnnl_primitive_desc_query(pd, _QUERY_NAME, 0, c_name), "the name of a primitive")
+    name = ffi.string(c_name[0]).decode("ascii", "replace")
     if "ref" in name:
         return None
-    made = ffi.new("H *")
-    if calls.dnnl_primitive_create(made, pd):
+    primitive = ffi.new("H *")
+    if calls.dnnl_primitive_create(primitive, pd):
         return None
     scratch_bytes, packed_bytes = [
-        int(calls.dnnl_memory_desc_get_size(wanted)) if wanted != ffi.NULL else 0
-        for wanted in (
+        int(calls.dnnl_memory_desc_get_size(desc)) if desc != ffi.NULL else 0
+        for desc in (
             calls.dnnl_primitive_desc_query_md(pd, query, 0)
             for query in (_QUERY_SCRATCH, QUERY_OF[WEIGHTS])
         )
     ]
-    handle = int(ffi.cast("intptr_t", made[0]))
+    handle = int(ffi.cast("intptr_t", primitive[0]))
     return Primitive(handle, name, scratch_bytes, packed_bytes, descriptor)
 
 
@@ -321,42 +321,42 @@ def one_thread(library: Onednn) -> Iterator[None]:
 def _described(library: Onednn, *matrices: Matrix) -> Iterator[tuple[Any, ...]]:
     """Give the library's descriptions of plain matrices."""
     ffi, calls = library.ffi, library.calls
-    made: list[Any] = []
+    mds: list[Any] = []
     try:
         for matrix in matrices:
-            one = ffi.new("H *")
+            md = ffi.new("H *")
             # 12 is DNNL_MAX_NDIMS: the library copies a whole array of dimensions.
             extents = ffi.new("int64_t[12]", [matrix.rows, matrix.columns])
             strides = ffi.new("int64_t[12]", [matrix.row, matrix.column])
             dtype = TYPES[matrix.dtype]
             if matrix.is_packed:
-                status = calls.dnnl_memory_desc_create_with_tag(one, 2, extents, dtype, ANY)
+                status = calls.dnnl_memory_desc_create_with_tag(md, 2, extents, dtype, ANY)
             else:
-                status = calls.dnnl_memory_desc_create_with_strides(one, 2, extents, dtype, strides)
+                status = calls.dnnl_memory_desc_create_with_strides(md, 2, extents, dtype, strides)
             _check(status, f"the description of {matrix}")
-            made.append(one[0])
-        yield tuple(made)
+            mds.append(md[0])
+        yield tuple(mds)
     finally:
         # Only those that were made before an error; primitives keep copies of descriptions.
-        for one in made:
-            calls.dnnl_memory_desc_destroy(one)
+        for md in mds:
+            calls.dnnl_memory_desc_destroy(md)
 
 
 @contextmanager
 def attributes(library: Onednn, adds: bool = False) -> Iterator[Any]:
     """Give the attributes of a primitive: scratch comes from us, and results may be added up."""
-    made, calls = library.ffi.new("H *"), library.calls
-    _check(calls.dnnl_primitive_attr_create(made), "attributes")
+    handle, calls = library.ffi.new("H *"), library.calls
+    _check(calls.dnnl_primitive_attr_create(handle), "attributes")
     try:
         _check(
-            calls.dnnl_primitive_attr_set_scratchpad_mode(made[0], _USER_SCRATCH),
+            calls.dnnl_primitive_attr_set_scratchpad_mode(handle[0], _USER_SCRATCH),
             "the scratch of attributes",
         )
         if adds:
-            _add_to_output(library, made[0])
-        yield made[0]
+            _add_to_output(library, handle[0])
+        yield handle[0]
     finally:
-        calls.dnnl_primitive_attr_destroy(made[0])
+        calls.dnnl_primitive_attr_destroy(handle[0])
 
 
 def _add_to_output(library: Onednn, attr: Any) -> None:
@@ -403,12 +403,12 @@ def _loaded() -> Onednn | None:
     try:
         calls = ffi.dlopen(path)
         version = calls.dnnl_version()
-        engine = _new(ffi, lambda made: calls.dnnl_engine_create(made, _CPU, 0), "the engine")
-        own = _new(ffi, lambda made: calls.dnnl_stream_create(made, engine, _IN_ORDER), "a stream")
+        engine = _new(ffi, lambda out: calls.dnnl_engine_create(out, _CPU, 0), "the engine")
+        stream = _new(ffi, lambda out: calls.dnnl_stream_create(out, engine, _IN_ORDER), "a stream")
     except (OSError, AttributeError, LibraryError):
         return None
     numbers = f"{version.major}.{version.minor}.{version.patch}"
-    return Onednn(ffi, calls, engine, own, numbers)
+    return Onednn(ffi, calls, engine, stream, numbers)
 
 
 def _path() -> str | None:
@@ -418,16 +418,16 @@ def _path() -> str | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     for file in files:
-        found = file.locate()
+        path = file.locate()
         if file.name == "libdnnl.so.3":
-            return str(found)
+            return str(path)
     return None
 
 
 def _new(ffi: Any, make: Callable[[Any], int], what: str) -> Any:
-    made = ffi.new("H *")
-    _check(make(made), what)
-    return made[0]
+    handle = ffi.new("H *")
+    _check(make(handle), what)
+    return handle[0]
 
 
 def _check(status: int, what: str) -> None:

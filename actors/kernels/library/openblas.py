@@ -104,11 +104,11 @@ def loaded_blas() -> BlasInfo | None:
     """Return the BLAS that numpy has loaded in this process, or None if it is not recognised."""
     blas = numpy_openblas()
     if blas is not None:
-        said = ctypes.CFUNCTYPE(ctypes.c_char_p)(blas.get_core_name)()
-        core_name = None if said is None else said.decode("ascii", "replace").strip()
+        c_name = ctypes.CFUNCTYPE(ctypes.c_char_p)(blas.get_core_name)()
+        core_name = None if c_name is None else c_name.decode("ascii", "replace").strip()
         return BlasInfo(blas.library, core_name, _num_threads(blas))
-    others = [path for path in _candidates() if path.exists()]
-    return BlasInfo(others[0].name, None, None) if others else None
+    candidates = [path for path in _candidates() if path.exists()]
+    return BlasInfo(candidates[0].name, None, None) if candidates else None
 
 
 def blas_without_variables(environ: Mapping[str, str]) -> BlasInfo | None:
@@ -191,10 +191,10 @@ def _mapped() -> list[Path]:
 
 def _asked(name: str, library: ctypes.CDLL) -> Blas | None:
     for prefix, suffix in _AFFIXES:
-        found = [_address(library, f"{prefix}{function}{suffix}") for function in _FUNCTIONS]
+        addresses = [_address(library, f"{prefix}{function}{suffix}") for function in _FUNCTIONS]
         # All of one decoration: a mix would call functions of two libraries.
-        if all(found):
-            return Blas(name, 64 if suffix else 32, *found)
+        if all(addresses):
+            return Blas(name, 64 if suffix else 32, *addresses)
     return None
 
 

@@ -113,20 +113,20 @@ class Toolchain:
         """
         name = self._name_of(text)
         if self.folder is not None:
-            kept = self.folder / name
-            if self._is_usable(kept):
+            path = self.folder / name
+            if self._is_usable(path):
                 with contextlib.suppress(OSError):  # of another system, say: build it again
-                    return ctypes.CDLL(str(kept))
+                    return ctypes.CDLL(str(path))
         try:
             with tempfile.TemporaryDirectory(prefix="actorflow-") as place:
-                built = self._build(text, Path(place))
-                kept_at = _keep(built, self.folder, name)
+                library_path = self._build(text, Path(place))
+                final_path = _keep(library_path, self.folder, name)
                 # Loaded from where it stays, so that the next process maps the same pages.
-                if kept_at is not None:
+                if final_path is not None:
                     with contextlib.suppress(OSError):
-                        return ctypes.CDLL(str(kept_at))
+                        return ctypes.CDLL(str(final_path))
                 # The mapping outlives the temporary folder, which is removed when this returns.
-                return ctypes.CDLL(str(built))
+                return ctypes.CDLL(str(library_path))
         except OSError as error:
             raise CompilerError(
                 f"cannot build or load native kernels: {error}; set TMPDIR to a folder that can be"
@@ -181,16 +181,16 @@ class Toolchain:
         source.write_text(text, encoding="utf-8")
         command = [*self.command, *self.flags, str(source), "-o", str(library), "-lm", "-lpthread"]
         try:
-            ended = subprocess.run(
+            run = subprocess.run(
                 command, capture_output=True, timeout=_TIMEOUT_S, check=False, stdin=None
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise CompilerError(f"the C compiler {called} does not run: {error}") from None
-        if ended.returncode or not library.exists():
+        if run.returncode or not library.exists():
             # The name of the temporary folder differs each time and says nothing to the user.
-            said = ended.stderr.decode("utf-8", "replace").replace(f"{place}{os.sep}", "")
+            log = run.stderr.decode("utf-8", "replace").replace(f"{place}{os.sep}", "")
             raise CompilerError(
-                f"the C compiler {called} ended with status {ended.returncode}: {_errors_in(said)}"
+                f"the C compiler {called} ended with status {run.returncode}: {_errors_in(log)}"
             )
         return library
 
@@ -225,14 +225,14 @@ def processor() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
-    found: dict[str, str] = {}
+    fields = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
+    value_of: dict[str, str] = {}
     for line in text.splitlines():
         key, _, value = line.partition(":")
-        if key.strip() in wanted:
+        if key.strip() in fields:
             # The first processor's: the file repeats these lines for each of them.
-            found.setdefault(key.strip(), value.strip())
-    return "\n".join([platform.machine(), *[found.get(key, "") for key in wanted]])
+            value_of.setdefault(key.strip(), value.strip())
+    return "\n".join([platform.machine(), *[value_of.get(key, "") for key in fields]])
 
 
 def _errors_in(said: str) -> str:
@@ -379,12 +379,12 @@ def prepare(functions: Iterable[CFunction]) -> None:
         if not missing:
             return
         # Sorted: the library's name is a hash of this text, whatever order plans ask in.
-        wanted = [missing[name] for name in sorted(missing)]
+        batch = [missing[name] for name in sorted(missing)]
         try:
-            _load(wanted)
+            _load(batch)
         except CompilerError:
             # One bad text refuses the file: each is tried alone, so that the others still serve.
-            refused = [function for function in wanted if not _is_loaded_alone(function)]
+            refused = [function for function in batch if not _is_loaded_alone(function)]
             if not refused:
                 return
             others = [function.about or function.name for function in refused[1:]]

@@ -119,12 +119,12 @@ def library_for(
     with _lock:
         # Asked once per process and shape: plans compiled later get the answer of the first.
         if (gemm, whole_rows) not in _state.chosen:
-            asked = [
+            eligible = [
                 library for library in libraries if library.cut.has_whole_rows or not whole_rows
             ]
-            taken = _distinct(gemm, asked)
+            candidates = _distinct(gemm, eligible)
             key = f"{gemm.key} in rows" if whole_rows else gemm.key
-            _state.chosen[gemm, whole_rows] = _best(gemm, taken, key) if taken else None
+            _state.chosen[gemm, whole_rows] = _best(gemm, candidates, key) if candidates else None
         return _state.chosen[gemm, whole_rows]
 
 
@@ -136,22 +136,22 @@ def _best(gemm: Gemm, taken: Sequence[Library], key: str) -> str:
     table = _load()
     # The table may name a library that is not here any more, or does not take this product.
     if table.get(key) not in [library.name for library in taken]:
-        found = _measured(gemm, taken)
-        _save(key, found, [library.name for library in taken])
+        fastest = _measured(gemm, taken)
+        _save(key, fastest, [library.name for library in taken])
         table = _load()
     return table[key]
 
 
 def _distinct(gemm: Gemm, libraries: Sequence[Library]) -> list[Library]:
     """Return the libraries that take a product; of two that cut it alike, the first."""
-    taken: dict[object, Library] = {}
+    candidates: dict[object, Library] = {}
     for library in libraries:
         if workspace_bytes(library, gemm) is not None:
             chunks = chunks_of(gemm, library.cut)
             # One library with two cuts that lead to the same chunks is one candidate.
-            plain = library.name.removesuffix(f".{library.cut.value}")
-            taken.setdefault((plain, chunks), library)
-    return list(taken.values())
+            base_name = library.name.removesuffix(f".{library.cut.value}")
+            candidates.setdefault((base_name, chunks), library)
+    return list(candidates.values())
 
 
 def _rule(gemm: Gemm, libraries: Sequence[Library]) -> str:
@@ -294,8 +294,8 @@ def _file() -> Path | None:
 
 def _read(file: Path) -> tuple[int, dict[str, str]]:
     try:
-        found = read_object(file)
-        return (0, {}) if found is None else (found["epoch"], found["products"])
+        fields = read_object(file)
+        return (0, {}) if fields is None else (fields["epoch"], fields["products"])
     except DamagedFile as error:
         if file not in _state.told:
             _state.told.add(file)
@@ -323,6 +323,6 @@ def _keep() -> None:
     """Replace the file by the table; or do without."""
     if _state.file is None or _state.table is None:
         return
-    found = {"epoch": _state.epoch, "products": _state.table}
+    fields = {"epoch": _state.epoch, "products": _state.table}
     with contextlib.suppress(OSError):  # a folder that cannot be written costs a measurement
-        replace_object(_state.file, found)
+        replace_object(_state.file, fields)

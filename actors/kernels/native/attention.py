@@ -96,10 +96,10 @@ class NativeAttentionGrad:
         if not takes(e, (*inputs[:5], *outputs, *masks), lse):
             return None
         pairs = [
-            (output, given)
+            (output, operand)
             for output, readable in ((0, (4, 1, 0)), (1, (2, 3)), (2, (3, 2)))
-            for given in readable
-            if (output, given) in equal_operands(output, outputs, inputs)
+            for operand in readable
+            if (output, operand) in equal_operands(output, outputs, inputs)
         ]
         scratch = runtime.num_threads() * backward_bytes(e)
         work = replace(work_of(e, 5), in_c=partial(in_c, e, is_forward=False))

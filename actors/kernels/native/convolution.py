@@ -75,44 +75,44 @@ class OnednnConvolution:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take up to three axes of space."""
         x, weight, y = roles = _roles(self.op, meta_views((*inputs, *outputs)))
-        found = cut_of(self.op, attrs, roles) if runtime.is_enabled() else None
-        if found is None:
+        cut = cut_of(self.op, attrs, roles) if runtime.is_enabled() else None
+        if cut is None:
             return None
-        size = found.scratch.size_bytes(min(runtime.num_threads(), len(found.chunks)))
-        size += _NOTE_BYTES * found.is_held
+        size = cut.scratch.size_bytes(min(runtime.num_threads(), len(cut.chunks)))
+        size += _NOTE_BYTES * cut.is_held
         groups, columns = integer(attrs, "groups"), math.prod(y.shape[2:])
         form = (len(weight) // groups, columns, math.prod(weight.shape[1:]))
         product = MatrixProduct(len(x) * groups, *form)
-        moved = ((BytePass.STRIDED, float(found.moved_bytes)),)
-        in_c = partial(CWork, moved, products=(product,), pieces=len(found.chunks))
-        work = Work(_CALLS, passes=moved, products=(product,), in_c=in_c)
+        passes = ((BytePass.STRIDED, float(cut.moved_bytes)),)
+        in_c = partial(CWork, passes, products=(product,), pieces=len(cut.chunks))
+        work = Work(_CALLS, passes=passes, products=(product,), in_c=in_c)
         needs = cost.needs(inputs, outputs, work, size)
-        return replace(needs, prepacked_input=1) if found.is_held else needs
+        return replace(needs, prepacked_input=1) if cut.is_held else needs
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the native launch."""
         roles = _roles(self.op, (*inputs, *outputs))
-        found = cut_of(self.op, attrs, roles)
+        cut = cut_of(self.op, attrs, roles)
         note = 0
-        if found is not None and found.is_held and workspace is not None:
+        if cut is not None and cut.is_held and workspace is not None:
             # Zeroed when weights are written: then the next launch packs them again.
             note, workspace = address(workspace), workspace[_NOTE_BYTES:]
-        given = 0 if workspace is None else workspace.size
-        if found is None or found.scratch.size_bytes(1) > given:
+        size = 0 if workspace is None else workspace.size
+        if cut is None or cut.scratch.size_bytes(1) > size:
             raise InternalError(f"{self.name} is bound to arrays or scratch that it does not take")
-        workers = min(len(found.chunks), runtime.num_threads())
+        workers = min(len(cut.chunks), runtime.num_threads())
         # Fewer workers rather than an error: the plan may have been made for fewer threads.
-        while found.scratch.size_bytes(workers) > given:
+        while cut.scratch.size_bytes(workers) > size:
             workers -= 1
-        place = PackedPlace(workspace, found.scratch, workers, None)
-        images, once = _tables(found, place)
+        place = PackedPlace(workspace, cut.scratch, workers, None)
+        images, once = _tables(cut, place)
         first, last = (images, once) if self.op == "conv_weight_grad" else (once, images)
-        words, kept = first.table.words(first.chunks, place, 0)
+        words, first_keep = first.table.words(first.chunks, place, 0)
         block = argument_block(words)
         before = ctypes.addressof(block) if first.chunks else 0
         words, keep = last.table.words(last.chunks, place, before, note)
         function = runtime.address_in("gemm.c", "af_gemm_onednn")
-        return native_launch(function, words, (*keep, *kept, block, *roles), onednn.explain)
+        return native_launch(function, words, (*keep, *first_keep, block, *roles), onednn.explain)
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ def _tables(found: ConvolutionCut, place: PackedPlace) -> tuple[_Calls, _Calls]:
                 at_weight = place.shared + number // found.num_runs * kept_bytes(first.weight)
                 once.table.add(there, (SOURCE, address(weight)), (DESTINATION, at_weight))
         space = place.shared + found.shared_bytes + number * found.chunk_bytes
-        own = space + found.ends_bytes
+        packed_at = space + found.ends_bytes
         if not chunk.run:
             once.close()
             first_total = address(weight)
@@ -151,17 +151,17 @@ def _tables(found: ConvolutionCut, place: PackedPlace) -> tuple[_Calls, _Calls]:
         if is_sum and (chunk.run or found.is_narrow):
             total, next_sum = next_sum, next_sum + found.sum_bytes
         if is_sum and chunk.run:
-            added = _copied(wide_of(weight), wide_of(weight), adds=True)
-            once.table.add(added, (SOURCE, total), (DESTINATION, first_total))
+            adder = _copied(wide_of(weight), wide_of(weight), adds=True)
+            once.table.add(adder, (SOURCE, total), (DESTINATION, first_total))
         elif found.is_narrow:
             first_total = total
         if found.is_narrow and chunk.run == found.num_runs - 1:
-            rounded = _copied(wide_of(weight), plain_of(weight))
-            once.table.add(rounded, (SOURCE, first_total), (DESTINATION, address(weight)))
+            rounding = _copied(wide_of(weight), plain_of(weight))
+            once.table.add(rounding, (SOURCE, first_total), (DESTINATION, address(weight)))
         if not found.shares_weight:
-            at_weight = own if there is not None else total
+            at_weight = packed_at if there is not None else total
             if there is not None and not is_sum:
-                images.table.add(there, (SOURCE, address(weight)), (DESTINATION, own))
+                images.table.add(there, (SOURCE, address(weight)), (DESTINATION, packed_at))
         for some in chunk.images:
             _add_images(images.table, found, chunk, some, (space, at_weight, total))
         images.close()
@@ -186,31 +186,31 @@ def _add_images(
     at: list[int] = []
     x, _, y = chunk.roles
     ends = ((some.calls.x, x, space), (some.calls.y, y, space + found.x_bytes))
-    for side, (tensor, array, own) in enumerate(ends):
+    for side, (tensor, array, scratch) in enumerate(ends):
         plain = address(array) + some.first * array.strides[0]
         # Where the library reads or writes: the operand itself, or its form in scratch.
-        at.append(plain if tensor.there is None else own)
+        at.append(plain if tensor.there is None else scratch)
         is_read = is_sum or side == (found.op == "conv_input_grad")
         if tensor.there is not None and is_read:
-            table.add(tensor.there, (SOURCE, plain), (DESTINATION, own))
-    given = zip(some.calls.arguments, (at[0], at_weight, at[1]), strict=True)
-    table.add(some.calls.main, *given)
+            table.add(tensor.there, (SOURCE, plain), (DESTINATION, scratch))
+    arguments = zip(some.calls.arguments, (at[0], at_weight, at[1]), strict=True)
+    table.add(some.calls.main, *arguments)
     if is_sum:
-        tensor, own, plain = some.calls.weight, at_weight, total
+        tensor, scratch, plain = some.calls.weight, at_weight, total
         # The first images of a run write the sum, those after them add to it.
         back = tensor.back if some is chunk.images[0] else tensor.adds
     else:
-        tensor, array, own = ends[found.op == "conv"]
+        tensor, array, scratch = ends[found.op == "conv"]
         plain, back = address(array) + some.first * array.strides[0], tensor.back
     if back is not None:
-        table.add(back, (SOURCE, own), (DESTINATION, plain))
+        table.add(back, (SOURCE, scratch), (DESTINATION, plain))
 
 
 def _copied(one: PlainTensor, other: PlainTensor, *, adds: bool = False) -> Primitive:
-    found = reorder_primitive(one, other, adds=adds)
-    if found is None:
+    primitive = reorder_primitive(one, other, adds=adds)
+    if primitive is None:
         raise InternalError(f"oneDNN does not copy {one} to {other}")
-    return found
+    return primitive
 
 
 def _roles(op: str, operands: Arrays) -> Arrays:

@@ -167,10 +167,10 @@ def cut_of(op: str, attrs: Attrs, roles: Arrays) -> ConvolutionCut | None:
     product = _as_product(attrs, roles) if op == "conv_weight_grad" else None
     tries = [] if product is None else [(*product, (_PRODUCT_SLICES, 1))]
     for own_attrs, own_roles, cut in (*tries, *[(attrs, roles, cut) for cut in cuts]):
-        found = _cut_so(op, own_attrs, own_roles, cut, is_held=is_held)
+        convolution_cut = _cut_so(op, own_attrs, own_roles, cut, is_held=is_held)
         # The first that the library takes: they are tried best first.
-        if found is not None:
-            return found
+        if convolution_cut is not None:
+            return convolution_cut
     return None
 
 
@@ -187,8 +187,8 @@ def _as_product(attrs: Attrs, roles: Arrays) -> tuple[Attrs, Arrays] | None:
     is_faster = results >= _PRODUCT_SLICES * 64 and channels >= min(results, places)
     if not (is_plain and are_last and is_faster):
         return None
-    seen = x[:, :, *[slice(None, None, step) for step in strides]]
-    return {**attrs, "strides": (1,) * len(strides), "is_product": True}, (seen, weight, y)
+    windows = x[:, :, *[slice(None, None, step) for step in strides]]
+    return {**attrs, "strides": (1,) * len(strides), "is_product": True}, (windows, weight, y)
 
 
 def _cut_so(
@@ -209,17 +209,19 @@ def _cut_so(
             end = min(begin + per_run, len(x))
             # A product adds up what it has itself, and writes over what is there.
             step = per_run if "is_product" in attrs else _at_once(op, own_part, per_run)
-            made = [
+            tries = [
                 (first, calls_of(_form(op, own_attrs, own_part, min(step, end - first))))
                 for first in range(begin, end, step)
             ]
-            own = tuple([SomeImages(first, calls) for first, calls in made if calls is not None])
-            if len(own) < len(made):
+            images = tuple(
+                [SomeImages(first, calls) for first, calls in tries if calls is not None]
+            )
+            if len(images) < len(tries):
                 return None
-            chunks.append(SliceRun(own_part, own, run))
+            chunks.append(SliceRun(own_part, images, run))
     count = max([chunk.run for chunk in chunks]) + 1
-    found = ConvolutionCut(op, tuple(chunks), count, is_held)
-    return found if op == "conv_weight_grad" or _reads_alike(found) else None
+    convolution_cut = ConvolutionCut(op, tuple(chunks), count, is_held)
+    return convolution_cut if op == "conv_weight_grad" or _reads_alike(convolution_cut) else None
 
 
 def _row_runs(attrs: Attrs, part: Arrays, count: int) -> list[tuple[Attrs, Arrays, int]]:
@@ -227,11 +229,11 @@ def _row_runs(attrs: Attrs, part: Arrays, count: int) -> list[tuple[Attrs, Array
     x, weight, y = part
     if len(x) > 1:
         ones = [(x[i : i + 1], weight, y[i : i + 1]) for i in range(len(x))]
-        return [run for one in ones for run in _row_runs(attrs, one, count)]
-    step, apart = [integers(attrs, name)[0] for name in ("strides", "dilation")]
+        return [run for image in ones for run in _row_runs(attrs, image, count)]
+    step, dilation = [integers(attrs, name)[0] for name in ("strides", "dilation")]
     low, high = [integers(attrs, name) for name in ("low", "high")]
-    span, rows = (weight.shape[2] - 1) * apart + 1, -(-y.shape[2] // count)
-    found: list[tuple[Attrs, Arrays, int]] = []
+    span, rows = (weight.shape[2] - 1) * dilation + 1, -(-y.shape[2] // count)
+    runs: list[tuple[Attrs, Arrays, int]] = []
     for begin in range(0, y.shape[2], rows):
         end = min(begin + rows, y.shape[2])
         first, last = begin * step - low[0], (end - 1) * step - low[0] + span
@@ -239,10 +241,10 @@ def _row_runs(attrs: Attrs, part: Arrays, count: int) -> list[tuple[Attrs, Array
         above, below = max(0, -first), max(0, last - x.shape[2])
         if first + above >= last - below:  # nothing but padding
             return [(attrs, part, 0)]
-        own = {**attrs, "low": (above, *low[1:]), "high": (below, *high[1:])}
-        seen = x[:, :, first + above : last - below]
-        found.append((own, (seen, weight, y[:, :, begin:end]), 0))
-    return found
+        run_attrs = {**attrs, "low": (above, *low[1:]), "high": (below, *high[1:])}
+        x_rows = x[:, :, first + above : last - below]
+        runs.append((run_attrs, (x_rows, weight, y[:, :, begin:end]), 0))
+    return runs
 
 
 def _reads_alike(found: ConvolutionCut) -> bool:
@@ -263,10 +265,10 @@ def _at_once(op: str, part: Arrays, most: int) -> int:
     """
     x, weight, y = part
     image_bytes = (x.nbytes + y.nbytes) // len(x)
-    wanted = _CALL_BYTES
+    call_bytes = _CALL_BYTES
     if op == "conv_weight_grad":
-        wanted = max(4 * _CALL_BYTES, 4 * weight.size * _SUM_ITEM)
-    return max(1, min(most, wanted // image_bytes))
+        call_bytes = max(4 * _CALL_BYTES, 4 * weight.size * _SUM_ITEM)
+    return max(1, min(most, call_bytes // image_bytes))
 
 
 def _best_cut(op: str, roles: Arrays, groups: int) -> tuple[int, int]:
@@ -336,8 +338,8 @@ def _form(op: str, attrs: Attrs, roles: Arrays, count: int) -> ConvolutionForm:
     strides, dilation, low, high = [
         integers(attrs, name) for name in ("strides", "dilation", "low", "high")
     ]
-    own = wide_of(weight) if op == "conv_weight_grad" else plain_of(weight)
-    ends = plain_of(x[:count]), own, plain_of(y[:count])
+    weight_tensor = wide_of(weight) if op == "conv_weight_grad" else plain_of(weight)
+    ends = plain_of(x[:count]), weight_tensor, plain_of(y[:count])
     return ConvolutionForm(op, *ends, strides, dilation, low, high, "is_product" in attrs)
 
 

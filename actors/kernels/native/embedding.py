@@ -177,15 +177,15 @@ class _Cut:
 
 def _cut(rows: int, columns: int, num_ids: int, item: int) -> _Cut:
     """Cut a table that the caches hold by columns, and a larger one by rows."""
-    table, added = rows * columns * item, num_ids * columns * item
+    table, added_bytes = rows * columns * item, num_ids * columns * item
     # Parts of 2 ** shift rows, so that the part of an id is a shift of it.
     shift = max(rows - 1, 0).bit_length()
     if table < launch.CACHED_BYTES:
-        worth = max(1, (table + 3 * added) // launch.CHUNK_BYTES)
+        worth = max(1, (table + 3 * added_bytes) // launch.CHUNK_BYTES)
         width = -(-columns // max(1, min(columns // _PART_COLUMNS, worth)))
         return _Cut(shift, 1, max(width, 1), -(-columns // max(width, 1)))
-    wanted = min(table // launch.CHUNK_BYTES, _MAX_ROW_PARTS)
-    shift = max(shift - max(wanted, 1).bit_length() + 1, 0)
+    num_parts = min(table // launch.CHUNK_BYTES, _MAX_ROW_PARTS)
+    shift = max(shift - max(num_parts, 1).bit_length() + 1, 0)
     return _Cut(shift, -(-rows // (1 << shift)), max(columns, 1), 1)
 
 
@@ -273,15 +273,15 @@ class EmbeddingUpdateKernel:
         operands = (table, *rest, *outputs)
         if not (all([x.is_dense for x in operands]) and are_rows(dy) and is_id(ids)):
             return None
-        made = scheduled_program(attrs)
-        is_small = words.column_sum(made.program, 0, 0) <= _MOST_WORDS
-        if not (_is_by_elements(made) and is_small and table.type.dtype in FLOATS):
+        scheduled = scheduled_program(attrs)
+        is_small = words.column_sum(scheduled.program, 0, 0) <= _MOST_WORDS
+        if not (_is_by_elements(scheduled) and is_small and table.type.dtype in FLOATS):
             return None
-        moved = (1.0 + 2 * len(outputs)) * dy.type.size_bytes
+        moved_bytes = (1.0 + 2 * len(outputs)) * dy.type.size_bytes
         work = Work(
             NATIVE_CALLS,
-            passes=((BytePass.GATHER, moved),),
-            in_c=partial(rows_in_c, BytePass.SCATTER, moved),
+            passes=((BytePass.GATHER, moved_bytes),),
+            in_c=partial(rows_in_c, BytePass.SCATTER, moved_bytes),
             unswept=(0, *range(len(inputs), len(inputs) + len(outputs))),
         )
         pieces = _pieces(ids.type.num_elements, table.shape[1], table.dtype, runtime.num_threads())
@@ -300,14 +300,16 @@ class EmbeddingUpdateKernel:
         (table, dy, ids, *rest), function = inputs, function_of(attrs)
         if function is None:
             raise ValueError("there is no C for this update; `query` declines it")
-        made, (rows, columns) = scheduled_program(attrs), table.shape
+        scheduled, (rows, columns) = scheduled_program(attrs), table.shape
         pieces = functools.partial(_pieces, ids.size, columns, table.dtype)
         workers = kernel.workers_for(pieces, workspace, runtime.num_threads())
         sums, *chains = kernel.carve(workspace, pieces(workers))
         arrays = (table, sums[:1], *rest, *outputs)
-        block, kept = argument_words(made, _space(made, rows, columns), rows, arrays, None)
-        moved = (2 + 2 * len(outputs)) * dy.size * dy.itemsize + ids.size * ROW_BYTES
-        per_chunk = launch.units_per_chunk(ids.size, moved)
+        block, scratch = argument_words(
+            scheduled, _space(scheduled, rows, columns), rows, arrays, None
+        )
+        moved_bytes = (2 + 2 * len(outputs)) * dy.size * dy.itemsize + ids.size * ROW_BYTES
+        per_chunk = launch.units_per_chunk(ids.size, moved_bytes)
         arguments: list[Word] = [
             *(address(dy), address(table)),
             *ids_words(ids),
@@ -319,9 +321,9 @@ class EmbeddingUpdateKernel:
             *(runtime.address_of(function, "_rows"), ctypes.addressof(block), len(block)),
             *(words.operand(GRADIENT), address(sums), sums.shape[1] * sums.itemsize),
         ]
-        where = runtime.address_in("embedding.c", "af_embedding_update")
-        keep = (inputs, outputs, sums, *chains, block, kept)
-        return native_launch(where, arguments, keep, explain_ids(ids, rows))
+        entry = runtime.address_in("embedding.c", "af_embedding_update")
+        keep = (inputs, outputs, sums, *chains, block, scratch)
+        return native_launch(entry, arguments, keep, explain_ids(ids, rows))
 
 
 def _is_by_elements(made: ScheduledProgram) -> bool:
@@ -345,9 +347,9 @@ def _pieces(
     num_ids: int, columns: int, dtype: np.dtype[np.generic], num_workers: int
 ) -> tuple[Piece, ...]:
     """Return the sums, the ids, the table of hashes, and three columns of places."""
-    own = -(-columns // ALIGNMENT_BYTES) * ALIGNMENT_BYTES  # no cache line has two writers
+    width = -(-columns // ALIGNMENT_BYTES) * ALIGNMENT_BYTES  # no cache line has two writers
     column, slots = Piece((num_ids,), PLACE), Piece((_num_slots(num_ids),), PLACE)
-    return (Piece((num_workers, own), dtype), Piece((num_ids,), INDEX), slots, *[column] * 3)
+    return (Piece((num_workers, width), dtype), Piece((num_ids,), INDEX), slots, *[column] * 3)
 
 
 def _num_slots(num_ids: int) -> int:

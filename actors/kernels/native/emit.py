@@ -243,10 +243,10 @@ class _CEmitter:
 
     def _combine(self, phase: LoopPhase, value: int) -> list[str]:
         """Return the reduction of a row from those of its pieces, in their order."""
-        own, member = ("double", "d") if self.values.is_float(value) else ("int64_t", "i")
+        c_type, member = ("double", "d") if self.values.is_float(value) else ("int64_t", "i")
         # Compared as signed, the upper half of its range would be negative.
         if self.values.dtype(value) is DType.UINT64:
-            own = "uint64_t"
+            c_type = "uint64_t"
         place = f"i * {len(phase.reductions)} + {phase.reductions.index(value)}"
         part = f"((const af_word *)a[{words.PARTIALS}].p)[{place}].{member}"
         op = self.values.op(value)
@@ -255,9 +255,9 @@ class _CEmitter:
         join = "t += p" if op == "row_sum" else f"t = p != p || p {sign} t ? p : t"
         return [
             "    {",
-            f"        {own} t = 0;",
+            f"        {c_type} t = 0;",
             f"        for (int64_t i = 0; i < a[{words.NUM_COLUMN_CHUNKS}].i; i++) {{",
-            f"            const {own} p = {part};",
+            f"            const {c_type} p = {part};",
             f"            if (i == 0) t = p; else {join};",
             "        }",
             f"        row->v{value} = ({self.values.type(value)})t;",
@@ -281,11 +281,11 @@ class _CEmitter:
             "}",
         ]
         for v in self.plan.column_sums:
-            own = sum_type_of(self.values.dtype(v))
+            c_type = sum_type_of(self.values.dtype(v))
             text += [
                 self.values.partial(v, "0"),
                 "for (int64_t i = 1; i < num_slots; i++) {",
-                f"    const {own} *from = c{v} + i * {self.values.partial_step(v)};",
+                f"    const {c_type} *from = c{v} + i * {self.values.partial_step(v)};",
                 "#pragma omp simd",
                 f"    for (int64_t j = j0; j < j1; j++) c{v}[j] += from[j];",
                 "}",
@@ -339,15 +339,15 @@ class _CEmitter:
 
 def function_of(attrs: Attrs) -> CFunction | None:
     """Return the function of a launch; None where there is no C for its program."""
-    found = _function(fused_program(attrs, "program"))
+    function = _function(fused_program(attrs, "program"))
     members = attrs.get("members")
-    if found is None or not isinstance(members, tuple):
-        return found
+    if function is None or not isinstance(members, tuple):
+        return function
     names = ", ".join(dict.fromkeys([str(name) for name in members]))
-    return replace(found, about=f"{names}: {found.about}")
+    return replace(function, about=f"{names}: {function.about}")
 
 
 @functools.lru_cache(maxsize=4096)
 def _function(program: FusedProgram) -> CFunction | None:
-    made = _made(program)
-    return emit(program, made.schedule) if is_taken(program) else None
+    scheduled = _made(program)
+    return emit(program, scheduled.schedule) if is_taken(program) else None

@@ -82,17 +82,17 @@ class FusedKernel:
         """Take programs with C for every instruction, on evenly spaced rows of dense columns."""
         if not runtime.is_enabled():
             return None
-        made, function = scheduled_program(attrs), function_of(attrs)
+        scheduled, function = scheduled_program(attrs), function_of(attrs)
         if function is None or runtime.is_broken(function):
             return None
-        inputs = inputs[: len(made.program.inputs)]
+        inputs = inputs[: len(scheduled.program.inputs)]
         views = views_of((*inputs, *outputs))
-        space = None if views is None else _space(attrs, made, views)
+        space = None if views is None else _space(attrs, scheduled, views)
         if views is None or space is None:
             return None
-        size = kernel.size_bytes(pieces_of(made, space, runtime.num_threads()))
-        work = program_work(made.program, space)
-        pairs = in_place_pairs(made.program, made.schedule, integer(attrs, "rows"), views)
+        size = kernel.size_bytes(pieces_of(scheduled, space, runtime.num_threads()))
+        work = program_work(scheduled.program, space)
+        pairs = in_place_pairs(scheduled.program, scheduled.schedule, integer(attrs, "rows"), views)
         return cost.needs(inputs, outputs, work, size, pairs)
 
     def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
@@ -104,26 +104,26 @@ class FusedKernel:
         self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
     ) -> NativeLaunch:
         """Return the launch. Raises CompilerError when the compiler refuses the function."""
-        made, function = scheduled_program(attrs), function_of(attrs)
+        scheduled, function = scheduled_program(attrs), function_of(attrs)
         if function is None:
             raise ValueError("there is no C for this program; `query` declines it")
-        inputs, skip = split_skip(made.program, inputs)
+        inputs, skip = split_skip(scheduled.program, inputs)
         arrays = (*inputs, *outputs)
         views = views_of(arrays)
-        space = None if views is None else _space(attrs, made, views)
+        space = None if views is None else _space(attrs, scheduled, views)
         if space is None:
             raise ValueError(f"operands of shapes {[x.shape for x in arrays]} are not in rows")
-        block, keep = argument_words(made, space, integer(attrs, "rows"), arrays, workspace)
+        block, keep = argument_words(scheduled, space, integer(attrs, "rows"), arrays, workspace)
         # 0 where there is no such input: C looks at the address first.
-        block[words.SKIP], where = address(skip), ctypes.addressof(block)
+        block[words.SKIP], base = address(skip), ctypes.addressof(block)
         # With `skip` a loop cannot move the launch: its address is in a word of another sort.
         first = [words.operand(i) for i in range(len(arrays) if skip is None else 0)]
         return NativeLaunch(
             runtime.address_of(function),
-            where,
+            base,
             (block, arrays, keep, skip),
-            functools.partial(explain_index, made.program, inputs),
-            tuple([where + _WORD_BYTES * word for word in first]),
+            functools.partial(explain_index, scheduled.program, inputs),
+            tuple([base + _WORD_BYTES * word for word in first]),
         )
 
 
@@ -219,23 +219,23 @@ def argument_words(
     program = made.program
     pieces = functools.partial(pieces_of, made, space)
     workers = kernel.workers_for(pieces, workspace, runtime.num_threads())
-    held = kernel.carve(workspace, pieces(workers))
+    scratch = kernel.carve(workspace, pieces(workers))
     num_sums = len(made.schedule.column_sums)
     block = [0] * words.column_sum(program, len(made.schedule.buffers), num_sums)
-    _fill_header(block, space, workers, held[0])
+    _fill_header(block, space, workers, scratch[0])
     for position, array in enumerate(arrays):
         block[words.operand(position)] = address(array)
         block[words.operand(position, words.STRIDE)] = space.strides[position]
         entry = program.inputs[position] if position < len(program.inputs) else None
         block[words.operand(position, words.EVERY)] = entry.every if entry else 1
         block[words.operand(position, words.COUNT)] = (entry.count if entry else 0) or rows
-    for index, piece in enumerate(held[1 : 1 + num_sums]):
+    for index, piece in enumerate(scratch[1 : 1 + num_sums]):
         place = words.column_sum(program, len(made.schedule.buffers), index)
         block[place : place + 2] = [address(piece), _padded(space.columns)]
-    for index, piece in enumerate(held[1 + num_sums :]):
+    for index, piece in enumerate(scratch[1 + num_sums :]):
         place = words.buffer(program, index)
         block[place : place + 2] = [address(piece), _held(program, space)]
-    return argument_block(block), held
+    return argument_block(block), scratch
 
 
 def _fill_header(block: list[int], space: LoopSpace, workers: int, partials: Array) -> None:
@@ -335,9 +335,9 @@ class FusedProductKernel:
         return None if call is None or runtime.is_broken(call.function) else call
 
     def _needs(self, call: _Call, inputs: Operands, outputs: Operands) -> KernelNeeds:
-        own = program_work(call.made.program, call.space)
+        program = program_work(call.made.program, call.space)
         product = product_work(call.gemm, self.library)
-        work = replace(product, passes=own.passes, in_c=partial(_in_c, call, self.library))
+        work = replace(product, passes=program.passes, in_c=partial(_in_c, call, self.library))
         size = kernel.size_bytes(call.pieces(runtime.num_threads()))
         return cost.needs(inputs, outputs, work, size, call.pairs)
 
@@ -356,26 +356,26 @@ class FusedProductKernel:
         if call is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take: {views}")
         workers = kernel.workers_for(call.pieces, workspace, runtime.num_threads())
-        own, scratched, made = kernel.carve(workspace, call.pieces(workers))
+        library_space, program_space, buffer = kernel.carve(workspace, call.pieces(workers))
         extents = (call.gemm.m, call.gemm.n)
         if call.target >= 0:
             product = outputs[call.target].reshape(extents)
         else:
-            product = made.view(np.dtype(_ITEMS[call.gemm.out_dtype.itemsize])).reshape(extents)
+            product = buffer.view(np.dtype(_ITEMS[call.gemm.out_dtype.itemsize])).reshape(extents)
         values = (*inputs, product, *outputs)
         first, second = call.region.steps
-        read = tuple([values[v] for v in second.reads])
-        arrays = (*read, *[values[v] for v in second.makes])
-        block, kept = argument_words(call.made, call.space, extents[0], arrays, scratched)
+        reads = tuple([values[v] for v in second.reads])
+        arrays = (*reads, *[values[v] for v in second.makes])
+        block, scratch = argument_words(call.made, call.space, extents[0], arrays, program_space)
         rows, finish = [runtime.address_of(call.function, x) for x in ("_rows", "_finish")]
-        epilogue = Epilogue(rows, ctypes.addressof(block), (block, kept, arrays))
+        epilogue = Epilogue(rows, ctypes.addressof(block), (block, scratch, arrays))
         operands = (values[first.reads[0]], values[first.reads[1]], product)
-        gemm = gemm_launch(self.library, call.gemm, operands, own, epilogue, workers)
+        gemm = gemm_launch(self.library, call.gemm, operands, library_space, epilogue, workers)
         return native_launch(
             runtime.address_in("fused_product.c", "af_fused_product"),
             [gemm.function, gemm.arguments, finish, ctypes.addressof(block), words.STATUS],
-            (gemm, block, kept, arrays),
-            functools.partial(_explain, call.made.program, read, block, gemm),
+            (gemm, block, scratch, arrays),
+            functools.partial(_explain, call.made.program, reads, block, gemm),
         )
 
 
@@ -384,8 +384,8 @@ _ITEMS = {2: np.uint16, 4: np.float32, 8: np.float64}
 
 def _in_c(call: _Call, library: Library) -> CWork:
     """Return what C does: the program finds the product's rows in cache, and opens no pool."""
-    product, own = product_in_c(call.gemm, library), program_in_c(call.made.program, call.space)
-    return replace(product.then(own), openings=product.openings, pieces=product.pieces)
+    product, program = product_in_c(call.gemm, library), program_in_c(call.made.program, call.space)
+    return replace(product.then(program), openings=product.openings, pieces=product.pieces)
 
 
 def _steps_of(region: TiledLoop) -> tuple[TileStep, TileStep] | None:
@@ -413,7 +413,7 @@ def _call_of(library: Library, attrs: Attrs, known: tuple[MatrixView, ...] | Non
         return None
     check_once(region, tuple([TensorType(x.dtype, x.shape) for x in known[: region.num_inputs]]))
     (first, second), (rows, columns) = steps, (region.rows, region.columns)
-    made, function = made_of_step(second), _function(attrs, second)
+    scheduled, function = made_of_step(second), _function(attrs, second)
     product = MatrixView(region.held[0].dtype, (rows, columns), (columns, 1))
     views = (*known[: region.num_inputs], product, *known[region.num_inputs :])
     gemm = gemm_of(views[first.reads[0]], views[first.reads[1]], product)
@@ -422,19 +422,21 @@ def _call_of(library: Library, attrs: Attrs, known: tuple[MatrixView, ...] | Non
     # Chunks must be whole rows of the program's space: a swapped product is cut by its columns.
     if gemm.batch or gemm.is_swapped or (gemm.m, gemm.n) != (rows, columns):
         return None
-    own = [views[v] for v in (*second.reads, *second.makes)]
-    strides = row_strides(made.program, columns, tuple([(x.shape, x.strides) for x in own]))
+    operands = [views[v] for v in (*second.reads, *second.makes)]
+    strides = row_strides(
+        scheduled.program, columns, tuple([(x.shape, x.strides) for x in operands])
+    )
     chunks = chunks_of(gemm, library.cut)
-    needed = library.scratch(gemm, chunks)
-    if strides is None or needed is None:
+    scratch = library.scratch(gemm, chunks)
+    if strides is None or scratch is None:
         return None
     # The program's chunks are the product's: each works on rows that its thread has just made.
     cut = Chunks(chunks[0].rows, len(chunks), columns, 0)
     space = LoopSpace(rows, columns, tuple(strides), cut)
-    found = in_place_pairs(made.program, made.schedule, rows, own)
-    over, pairs = shared_bytes(region, [(second, found)])
+    in_place = in_place_pairs(scheduled.program, scheduled.schedule, rows, operands)
+    over, pairs = shared_bytes(region, [(second, in_place)])
     target = over[region.num_inputs] - region.first_output if over else -1
-    return _Call(region, made, function, gemm, chunks, needed, space, pairs, target)
+    return _Call(region, scheduled, function, gemm, chunks, scratch, space, pairs, target)
 
 
 def _explain(

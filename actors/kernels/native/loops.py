@@ -88,16 +88,16 @@ class _LoopWriter:
 
     def _by_stretches(self, begin: str, end: str) -> list[str]:
         """Return the loop over stretches, each of which ends with its sums."""
-        summed = []
+        sums = []
         for suffix, _ in self.rows:
             for v in self.sums:
                 x = self._summed_at(v, suffix) or f"m{v}{suffix}"
-                own = self.values.type(v)
-                summed.append(f"t{v}{suffix} += af_stretch_{own}({x}, p1 - p0);")
+                c_type = self.values.type(v)
+                sums.append(f"t{v}{suffix} += af_stretch_{c_type}({x}, p1 - p0);")
         return [
             f"for (int64_t p0 = {begin}; p0 < {end}; p0 += {STRETCH}) {{",
             f"    const int64_t p1 = af_min(p0 + {STRETCH}, {end});",
-            *indented([*self._columns("p0", "p1"), *summed]),
+            *indented([*self._columns("p0", "p1"), *sums]),
             "}",
         ]
 
@@ -117,9 +117,9 @@ class _LoopWriter:
             return None
         if x in phase.loads and not phase.stores:
             return f"x{x}{suffix} + p0"
-        stored = [position for position in phase.stores if values.program.outputs[position] == x]
-        read = [position for v, position in phase.read_back if v == x]
-        return f"y{(*stored, *read)[0]}{suffix} + p0" if stored or read else None
+        stores = [position for position in phase.stores if values.program.outputs[position] == x]
+        reads = [position for v, position in phase.read_back if v == x]
+        return f"y{(*stores, *reads)[0]}{suffix} + p0" if stores or reads else None
 
     def _before(self) -> list[str]:
         values, phase = self.values, self.phase
@@ -148,17 +148,17 @@ class _LoopWriter:
     def _start(self, value: int, suffix: str) -> list[str]:
         dtype, op = self.values.dtype(value), self.values.op(value)
         t = f"t{value}{suffix}"
-        own = self.values.type(value)
+        c_type = self.values.type(value)
         if op == "row_sum":
             is_written = value in self.sums and self._summed_at(value, suffix) is None
-            buffer = [f"{own} m{value}{suffix}[{STRETCH}];"] if is_written else []
+            buffer = [f"{c_type} m{value}{suffix}[{STRETCH}];"] if is_written else []
             return [f"{sum_type_of(dtype)} {t} = 0;", *buffer]
         if is_float(dtype):
             sign = "-" if op == "row_max" else ""
-            return [f"{own} {t} = {sign}INFINITY;", f"int n{value}{suffix} = 0;"]
+            return [f"{c_type} {t} = {sign}INFINITY;", f"int n{value}{suffix} = 0;"]
         limits = dtype.value.upper()
         lowest = "0" if limits.startswith("U") else f"{limits}_MIN"
-        return [f"{own} {t} = {lowest if op == 'row_max' else f'{limits}_MAX'};"]
+        return [f"{c_type} {t} = {lowest if op == 'row_max' else f'{limits}_MAX'};"]
 
     def _pragma(self) -> str:
         clauses = []
@@ -226,8 +226,8 @@ class _LoopWriter:
             f" {load(values.dtype(v), f'{place}[j]')};"
             for v, place in places
         ]
-        kept = [f"const {values.type(v)} v{v}{suffix} = k{v}{suffix}[j];" for v in self.phase.kept]
-        return [*text, *kept]
+        lines = [f"const {values.type(v)} v{v}{suffix} = k{v}{suffix}[j];" for v in self.phase.kept]
+        return [*text, *lines]
 
     def _reduce(self, value: int, suffix: str) -> list[str]:
         x = self.values.name(operands_of(self.values.program, value)[0], suffix)

@@ -84,7 +84,7 @@ def moving_launch(phases: Sequence[Sequence[Copy]], operands: Arrays = ()) -> Na
     One copy alone, of what begins where the `operands` do, can be moved with them.
     """
     header: list[Word] = []
-    known: list[dict[int, int]] = []
+    words_at: list[dict[int, int]] = []
     keep: list[object] = [phases]
     for copies in phases:
         parts = [_part(target, source) for target, source in copies if target.size]
@@ -94,16 +94,16 @@ def moving_launch(phases: Sequence[Sequence[Copy]], operands: Arrays = ()) -> Na
             size = sum([2 * target.size * target.itemsize for target, _ in copies])
             block = argument_block(words)
             keep.append(block)
-            where = ctypes.addressof(block)
+            base = ctypes.addressof(block)
             # Words 0 and 1 of a part are addresses of target and source, 8 bytes each.
-            known += [{block[1]: where + 8, block[0]: where}] * len(parts)
-            header += [len(parts), where, blocks, launch.units_per_chunk(blocks, size)]
+            words_at += [{block[1]: base + 8, block[0]: base}] * len(parts)
+            header += [len(parts), base, blocks, launch.units_per_chunk(blocks, size)]
     first = [runtime.num_threads(), len(header) // 4]
-    moving = native_launch(runtime.address_in("copy.c", "af_move"), [*first, *header], tuple(keep))
-    places = [known[0].get(address(x), 0) for x in operands] if len(known) == 1 else []
-    if places and all(places) and len(known[0]) == 2:  # not of a copy onto itself
-        moving.places = tuple(places)
-    return moving
+    move = native_launch(runtime.address_in("copy.c", "af_move"), [*first, *header], tuple(keep))
+    places = [words_at[0].get(address(x), 0) for x in operands] if len(words_at) == 1 else []
+    if places and all(places) and len(words_at[0]) == 2:  # not of a copy onto itself
+        move.places = tuple(places)
+    return move
 
 
 @dataclass(frozen=True, slots=True)

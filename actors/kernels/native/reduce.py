@@ -76,12 +76,12 @@ class NativeReduce:
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return one launch."""
         (x,), (out,) = inputs, outputs
-        found = _walked(attrs, x.shape, x.strides, x.itemsize)
-        if found is None:
+        walk = _walked(attrs, x.shape, x.strides, x.itemsize)
+        if walk is None:
             raise InternalError(f"{self.name} was bound to axes that it does not take")
-        outer, rows, columns = found
-        wanted = outer.extent * columns.extent // _ENOUGH_UNITS
-        block = max(_MIN_COLUMNS, min(_MAX_COLUMNS, wanted))
+        outer, rows, columns = walk
+        num_columns = outer.extent * columns.extent // _ENOUGH_UNITS
+        block = max(_MIN_COLUMNS, min(_MAX_COLUMNS, num_columns))
         units = outer.extent * -(-columns.extent // block)
         # As reduce.c numbers its functions: sums by type, then maxima by type.
         form = _REDUCED_TYPES.index(DType(x.dtype.name)) + len(_REDUCED_TYPES) * (self.op == "max")
@@ -102,22 +102,22 @@ def _walked(
     attrs: Attrs, shape: tuple[int, ...], strides: tuple[int, ...], item: int
 ) -> tuple[Axis, Axis, Axis] | None:
     """Return x as [outer, rows, columns], columns dense, or None where it does not lie so."""
-    given = integers(attrs, "axes")
+    reduced_axes = integers(attrs, "axes")
     # Axes of extent 1 add nothing and may stand anywhere.
-    axes = [axis for axis in given if shape[axis] != 1] or given[:1]
+    axes = [axis for axis in reduced_axes if shape[axis] != 1] or reduced_axes[:1]
     if not axes:
         return None
     first, last = axes[0], axes[-1] + 1
     # An axis that is kept lies between those that are reduced.
     if math.prod(shape[first:last]) != math.prod([shape[axis] for axis in axes]):
         return None
-    found = [
+    parts = [
         collapse_axes(shape[a:b], (strides[a:b],), in_order=True) or (Axis(1, (item,)),)
         for a, b in ((0, first), (first, last), (last, len(shape)))
     ]
-    if any([len(part) > 1 for part in found]) or found[2][0].steps != (item,):
+    if any([len(part) > 1 for part in parts]) or parts[2][0].steps != (item,):
         return None
-    outer, rows, columns = [part[0] for part in found]
+    outer, rows, columns = [part[0] for part in parts]
     return outer, rows, columns
 
 

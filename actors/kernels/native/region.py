@@ -91,8 +91,8 @@ class ChunkedKernel:
 
     def functions(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> tuple[CFunction, ...]:
         """Return the functions of the programs."""
-        found = [_function(step) for step in _programs(region_of(attrs, "region"))]
-        return tuple([function for function in found if function is not None])
+        c_functions = [_function(step) for step in _programs(region_of(attrs, "region"))]
+        return tuple([function for function in c_functions if function is not None])
 
     def bind(
         self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace
@@ -101,9 +101,9 @@ class ChunkedKernel:
         region = region_of(attrs, "region")
         planned = _NativeSteps(RegionArrays.planned(region, inputs, outputs))
         workers = kernel.workers_for(planned.pieces, workspace, runtime.num_threads())
-        library, program, *held = kernel.carve(workspace, planned.pieces(workers))
-        bound = RegionArrays(region, inputs, outputs, tuple(held))
-        steps = _NativeSteps(bound, workers, library, program)
+        library, program, *tiles = kernel.carve(workspace, planned.pieces(workers))
+        arrays = RegionArrays(region, inputs, outputs, tuple(tiles))
+        steps = _NativeSteps(arrays, workers, library, program)
         launches = tuple(
             [
                 steps.launch(step, first, last)
@@ -111,12 +111,12 @@ class ChunkedKernel:
                 for step in region.steps
             ]
         )
-        joined = NativeChain(launches)
+        chain = NativeChain(launches)
         return NativeLaunch(
             runtime.chain_runner(),
-            joined.address,
-            (joined, inputs, outputs, workspace),
-            functools.partial(_explain, joined),
+            chain.address,
+            (chain, inputs, outputs, workspace),
+            functools.partial(_explain, chain),
         )
 
 
@@ -162,8 +162,8 @@ class _NativeSteps:
         ]
         libraries = [_workspace_bytes(gemm) or 0 for gemm in self.gemms() if gemm is not None]
         sizes = (max(libraries, default=0), max(programs, default=0))
-        own = [Piece((size,), np.dtype(np.uint8)) for size in sizes]
-        return (*own, *tile_scratch(self.region))
+        call_pieces = [Piece((size,), np.dtype(np.uint8)) for size in sizes]
+        return (*call_pieces, *tile_scratch(self.region))
 
     def work(self) -> Work:
         """Return the work of all chunks."""
@@ -176,15 +176,15 @@ class _NativeSteps:
 
     def _products_in_c(self) -> CWork:
         """Return what C does of the products, every chunk taken for one like the first."""
-        chunks, found = self.region.chunks(), CWork(openings=0)
+        chunks, work = self.region.chunks(), CWork(openings=0)
         for step in [step for step in self.region.steps if step.kind in PRODUCTS]:
             gemm, _ = self._gemm(step, *chunks[0])
             library = None if gemm is None else _library_for(gemm)
             if gemm is not None and library is not None:
-                each = product_in_c(gemm, library)
+                product_work = product_in_c(gemm, library)
                 for _ in chunks:
-                    found = found.then(each)
-        return found
+                    work = work.then(product_work)
+        return work
 
     def launch(self, step: TileStep, first: int, last: int) -> NativeLaunch:
         """Return the launch of a step on the rows of a chunk."""
@@ -192,21 +192,21 @@ class _NativeSteps:
             return self._program(step, first, last)
         if step.kind is TileStepKind.COLUMN_SUM:
             return self._column_sums(step, first, last)
-        gemm, (a, b, made) = self._gemm(step, first, last)
+        gemm, (a, b, out) = self._gemm(step, first, last)
         library = None if gemm is None else _library_for(gemm)
         if gemm is None or library is None:
             raise InternalError(f"no library takes a product of a region: {gemm}")
-        operands = (b, a, made) if gemm.is_swapped else (a, b, made)
+        operands = (b, a, out) if gemm.is_swapped else (a, b, out)
         return gemm_launch(library, gemm, operands, self.library, None, self.workers)
 
     def _gemm(self, step: TileStep, first: int, last: int) -> tuple[Gemm | None, Matrices]:
         """Return the product of a step on some rows, and its arrays."""
         arrays = self.bound.product(step, first, last)
         views = views_of(arrays)
-        found = None if views is None else gemm_of(*views)
+        gemm = None if views is None else gemm_of(*views)
         # The first chunk overwrites, so the sum needs no fill with zeros before it.
         adds = step.kind is TileStepKind.SUM_OF_PRODUCTS and first > 0
-        return None if found is None else replace(found, adds=adds), arrays
+        return None if gemm is None else replace(gemm, adds=adds), arrays
 
     def _space(self, step: TileStep, rows: int) -> LoopSpace | None:
         """Return the space of a program, cut for a chunk of some rows."""
@@ -219,23 +219,23 @@ class _NativeSteps:
 
     def _program(self, step: TileStep, first: int, last: int) -> NativeLaunch:
         """Return the launch of a program; wide values are addressed as if all rows were there."""
-        region, made, function = self.region, made_of_step(step), _function(step)
+        region, scheduled, function = self.region, made_of_step(step), _function(step)
         space = self._space(step, last - first)
         if space is None or function is None:
             raise InternalError("a program of a region is bound that the kernel does not take")
         arrays = self.bound.of((*step.reads, *step.makes))
-        block, kept = argument_words(made, space, region.rows, arrays, self.program)
+        block, scratch = argument_words(scheduled, space, region.rows, arrays, self.program)
         for position, value in enumerate((*step.reads, *step.makes)):
             if region.is_wide(value):
                 # The buffer holds the chunk's rows only: row `first` of the value is its row 0.
                 block[words.operand(position)] -= first * arrays[position].strides[0]
         rows = runtime.address_of(function, "_rows")
-        given = [rows, ctypes.addressof(block), words.STATUS, first, last]
+        head = [rows, ctypes.addressof(block), words.STATUS, first, last]
         return native_launch(
             runtime.address_in("chunked.c", "af_chunk_program"),
-            [*given, space.chunks.rows, min(self.workers, int(block[words.MAX_WORKERS]))],
-            (block, kept, arrays),
-            functools.partial(explain_index, made.program, arrays[: len(step.reads)]),
+            [*head, space.chunks.rows, min(self.workers, int(block[words.MAX_WORKERS]))],
+            (block, scratch, arrays),
+            functools.partial(explain_index, scheduled.program, arrays[: len(step.reads)]),
         )
 
     def _column_sums(self, step: TileStep, first: int, last: int) -> NativeLaunch:

@@ -84,8 +84,8 @@ def weight(program: FusedProgram) -> int:
 
 def last_reads(plan: Schedule, program: FusedProgram) -> dict[int, int]:
     """Return the last phase that reads each FULL input; -1 for one that no instruction reads."""
-    read = {value for instruction in program.instructions for value in instruction.operands}
-    unread = [v for v in range(len(program.inputs)) if program.is_full(v) and v not in read]
+    operands = {value for instruction in program.instructions for value in instruction.operands}
+    unread = [v for v in range(len(program.inputs)) if program.is_full(v) and v not in operands]
     return dict.fromkeys(unread, -1) | {
         value: index
         for index, phase in enumerate(plan.phases)
@@ -101,14 +101,14 @@ def store_phases(plan: Schedule) -> dict[int, int]:
 
 def operands_of(program: FusedProgram, value: int) -> tuple[int, ...]:
     """Return what a value is computed from; nothing for an input."""
-    own = value - len(program.inputs)
-    return () if own < 0 else program.instructions[own].operands
+    index = value - len(program.inputs)
+    return () if index < 0 else program.instructions[index].operands
 
 
 def op_of(program: FusedProgram, value: int) -> str:
     """Return the op of a value; "" for an input."""
-    own = value - len(program.inputs)
-    return "" if own < 0 else program.instructions[own].op
+    index = value - len(program.inputs)
+    return "" if index < 0 else program.instructions[index].op
 
 
 def _weight(program: FusedProgram, value: int) -> int:
@@ -145,7 +145,7 @@ class _Scheduler:
             tuple([self._rows(level) for level in range(self.num_phases + 1)]),
             tuple(phases),
             tuple([v for v in self.of_kind[Kind.COLUMN] if v in self.late]),
-            tuple(sorted({v for kept in self.keeps for v in kept})),
+            tuple(sorted({v for values in self.keeps for v in values})),
             tuple([v for v in self.of_kind[Kind.COLUMN] if self._is_column_sum(v)]),
         )
 

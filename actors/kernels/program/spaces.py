@@ -56,10 +56,10 @@ def space_of(
 
     Where nothing depends on rows and columns, and all is dense, the space is walked as one row.
     """
-    found = joined_rows(program, rows, columns, layouts)
-    if found is None:
+    layout = joined_rows(program, rows, columns, layouts)
+    if layout is None:
         return None
-    rows, columns, strides = found
+    rows, columns, strides = layout
     return LoopSpace(rows, columns, strides, cut(program, rows, columns, bool(plan.column_sums)))
 
 
@@ -71,18 +71,18 @@ def joined_rows(
     None where the rows of an operand are not evenly spaced.
     """
     kinds = [program.kind_of(v) for v in (*range(len(program.inputs)), *program.outputs)]
-    found = row_strides(program, columns, layouts)
-    if found is None:
+    strides = row_strides(program, columns, layouts)
+    if strides is None:
         return None
     if (
         rows != 1
         and _is_flat(program, rows)
-        and all([s == columns for s, kind in zip(found, kinds, strict=True) if kind is Kind.FULL])
+        and all([s == columns for s, kind in zip(strides, kinds, strict=True) if kind is Kind.FULL])
     ):
         rows, columns = 1, rows * columns
         # One row only, whose step is never taken; 0 is that of numbers.
-        found = [columns if kind is Kind.FULL else 0 for kind in kinds]
-    return rows, columns, tuple(found)
+        strides = [columns if kind is Kind.FULL else 0 for kind in kinds]
+    return rows, columns, tuple(strides)
 
 
 def row_strides(
@@ -93,8 +93,8 @@ def row_strides(
     strides = [
         row_stride(kind, columns, *layout) for kind, layout in zip(kinds, layouts, strict=True)
     ]
-    found = [stride for stride in strides if stride is not None]
-    return found if len(found) == len(strides) else None
+    even = [stride for stride in strides if stride is not None]
+    return even if len(even) == len(strides) else None
 
 
 def _is_flat(program: FusedProgram, rows: int) -> bool:
@@ -149,8 +149,8 @@ def scheduled_program(attrs: Attrs) -> ScheduledProgram:
 
 def split_skip(program: FusedProgram, inputs: Arrays) -> tuple[Arrays, Array | None]:
     """Return the operands of a program, and what says whether to leave out its launch."""
-    own = len(program.inputs)
-    return inputs[:own], next(iter(inputs[own:]), None)
+    count = len(program.inputs)
+    return inputs[:count], next(iter(inputs[count:]), None)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -199,24 +199,24 @@ def buffers_of(
     free: list[int] = []
     last = region.last_reads()
     for index, step in enumerate(region.steps):
-        read, made = [
+        reads, makes = [
             [v for v in dict.fromkeys(values) if region.is_wide(v) and v not in over]
             for values in (step.reads, step.makes)
         ]
         # Values that this step reads for the last time: their buffers are free behind it.
-        dying = [v for v in read if last[v] == index]
-        for value in made:
-            wanted = numpy_dtype(region.held[value - region.num_inputs].dtype)
+        dying = [v for v in reads if last[v] == index]
+        for value in makes:
+            dtype = numpy_dtype(region.held[value - region.num_inputs].dtype)
             under = next(
                 (
                     v
                     for v in dying
-                    if dtypes[of_value[v]] == wanted and _may_lie(step, value, v, schedule_of)
+                    if dtypes[of_value[v]] == dtype and _may_lie(step, value, v, schedule_of)
                 ),
                 None,
             )
             # Else a buffer that is free already, and only then a new one.
-            place = next((b for b in free if dtypes[b] == wanted), None)
+            place = next((b for b in free if dtypes[b] == dtype), None)
             if under is not None:
                 dying.remove(under)
                 place = of_value[under]
@@ -224,11 +224,11 @@ def buffers_of(
                 free.remove(place)
             else:
                 place = len(dtypes)
-                dtypes.append(wanted)
+                dtypes.append(dtype)
             of_value[value] = place
         free += [of_value[v] for v in dying]
         # Made and never read: an output of a program that no step wants.
-        free += [of_value[v] for v in made if v not in last]
+        free += [of_value[v] for v in makes if v not in last]
     return HeldBuffers(tuple(dtypes), of_value)
 
 
@@ -236,8 +236,11 @@ def _may_lie(step: TileStep, made: int, read: int, schedule_of: MadeOf) -> bool:
     """Whether a program may store an output over an operand."""
     if step.program is None:
         return False
-    found = schedule_of(step)
-    reads, stores = last_reads(found.schedule, found.program), store_phases(found.schedule)
+    scheduled = schedule_of(step)
+    reads, stores = (
+        last_reads(scheduled.schedule, scheduled.program),
+        store_phases(scheduled.schedule),
+    )
     out = step.makes.index(made)
     places = [place for place, v in enumerate(step.reads) if v == read]
     return all([reads.get(place, -1) <= stores[out] for place in places])
@@ -272,17 +275,17 @@ class RegionArrays:
         schedule_of: MadeOf = made_of_step,
     ) -> None:
         self.region, self.over = region, over
-        buffers, own = buffers_of(region, over, schedule_of), iter(held)
-        wide = [next(own)[:, : region.columns] for _ in buffers.dtypes]
+        buffers, scratch = buffers_of(region, over, schedule_of), iter(held)
+        wide = [next(scratch)[:, : region.columns] for _ in buffers.dtypes]
         self.arrays: dict[int, Array] = dict(enumerate(inputs))
         self.arrays.update(enumerate(outputs, region.first_output))
-        for value, of in enumerate(region.held, region.num_inputs):
+        for value, entry in enumerate(region.held, region.num_inputs):
             if value in over:
                 self.arrays[value] = self.arrays[over[value]].reshape(region.rows, region.columns)
             else:
-                is_wide = of.kind is Kind.FULL
-                self.arrays[value] = wide[buffers.of_value[value]] if is_wide else next(own)
-        self.totals = {v: next(own) for v in _column_sums(region)}
+                is_wide = entry.kind is Kind.FULL
+                self.arrays[value] = wide[buffers.of_value[value]] if is_wide else next(scratch)
+        self.totals = {v: next(scratch) for v in _column_sums(region)}
         """Sums over rows under way, in float64."""
 
     @staticmethod
@@ -294,8 +297,8 @@ class RegionArrays:
         schedule_of: MadeOf = made_of_step,
     ) -> RegionArrays:
         """Return the arrays before there is scratch."""
-        held = meta_arrays(tile_scratch(region, over, schedule_of))
-        return RegionArrays(region, inputs, outputs, held, over, schedule_of)
+        scratch = meta_arrays(tile_scratch(region, over, schedule_of))
+        return RegionArrays(region, inputs, outputs, scratch, over, schedule_of)
 
     def of(self, values: tuple[int, ...]) -> Arrays:
         """Return the arrays of some values, with all the rows that there are."""
@@ -322,8 +325,8 @@ class RegionArrays:
     def product(self, step: TileStep, first: int, last: int) -> tuple[Array, Array, Array]:
         """Return a, b and out of a step that makes, or adds to, out = a @ b for some rows."""
         if step.kind is TileStepKind.PRODUCT:
-            (a, b), (made,) = step.reads, step.makes
-            return self.rows(a, first, last), self.arrays[b], self.rows(made, first, last)
+            (a, b), (out,) = step.reads, step.makes
+            return self.rows(a, first, last), self.arrays[b], self.rows(out, first, last)
         left, right = [self.rows(v, first, last) for v in step.reads]
         extents = (left.shape[1], right.shape[1])
         return left.T, right, self.arrays[step.makes[0]].reshape(extents)
@@ -348,16 +351,16 @@ def shared_bytes(
     `pairs` are programs, each with its outputs and the operands that these may lie over. What
     another step reads too has to stay.
     """
-    found = [
+    shared = [
         (step.makes[out], step.reads[operand])
-        for step, own in pairs
-        for out, operand in own
+        for step, program_pairs in pairs
+        for out, operand in program_pairs
         if step.makes[out] >= region.first_output and region.num_reads(step.reads[operand]) == 1
     ]
     # Reversed, so that the first output that a value may lie in stays.
-    over = {value: out for out, value in reversed(found) if region.is_wide(value)}
-    taken = over.values()
-    free = [(out, v) for out, v in found if v < region.num_inputs and out not in taken]
+    over = {value: out for out, value in reversed(shared) if region.is_wide(value)}
+    hosts = over.values()
+    free = [(out, v) for out, v in shared if v < region.num_inputs and out not in hosts]
     return over, tuple([(out - region.first_output, v) for out, v in free])
 
 
@@ -369,8 +372,8 @@ def tile_scratch(
     for dtype in buffers_of(region, over, schedule_of).dtypes:
         per_line = ALIGNMENT_BYTES // dtype.itemsize
         pieces.append(Piece((region.chunk_rows, -(-region.columns // per_line) * per_line), dtype))
-    by_rows = [held for held in region.held if held.kind is Kind.ROW]
-    pieces += [Piece((region.rows,), numpy_dtype(held.dtype)) for held in by_rows]
+    by_rows = [value for value in region.held if value.kind is Kind.ROW]
+    pieces += [Piece((region.rows,), numpy_dtype(value.dtype)) for value in by_rows]
     sums = len(_column_sums(region))
     return (*pieces, *[Piece((region.columns,), np.dtype(np.float64))] * sums)
 

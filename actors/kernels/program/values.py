@@ -374,11 +374,11 @@ class Values:
 
     def prelude(self, values: tuple[int, ...], suffix: str = "", row: str = "row") -> list[str]:
         """Return ROW and SCALAR operands of instructions, not of `values`, as local constants."""
-        wanted = {v for value in values for v in operands_of(self.program, value)} - {*values}
+        operands = {v for value in values for v in operands_of(self.program, value)} - {*values}
         places = {Kind.ROW: row, Kind.SCALAR: "s"}
         return [
             f"const {self.type(v)} {self.name(v, suffix)} = {places[self.kind(v)]}->v{v};"
-            for v in sorted(wanted)
+            for v in sorted(operands)
             if self.kind(v) in places and self.constant(v) is None
         ]
 
@@ -389,8 +389,8 @@ class Values:
     def pointer(self, value: int, suffix: str = "", row: str = "") -> str:
         """Return the definition of x: where an input lies, or the row of it that belongs to one."""
         offset = f" + {self.own_row(value, row)}" if row else ""
-        own = f"const {self.storage(value)} *x{value}{suffix}"
-        return f"{own} = {self._operand(value)}{offset};"
+        declaration = f"const {self.storage(value)} *x{value}{suffix}"
+        return f"{declaration} = {self._operand(value)}{offset};"
 
     def _operand(self, value: int) -> str:
         return f"(const {self.storage(value)} *)a[{operand(value)}].p"
@@ -418,18 +418,18 @@ class Values:
 
     def buffer(self, value: int) -> str:
         """Return the row buffer of a value, of this worker."""
-        place, own = buffer(self.program, self._buffers[value]), self.type(value)
-        return f"({own} *)a[{place}].p + worker * a[{place + 1}].i"
+        place, c_type = buffer(self.program, self._buffers[value]), self.type(value)
+        return f"({c_type} *)a[{place}].p + worker * a[{place + 1}].i"
 
     def partial(self, value: int, slot: str) -> str:
         """Return the definition of c, a column sum's partial row."""
-        own = sum_type_of(self.dtype(value))
-        return f"{own} *c{value} = {self.partial_place(value, slot)};"
+        c_type = sum_type_of(self.dtype(value))
+        return f"{c_type} *c{value} = {self.partial_place(value, slot)};"
 
     def partial_place(self, value: int, slot: str) -> str:
         """Return where a partial row of a column sum begins."""
-        own, place = sum_type_of(self.dtype(value)), self._sum_word(value)
-        return f"({own} *)a[{place}].p + {slot} * a[{place + 1}].i"
+        c_type, place = sum_type_of(self.dtype(value)), self._sum_word(value)
+        return f"({c_type} *)a[{place}].p + {slot} * a[{place + 1}].i"
 
     def partial_step(self, value: int) -> str:
         """Return the elements from one partial row of a column sum to the next."""
@@ -496,14 +496,14 @@ def row_lines(
     plan, text = values.plan, []
     for v in plan.phases[level - 1].reductions if level else ():
         # An output that later phases read has the bits that memory will have, however it is kept.
-        kept = rounded(values.dtype(v), f"row->v{v}")
-        if v in values.program.outputs and kept != f"row->v{v}":
-            text.append(f"row->v{v} = {kept};")
+        stored = rounded(values.dtype(v), f"row->v{v}")
+        if v in values.program.outputs and stored != f"row->v{v}":
+            text.append(f"row->v{v} = {stored};")
     text += values.prelude(plan.rows[level])
     for v in plan.rows[level]:
-        own = values.element(v, values.own_row(v)) if values.is_input(v) else values.define(v)
+        code = values.element(v, values.own_row(v)) if values.is_input(v) else values.define(v)
         is_index = values.op(v) == "check_index"
-        text.append(f"{index if is_index else 'const '}{values.type(v)} v{v} = {own};")
+        text.append(f"{index if is_index else 'const '}{values.type(v)} v{v} = {code};")
         text += [*(check(v) if is_index else ()), f"row->v{v} = v{v};"]
     return text
 

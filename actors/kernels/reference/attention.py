@@ -118,9 +118,9 @@ class AttentionExtras:
         """Return the calls that draw for a block, and one per array that drops its weights."""
         if not self.extents.is_dropped:
             return []
-        kept = kernel.window(self._kept, blocks[0].shape)
-        draw = partial(self._draw, kept.reshape(-1, *kept.shape[-2:]), rows, columns)
-        return [draw, *[partial(np.multiply, x, kept, out=x) for x in blocks]]
+        factors = kernel.window(self._kept, blocks[0].shape)
+        draw = partial(self._draw, factors.reshape(-1, *factors.shape[-2:]), rows, columns)
+        return [draw, *[partial(np.multiply, x, factors, out=x) for x in blocks]]
 
     def _draw(self, kept: Array, rows: range, columns: range) -> None:
         """Write 0 or 1 / (1 - p) for each weight of a block [heads, rows, columns]."""
@@ -131,11 +131,11 @@ class AttentionExtras:
                 element = first + row * e.columns + columns.start
                 # The generator can be set to multiples of 8 only: what comes before is drawn and
                 # left out.
-                skipped = element % 8
-                self._rewind(element - skipped)
-                drawn: Any = self._line[: skipped + count]
-                self._generator.random(dtype=np.float32, out=drawn)
-                np.greater_equal(drawn[skipped:], self._least, out=line, casting="unsafe")
+                num_skipped = element % 8
+                self._rewind(element - num_skipped)
+                numbers: Any = self._line[: num_skipped + count]
+                self._generator.random(dtype=np.float32, out=numbers)
+                np.greater_equal(numbers[num_skipped:], self._least, out=line, casting="unsafe")
         # 0 or 1 becomes 0 or 1 / (1 - p) in one pass.
         np.multiply(kept, self._factor, out=kept)
 
@@ -164,8 +164,8 @@ class AttentionKernel:
         """Return the launch over groups of heads and strips of queries."""
         e, q = extents_of(attrs, inputs), inputs[0]
         group, pieces = _layout(e, q.dtype)
-        *fields, kept, line = kernel.carve(workspace, pieces)
-        s, extras = _Scratch(*fields), AttentionExtras(e, attrs, inputs[3:], kept, line)
+        *fields, factors, line = kernel.carve(workspace, pieces)
+        s, extras = _Scratch(*fields), AttentionExtras(e, attrs, inputs[3:], factors, line)
         calls: list[Launch] = [partial(s.ones.fill, 1), *fill_mask(s.mask, s.ramp)]
         scale = np.array(number(attrs, "scale"), q.dtype)
         blocks: dict[tuple[int, ...], Launch] = {}
@@ -233,17 +233,17 @@ def _group(
     e = extras.extents
     keys = kernel.window(s.keys, (*k.shape[:-2], e.width, e.columns))
     panel = kernel.window(s.panel, (*q.shape[:-1], max(e.width, e.out)))
-    queries, made = panel[..., : e.width], panel[..., : e.out]
+    queries, out = panel[..., : e.width], panel[..., : e.out]
     values = kernel.window(s.values, v.shape)
     sums, largest = kernel.window(s.sums, lse.shape), kernel.window(s.largest, lse.shape)
     if lse.shape not in blocks:
-        blocks[lse.shape] = _blocks(extras, s, (queries, keys, values), (made, sums, largest))
+        blocks[lse.shape] = _blocks(extras, s, (queries, keys, values), (out, sums, largest))
     return [
         partial(np.multiply, k.swapaxes(-1, -2), scale, out=keys),
         partial(np.copyto, queries, q),
         partial(np.copyto, values, v),
         blocks[lse.shape],
-        partial(np.copyto, y, made),
+        partial(np.copyto, y, out),
         partial(np.log, sums, out=sums),
         partial(np.add, sums, largest, out=lse),
     ]
@@ -361,8 +361,8 @@ def _seen_product(
 ) -> None:
     """Write the product of each query's weights with the values that it sees."""
     for i, row in enumerate(rows):
-        seen = max(0, min(columns.stop, e.visible(row)) - columns.start)
-        np.matmul(t[..., i : i + 1, :seen], v[..., :seen, :], out=out[..., i : i + 1, :])
+        num_seen = max(0, min(columns.stop, e.visible(row)) - columns.start)
+        np.matmul(t[..., i : i + 1, :num_seen], v[..., :num_seen, :], out=out[..., i : i + 1, :])
 
 
 ATTENTION_KERNELS = (AttentionKernel(),)

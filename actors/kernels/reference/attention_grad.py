@@ -74,8 +74,8 @@ class AttentionGradKernel:
         if e.rows == 0:
             return in_sequence([partial(out.fill, 0) for out in outputs])
         group, pieces = _layout(e, q.dtype)
-        *fields, kept, line = kernel.carve(workspace, pieces)
-        s, extras = _GradScratch(*fields), AttentionExtras(e, attrs, inputs[6:], kept, line)
+        *fields, factors, line = kernel.carve(workspace, pieces)
+        s, extras = _GradScratch(*fields), AttentionExtras(e, attrs, inputs[6:], factors, line)
         calls: list[Launch] = [
             *fill_mask(s.mask, s.ramp),
             *fill_mask(s.bits, s.bits_ramp, -1, 0),
@@ -134,10 +134,10 @@ def _layout(e: BlockExtents, dtype: np.dtype[np.generic]) -> tuple[int, tuple[Pi
         e.columns * e.out,
     )
     group = heads_per_group(e, sum(per_head) * dtype.itemsize)
-    once = ((c, c), (2 * c - 1,)) if e.causal else ((0, 0), (0,))
+    mask_shapes = ((c, c), (2 * c - 1,)) if e.causal else ((0, 0), (0,))
     integers = np.dtype(f"int{8 * dtype.itemsize}")
     pieces = (
-        *[Piece(shape, own) for own in (dtype, integers) for shape in once],
+        *[Piece(shape, kind) for kind in (dtype, integers) for shape in mask_shapes],
         *[Piece((group * count,), dtype) for count in per_head],
         *extra_pieces(e, r, c, group, dtype),
     )
@@ -180,19 +180,19 @@ def _group(
     dense = kernel.window(s.dense_keys, k.shape)
     calls.append(partial(np.copyto, dense, k))
     if e.causal:  # 0 * NaN is NaN; what sees such a key has NaN for a gradient of its score
-        most = float(np.finfo(k.dtype.name).max)
-        calls.append(partial(np.fmin, dense, np.array(most, k.dtype), out=dense))
-        calls.append(partial(np.fmax, dense, np.array(-most, k.dtype), out=dense))
-    own = zip((s.dq, s.dk, s.dv), outputs, strict=True)
-    made = tuple([kernel.window(flat, out.shape) for flat, out in own])
+        largest = float(np.finfo(k.dtype.name).max)
+        calls.append(partial(np.fmin, dense, np.array(largest, k.dtype), out=dense))
+        calls.append(partial(np.fmax, dense, np.array(-largest, k.dtype), out=dense))
+    spaces = zip((s.dq, s.dk, s.dv), outputs, strict=True)
+    gradients = tuple([kernel.window(flat, out.shape) for flat, out in spaces])
     if batch not in blocks:
         operands = queries, keys, values, slopes, dense
         strips = e.strips_of_columns()
         blocks[batch] = in_sequence(
-            [call for strip in strips for call in _strip(extras, s, operands, *strip, made)]
+            [call for strip in strips for call in _strip(extras, s, operands, *strip, gradients)]
         )
-    pairs = zip(outputs, made, strict=True)
-    return [*calls, blocks[batch], *[partial(np.copyto, out, result) for out, result in pairs]]
+    pairs = zip(outputs, gradients, strict=True)
+    return [*calls, blocks[batch], *[partial(np.copyto, out, gradient) for out, gradient in pairs]]
 
 
 def _strip(

@@ -162,16 +162,16 @@ class WidenedKernel:
             if _is_low(x):
                 copy = next(copies)
                 # With the dots: x[()] would be a number, and no view on one.
-                own: tuple[Any, ...] = (*[slice(n) for n in copy.shape], ...)
-                calls += _casts_up(x[own], copy)
+                index: tuple[Any, ...] = (*[slice(n) for n in copy.shape], ...)
+                calls += _casts_up(x[index], copy)
                 wide_inputs.append(np.broadcast_to(copy, x.shape))
             else:
                 wide_inputs.append(x)
         wide_outputs = [next(copies) if _is_low(x) else x for x in outputs]
-        size, rest = size_bytes(pieces), None
+        size, scratch = size_bytes(pieces), None
         if workspace is not None and workspace.size > size:
-            rest = workspace[size:]
-        calls.append(self.inner.bind(attrs, tuple(wide_inputs), tuple(wide_outputs), rest))
+            scratch = workspace[size:]
+        calls.append(self.inner.bind(attrs, tuple(wide_inputs), tuple(wide_outputs), scratch))
         rounding = tuple(copies)
         for wide, out in zip(wide_outputs, outputs, strict=True):
             if _is_low(out):
@@ -213,9 +213,9 @@ def _widened(x: Operand) -> Operand:
     """Return a 16-bit operand as its float32 copy lies, another as it is."""
     if x.type.dtype not in HALVES:
         return replace(x, offset_bytes=0)
-    own = _own_shape(x.shape, x.strides_bytes)
-    dense = contiguous_strides(own, _FLOAT32.itemsize)
-    strides = [step if n == m else 0 for step, n, m in zip(dense, own, x.shape, strict=True)]
+    own_shape = _own_shape(x.shape, x.strides_bytes)
+    dense = contiguous_strides(own_shape, _FLOAT32.itemsize)
+    strides = [step if n == m else 0 for step, n, m in zip(dense, own_shape, x.shape, strict=True)]
     return Operand(TensorType(DType.FLOAT32, x.shape), 0, tuple(strides))
 
 

@@ -168,9 +168,9 @@ class PoolingKernel:
         flags = kernel.carve(workspace, _pieces(taps.shape))
         calls: list[Launch] = []
         for tap in ways.taps(x.shape[2:], taps.shape[2:]):
-            own = np.array(tap.number, taps.dtype)
-            here = [a[tap.windows] for a in (y, taps, *flags)]
-            calls += self._calls(x[tap.places], own, np.array(none, taps.dtype), *here)
+            tap_number = np.array(tap.number, taps.dtype)
+            windows = [a[tap.windows] for a in (y, taps, *flags)]
+            calls += self._calls(x[tap.places], tap_number, np.array(none, taps.dtype), *windows)
         return in_sequence((*fills, *calls))
 
     def _calls(

@@ -86,18 +86,18 @@ class EmbeddingKernel:
         (weight, ids), (out,) = inputs, outputs
         are_dense = weight.flags.c_contiguous, out.flags.c_contiguous
         pieces = _pieces(ids.size, weight, out, *are_dense)
-        dense, extremes, table, made = kernel.carve(workspace, pieces)
+        dense, extremes, table, dense_out = kernel.carve(workspace, pieces)
         calls = [checked("id", ids, weight.shape[0], dense, extremes, axes_of(attrs))]
         if out.size == 0:
             return calls[0]
         if not are_dense[0]:
             calls.append(partial(np.copyto, table, weight))
             weight = table
-        rows = (out if are_dense[1] else made).reshape(ids.size, weight.shape[1])
+        rows = (out if are_dense[1] else dense_out).reshape(ids.size, weight.shape[1])
         # Indices are checked already; with mode "raise" numpy would copy the output.
         calls.append(partial(weight.take, dense, axis=0, out=rows, mode="clip"))
         if not are_dense[1]:
-            calls.append(partial(np.copyto, out, made))
+            calls.append(partial(np.copyto, out, dense_out))
         return in_sequence(calls)
 
 
@@ -254,12 +254,12 @@ class NumpyEmbeddingUpdate:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take what both kernels take; scratch has the gradient."""
-        found = _needs(attrs, inputs, outputs)
-        if found is None:
+        needs = _needs(attrs, inputs, outputs)
+        if needs is None:
             return None
-        gradient, update = found
+        gradient, update = needs
         return KernelNeeds(
-            kernel.size_bytes(_update_pieces(inputs[0], found)),
+            kernel.size_bytes(_update_pieces(inputs[0], needs)),
             tuple([(out, i + (i > GRADIENT)) for out, i in update.in_place if i != GRADIENT]),
             gradient.duration_ns + update.duration_ns,
             (gradient.work or Work()).then(update.work or Work()),
@@ -268,10 +268,10 @@ class NumpyEmbeddingUpdate:
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:
         """Return the two launches in order."""
         table, dy, ids, *rest = inputs
-        found = _needs(attrs, operands_of(inputs), operands_of(outputs))
-        if found is None:
+        needs = _needs(attrs, operands_of(inputs), operands_of(outputs))
+        if needs is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take")
-        pieces = _update_pieces(operands_of(inputs)[0], found)
+        pieces = _update_pieces(operands_of(inputs)[0], needs)
         gradient, first, second = kernel.carve(workspace, pieces)
         calls = (
             _GRADIENT.bind({"rows": table.shape[0]}, (dy, ids), (gradient,), first),

@@ -113,13 +113,13 @@ def draw_rows(
         line: Scratch of a row and 8 elements.
     """
     count = out.shape[1]
-    for row, mine in enumerate(out):
+    for row, target in enumerate(out):
         element = int(firsts[row % len(firsts)]) + row * step + first
-        skipped = element % 8
-        rewind(element - skipped)
-        drawn: Any = line[: skipped + count]
-        generator.random(dtype=np.float32, out=drawn)
-        mine[...] = drawn[skipped:]
+        num_skipped = element % 8
+        rewind(element - num_skipped)
+        numbers: Any = line[: num_skipped + count]
+        generator.random(dtype=np.float32, out=numbers)
+        target[...] = numbers[num_skipped:]
 
 
 _LOOPS_PER_RESULT = 4
@@ -173,13 +173,13 @@ class NumpyFusedKernel:
         inputs, skip = split_skip(scheduled_program(attrs).program, inputs)
         arrays = (*inputs, *outputs)
         steps = [tuple([s // x.itemsize for s in x.strides]) for x in arrays]
-        walk = walk_of(attrs, [(x.shape, own) for x, own in zip(arrays, steps, strict=True)])
+        walk = walk_of(attrs, [(x.shape, step) for x, step in zip(arrays, steps, strict=True)])
         if walk is None:
             raise ValueError(
                 f"operands of shapes {[x.shape for x in arrays]} do not lie row by row"
             )
-        held = kernel.carve(workspace, walk.pieces())
-        launch = in_sequence(_Binding(walk, inputs, outputs, held).calls())
+        scratch = kernel.carve(workspace, walk.pieces())
+        launch = in_sequence(_Binding(walk, inputs, outputs, scratch).calls())
         return launch if skip is None else functools.partial(_unless, skip, launch)
 
 
@@ -290,9 +290,9 @@ class _Binding:
                 # Each run of the launch draws the numbers of its step from element 0 on.
                 self.launches.append(self.rewinds[v])
         for v in [v for v in self.plan.rows[0] if op_of(program, v) == "check_index"]:
-            given = operands_of(program, v)[0]
-            if given < len(program.inputs):
-                self._check(v, self.inputs[given].reshape(-1))
+            operand = operands_of(program, v)[0]
+            if operand < len(program.inputs):
+                self._check(v, self.inputs[operand].reshape(-1))
 
     def _check(self, value: int, labels: Array, first: int = 0) -> None:
         """Add the call that refuses what is out of range; `first` is the row of labels[0]."""
@@ -320,9 +320,9 @@ class _Binding:
                 rows = np.arange(r0, r1, dtype=np.int32)[:, None] // every
                 self.values[v] = rows % count if count else rows
             elif instruction.op == "check_index":
-                (given,) = instruction.operands
-                self.values[v] = self.values[given]
-                if given >= len(self.program.inputs):
+                (operand,) = instruction.operands
+                self.values[v] = self.values[operand]
+                if operand >= len(self.program.inputs):
                     self._check(v, self.values[v].reshape(-1), r0)
             else:
                 self._compute(v, out)
@@ -337,14 +337,14 @@ class _Binding:
             self.values[value] = source[r0:r1, columns]
             return
         entry = self.program.inputs[value]
-        own = np.arange(r0, r1) // entry.every
-        own = own % entry.count if entry.count else own
+        rows = np.arange(r0, r1) // entry.every
+        rows = rows % entry.count if entry.count else rows
         width = source[:1, columns].shape[1]
         out = kernel.window(self.held["value", value].reshape(-1), (r1 - r0, width))
         # Rows that follow one another, or are one and the same, are one copy.
-        ends = np.flatnonzero(np.diff(own) != (entry.every == 1)) + 1
-        for begin, end in pairwise([0, *ends.tolist(), len(own)]):
-            self._call(np.copyto, out[begin:end], source[own[begin] : own[end - 1] + 1, columns])
+        ends = np.flatnonzero(np.diff(rows) != (entry.every == 1)) + 1
+        for begin, end in pairwise([0, *ends.tolist(), len(rows)]):
+            self._call(np.copyto, out[begin:end], source[rows[begin] : rows[end - 1] + 1, columns])
         self.values[value] = out
 
     def _phase(self, index: int, r0: int, r1: int) -> None:

@@ -112,18 +112,18 @@ class NumpyReduce:
         if flag(attrs, "keepdims"):
             out = out[(*[0 if axis in axes else slice(None) for axis in range(x.ndim)], ...)]
         (totals,) = kernel.carve(workspace, self._pieces(out.size, x.dtype))
-        kept = [axis for axis in range(x.ndim) if axis not in axes]
+        kept_axes = [axis for axis in range(x.ndim) if axis not in axes]
         terms = np.array(math.prod(tuple([x.shape[axis] for axis in axes])), WIDE)
         function = np.maximum if self.op == "max" else np.add
         calls: list[Launch] = []
-        for rows, result in cut((x.transpose(*kept, *axes), out), len(kept), _RESULTS):
-            total = kernel.window(totals, result.shape) if totals.size else result
-            reduced = tuple(range(result.ndim, rows.ndim))
-            calls.append(partial(function.reduce, rows, reduced, total.dtype, total))
+        for rows, block in cut((x.transpose(*kept_axes, *axes), out), len(kept_axes), _RESULTS):
+            total = kernel.window(totals, block.shape) if totals.size else block
+            reduced_axes = tuple(range(block.ndim, rows.ndim))
+            calls.append(partial(function.reduce, rows, reduced_axes, total.dtype, total))
             if self.op == "mean":
                 calls.append(partial(np.divide, total, terms, out=total))
             if totals.size:
-                calls.append(partial(np.copyto, result, total, casting="unsafe"))
+                calls.append(partial(np.copyto, block, total, casting="unsafe"))
         return in_sequence(calls)
 
     def _pieces(self, results: int, dtype: np.dtype[np.generic]) -> tuple[Piece, ...]:

@@ -100,10 +100,10 @@ class NumpyRegionKernel:
         pieces, over = steps.pieces(), steps.bound.over
         if pieces is None:
             raise InternalError(f"{self.name} is bound to arrays that it does not take")
-        own = list(kernel.carve(workspace, pieces))
+        arrays = list(kernel.carve(workspace, pieces))
         count = len(tile_scratch(region, over))
-        bound = RegionArrays(region, inputs, outputs, tuple(own[:count]), over)
-        return in_sequence(_NumpySteps(bound, own[-1], own[count:-1]).calls())
+        bound = RegionArrays(region, inputs, outputs, tuple(arrays[:count]), over)
+        return in_sequence(_NumpySteps(bound, arrays[-1], arrays[count:-1]).calls())
 
 
 def _takes_outputs(region: TiledLoop, outputs: Operands) -> bool:
@@ -112,10 +112,10 @@ def _takes_outputs(region: TiledLoop, outputs: Operands) -> bool:
     Others numpy would see as a matrix only in a copy.
     """
     by_rows = [TileStepKind.PROGRAM, TileStepKind.PRODUCT]
-    made = {value for step in region.steps if step.kind in by_rows for value in step.makes}
+    row_values = {value for step in region.steps if step.kind in by_rows for value in step.makes}
     return all(
         [
-            x.is_dense or (value in made and _lies_by_rows(x, region.rows))
+            x.is_dense or (value in row_values and _lies_by_rows(x, region.rows))
             for value, x in enumerate(outputs, region.first_output)
         ]
     )
@@ -131,8 +131,8 @@ def _lies_by_rows(out: Operand, rows: int) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _widened_region(region: TiledLoop) -> TiledLoop:
     """Return a region that computes in float32 where it says less, as in `bfloat16.upcast`."""
-    found: TiledLoop = _widened(region)
-    return found
+    widened: TiledLoop = _widened(region)
+    return widened
 
 
 def _widened(part: Any) -> Any:
@@ -149,7 +149,7 @@ def _cut(region: TiledLoop) -> TiledLoop:
     """Return a region with chunks: of its own, or in place of none such as stay in cache."""
     rows = region.chunk_rows or region.rows
     if not region.chunk_rows and not region.looks_at_all_rows():
-        item = max([held.dtype.itemsize for held in region.held])
+        item = max([value.dtype.itemsize for value in region.held])
         rows = min(rows, max(1, PIECE_BYTES // (item * region.columns)))
     return replace(region, chunk_rows=rows)
 
@@ -177,12 +177,12 @@ class _NumpySteps:
         if not self.takes_programs():
             return None
         sizes = [self._step_bytes(step) for step in self.region.steps]
-        found = [size for size in sizes if size is not None]
-        if len(found) < len(sizes):
+        step_sizes = [size for size in sizes if size is not None]
+        if len(step_sizes) < len(sizes):
             return None
         checks = [p for _ in self._checks() for p in index_pieces(self.region.rows)]
-        held = tile_scratch(self.region, self.bound.over)
-        return (*held, *checks, Piece((max(found, default=0),), BYTE))
+        tiles = tile_scratch(self.region, self.bound.over)
+        return (*tiles, *checks, Piece((max(step_sizes, default=0),), BYTE))
 
     def takes_programs(self) -> bool:
         """Whether numpy can walk through the operands of every program by rows."""
@@ -194,7 +194,7 @@ class _NumpySteps:
         if step.kind is TileStepKind.PROGRAM:
             chunks = {last - first: (first, last) for first, last in region.chunks()}
             needs = [self._program_needs(step, *chunk) for chunk in chunks.values()]
-            sizes = [found.workspace_bytes for found in needs if found is not None]
+            sizes = [need.workspace_bytes for need in needs if need is not None]
             return max(sizes) if len(sizes) == len(needs) else None
         if step.kind is TileStepKind.COLUMN_SUM:
             return Piece((region.columns,), WIDE).size_bytes
@@ -213,13 +213,13 @@ class _NumpySteps:
 
         Of two values in one place the rows are the same: it is asked as if they lay densely.
         """
-        made = [
+        meta = [
             meta_arrays(tuple([Piece(x.shape, x.dtype) for x in arrays]))
             for arrays in self._operands(step, first, last)
         ]
-        inputs, outputs = [operands_of(x) for x in made]
-        found = _FUSED.query(self._attrs(step, last - first), inputs, outputs)
-        return () if found is None else found.in_place
+        inputs, outputs = [operands_of(x) for x in meta]
+        needs = _FUSED.query(self._attrs(step, last - first), inputs, outputs)
+        return () if needs is None else needs.in_place
 
     def calls(self) -> Iterator[Launch]:
         """Yield the calls; positions of bad indices are those among all rows."""
@@ -253,15 +253,15 @@ class _NumpySteps:
             yield partial(np.add, part, product, out=part)
 
     def _column_sum(self, step: TileStep, first: int, last: int) -> Iterator[Launch]:
-        (value,), (made,) = step.reads, step.makes
+        (value,), (target,) = step.reads, step.makes
         (part,) = kernel.carve(self.space, (Piece((self.region.columns,), WIDE),))
-        total, x = self.bound.totals[made], self.bound.rows(value, first, last)
+        total, x = self.bound.totals[target], self.bound.rows(value, first, last)
         # The total outlives chunks: it begins at 0 in each step.
         if first == 0:
             yield partial(total.fill, 0)
         yield from column_sums(x, total, part, np.empty(0, x.dtype))
         if last == self.region.rows:
-            out = self.bound.arrays[made].reshape(-1)
+            out = self.bound.arrays[target].reshape(-1)
             yield partial(np.copyto, out, total, casting="unsafe")
 
     def _program_needs(self, step: TileStep, first: int, last: int) -> KernelNeeds | None:

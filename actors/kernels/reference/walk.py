@@ -96,12 +96,12 @@ class BlockBuffers:
             return False
         if value not in self._last_read:
             return not any([value in i.operands for i in self._program.instructions])
-        made = self._program.outputs[position]
-        is_early = self.direct.get(made) == position
-        written = self._made[made] if is_early else self._stored[position]
+        output = self._program.outputs[position]
+        is_early = self.direct.get(output) == position
+        write = self._made[output] if is_early else self._stored[position]
         last = self._last_read[value]
         # numpy reads an element before it writes the one in its place, but only within one call.
-        return last < written or (last == written and not takes_several_calls(self._program, made))
+        return last < write or (last == write and not takes_several_calls(self._program, output))
 
     def _scan(
         self, phases: tuple[LoopPhase, ...], elsewhere: tuple[int, ...]
@@ -133,15 +133,15 @@ class BlockBuffers:
         self, order: list[tuple[int, int | None]], reads: dict[int, int], elsewhere: tuple[int, ...]
     ) -> dict[int, Register]:
         free = {dtype: list(range(count)) for dtype, count in self.counts.items()}
-        found: dict[int, Register] = {}
+        register_of: dict[int, Register] = {}
         ending: dict[int, list[int]] = {}
-        for read, last in reads.items():
-            ending.setdefault(last, []).append(read)
+        for operand, last in reads.items():
+            ending.setdefault(last, []).append(operand)
 
         def release(now: int) -> None:
-            for ended in ending.get(now, ()):
-                if ended in found:
-                    dtype, number = found[ended]
+            for dead in ending.get(now, ()):
+                if dead in register_of:
+                    dtype, number = register_of[dead]
                     free[dtype].append(number)
 
         for now, value in order:
@@ -151,10 +151,10 @@ class BlockBuffers:
             if not is_late:
                 release(now)
             if value is not None and self._needs_one(value, elsewhere):
-                found[value] = self._taken(value, free)
+                register_of[value] = self._taken(value, free)
             if is_late:
                 release(now)
-        return found
+        return register_of
 
     def _needs_one(self, value: int, elsewhere: tuple[int, ...]) -> bool:
         is_full = self._program.kind_of(value) is Kind.FULL
@@ -241,16 +241,16 @@ def _select(operands: Arrays, out: Array, mask: Array | None) -> list[Launch]:
     is_mixed = first.dtype != second.dtype
     if mask is None or mask.size < out.nbytes or is_short or is_mixed:
         return [partial(np.copyto, out, second), partial(np.copyto, out, first, where=condition)]
-    own = np.dtype(f"int{8 * out.itemsize}")
-    chosen = mask.reshape(-1)[: out.size * own.itemsize].view(own).reshape(out.shape)
-    bits = out.view(own)
+    int_type = np.dtype(f"int{8 * out.itemsize}")
+    bitmask = mask.reshape(-1)[: out.size * int_type.itemsize].view(int_type).reshape(out.shape)
+    bits = out.view(int_type)
     return [
-        partial(np.copyto, chosen, condition, casting="unsafe"),
+        partial(np.copyto, bitmask, condition, casting="unsafe"),
         # 1 becomes -1, all bits set; then b ^ ((a ^ b) & mask) is a where chosen, else b.
-        partial(np.negative, chosen, out=chosen),
-        partial(np.bitwise_xor, first.view(own), second.view(own), out=bits),
-        partial(np.bitwise_and, bits, chosen, out=bits),
-        partial(np.bitwise_xor, bits, second.view(own), out=bits),
+        partial(np.negative, bitmask, out=bitmask),
+        partial(np.bitwise_xor, first.view(int_type), second.view(int_type), out=bits),
+        partial(np.bitwise_and, bits, bitmask, out=bits),
+        partial(np.bitwise_xor, bits, second.view(int_type), out=bits),
     ]
 
 
@@ -298,10 +298,10 @@ _BLOCKS = 8
 
 def walk_of(attrs: Attrs, layouts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> Walk | None:
     """Return how the space of a program with such operands is walked; None where it cannot be."""
-    made = scheduled_program(attrs)
+    scheduled = scheduled_program(attrs)
     rows, columns = integer(attrs, "rows"), integer(attrs, "columns")
-    space = space_of(made.program, made.schedule, rows, columns, tuple(layouts))
-    return None if space is None else _walk(made, space, rows)
+    space = space_of(scheduled.program, scheduled.schedule, rows, columns, tuple(layouts))
+    return None if space is None else _walk(scheduled, space, rows)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -334,8 +334,8 @@ class Walk:
 
     def _limit(self) -> int:
         """Return the elements of a block, such that all registers stay in cache."""
-        held = self.registers.counts.total()
-        return block_elements(4) if held <= _BLOCKS else block_elements(4) * _BLOCKS // held
+        count = self.registers.counts.total()
+        return block_elements(4) if count <= _BLOCKS else block_elements(4) * _BLOCKS // count
 
     def in_place_pairs(self, inputs: Operands, outputs: Operands) -> tuple[tuple[int, int], ...]:
         """Return pairs (output, input): the one may lie over the other."""
@@ -393,19 +393,19 @@ class Walk:
                 self._add("value", v, self.rows, 1)
                 self._add("part", v, self.rows, 1)
             for v in phase.column_sums:
-                own = held_dtype(program.dtype_of(v))
-                added_in = own if program.dtype_of(v).is_integer else WIDE
+                sum_dtype = held_dtype(program.dtype_of(v))
+                added_in = sum_dtype if program.dtype_of(v).is_integer else WIDE
                 self._add("value", v, 1, self.space.columns)
                 self.places["total", v] = ((1, self.space.columns), added_in)
                 self.places["part", v] = ((1, self.columns), added_in)
-                self.places["trees", v] = ((self.rows // 8 * 4, self.columns), own)
-        wide = [
+                self.places["trees", v] = ((self.rows // 8 * 4, self.columns), sum_dtype)
+        sizes = [
             held_dtype(program.dtype_of(v)).itemsize
             for v in range(program.num_values)
             if takes_several_calls(program, v)
         ]
-        if wide:
-            self.places["mask", 0] = ((1, self.rows * self.columns * max(wide)), BYTE)
+        if sizes:
+            self.places["mask", 0] = ((1, self.rows * self.columns * max(sizes)), BYTE)
         for dtype, count in self.registers.counts.items():
             for number in range(count):
                 self.places[f"register {dtype}", number] = ((self.rows, self.columns), dtype)
@@ -417,8 +417,8 @@ class Walk:
 
     def _own_rows(self, value: int) -> int:
         """Return how many indices are checked at once: all that are given, or a block's."""
-        given = operands_of(self.program, value)[0]
-        if given >= len(self.program.inputs):
+        index = operands_of(self.program, value)[0]
+        if index >= len(self.program.inputs):
             return self.rows
-        entry = self.program.inputs[given]
+        entry = self.program.inputs[index]
         return entry.count or -(-self.space.rows // entry.every)

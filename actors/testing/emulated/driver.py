@@ -90,11 +90,11 @@ class EmulatedCuda:
 
     def found(self, handle: int, kind: type[_T]) -> _T:
         """Return what has a handle. Raises CudaError where it is nothing of this kind."""
-        made = self._made[handle - 1] if 0 < handle <= len(self._made) else None
-        if not isinstance(made, kind):
+        entry = self._made[handle - 1] if 0 < handle <= len(self._made) else None
+        if not isinstance(entry, kind):
             message = f"{handle} is no handle of a {kind.__name__}"
             raise CudaError(message, code=INVALID_HANDLE, call="handle")
-        return made
+        return entry
 
 
 class EmulatedDriver:
@@ -317,8 +317,8 @@ class EmulatedDriver:
                     f" the least needs {self._product_bytes}"
                 )
                 raise CudaError(message, code=NOT_SUPPORTED, call="cublasLtMatmulAlgoGetHeuristic")
-            said = library_calls.described_product(product, workspace_bytes)
-            return self._cuda.keep(library_calls.ChosenProduct(said, workspace_bytes))
+            record = library_calls.described_product(product, workspace_bytes)
+            return self._cuda.keep(library_calls.ChosenProduct(record, workspace_bytes))
 
     def choose_way(
         self, key: str, trial: Callable[[], AbstractContextManager[TimedAlternatives]]
@@ -330,8 +330,8 @@ class EmulatedDriver:
         self, choice: int, a: int, b: int, c: int, d: int, workspace: int, stream: int
     ) -> None:
         """Put a product on a stream."""
-        chosen = self._cuda.found(choice, library_calls.ChosenProduct)
-        self._put(stream, "product_later", partial(self._multiply, chosen, (a, b, c, d), workspace))
+        matmul = self._cuda.found(choice, library_calls.ChosenProduct)
+        self._put(stream, "product_later", partial(self._multiply, matmul, (a, b, c, d), workspace))
 
     def _multiply(
         self, chosen: library_calls.ChosenProduct, places: tuple[int, int, int, int], workspace: int
@@ -344,17 +344,17 @@ class EmulatedDriver:
     def make_cudnn(self, call: CudnnCall, workspace_bytes: int) -> int:
         """Return a call of cuDNN that was checked."""
         with self._outside_capture("make_cudnn"):
-            chosen = library_calls.ChosenCall(
+            chosen_call = library_calls.ChosenCall(
                 library_calls.described_cudnn_call(call), workspace_bytes
             )
-            return self._cuda.keep(chosen)
+            return self._cuda.keep(chosen_call)
 
     def cudnn_later(
         self, choice: int, addresses: tuple[int, ...], workspace: int, stream: int
     ) -> None:
         """Put a call of cuDNN on a stream."""
-        chosen = self._cuda.found(choice, library_calls.ChosenCall)
-        run = partial(self._compute, chosen, addresses, workspace)
+        chosen_call = self._cuda.found(choice, library_calls.ChosenCall)
+        run = partial(self._compute, chosen_call, addresses, workspace)
         self._put(stream, "cudnn_later", run)
 
     def _compute(

@@ -66,8 +66,8 @@ class LibraryOperand:
         )
 
     def __str__(self) -> str:
-        wanted = f"should lie at a multiple of {self.alignment}"
-        return f"{self.name} of a library's call, which {wanted},"
+        rule = f"should lie at a multiple of {self.alignment}"
+        return f"{self.name} of a library's call, which {rule},"
 
 
 @contextmanager
@@ -142,20 +142,20 @@ class ChosenProduct:
 
     def operands(self, a: int, b: int, c: int, d: int) -> tuple[LibraryOperand, ...]:
         """Return what a call with these addresses reads and writes."""
-        product, found = self.product, []
+        product, parts = self.product, []
         sides = [("a", a, product.a), ("b", b, product.b), ("d", d, product.d)]
         sides += [("c", c, product.d)] if product.beta else []
         for name, address, layout in sides:
             size = layout.span_bytes(product.batch)
-            found.append(LibraryOperand(name, address, size, layout.alignment))
+            parts.append(LibraryOperand(name, address, size, layout.alignment))
         if product.bias:
             size = _bias(product).nbytes
-            found.append(LibraryOperand("bias", product.bias, size, product.bias_type.itemsize))
+            parts.append(LibraryOperand("bias", product.bias, size, product.bias_type.itemsize))
         if product.aux:
             aux = replace(product.d, column_stride=product.aux_stride, batch_stride=0)
             size = aux.span_bytes(1)
-            found.append(LibraryOperand("aux", product.aux, size, AUX_BYTES))
-        return tuple([operand for operand in found if operand.size_bytes])
+            parts.append(LibraryOperand("aux", product.aux, size, AUX_BYTES))
+        return tuple([operand for operand in parts if operand.size_bytes])
 
     def lies_over_itself(self, a: int, b: int, c: int, d: int) -> bool:
         """Whether the result lies over an operand other than c at the same place."""
@@ -300,25 +300,25 @@ def _scores(sdpa: SdpaCall, given: dict[str, Floats]) -> Floats:
 def computed_convolution(call: ConvCall, given: dict[str, Floats]) -> tuple[Floats, ...]:
     """Return the result of a call."""
     image, weight, y = call.roles
-    whole = np.zeros((*_grouped(image, call)[:3], *_spans(call)), np.float32)
-    inside: Any = (..., *[slice(p, p + n) for p, n in _places(call)])
+    padded = np.zeros((*_grouped(image, call)[:3], *_spans(call)), np.float32)
+    interior: Any = (..., *[slice(p, p + n) for p, n in _places(call)])
     by_group = np.zeros((call.groups, y.shape[1] // call.groups, *weight.shape[1:]), np.float32)
     rows = np.zeros(_grouped(y, call), np.float32)
-    for target, tensor in ((whole[inside], image), (by_group, weight), (rows, y)):
+    for target, tensor in ((padded[interior], image), (by_group, weight), (rows, y)):
         if tensor.name in given:
             target[...] = given[tensor.name].reshape(target.shape)
-    for tap, seen in _taps(call):
+    for tap, window in _taps(call):
         if call.names == CONV:
-            rows += np.einsum("ngc...,goc->ngo...", whole[seen], by_group[tap])
+            rows += np.einsum("ngc...,goc->ngo...", padded[window], by_group[tap])
         elif call.names == CONV_INPUT_GRAD:
-            whole[seen] += np.einsum("ngo...,goc->ngc...", rows, by_group[tap])
+            padded[window] += np.einsum("ngo...,goc->ngc...", rows, by_group[tap])
         else:
-            part = whole[seen]
+            part = padded[window]
             flat = [a.reshape(*a.shape[:3], -1) for a in (part, rows)]
             by_group[tap] = np.einsum("ngct,ngot->goc", *flat)
-    made = {image.name: whole[inside], weight.name: by_group, y.name: rows}
-    result = call.tensors[-1]
-    return (made[result.name].reshape(result.shape),)
+    arrays = {image.name: padded[interior], weight.name: by_group, y.name: rows}
+    output = call.tensors[-1]
+    return (arrays[output.name].reshape(output.shape),)
 
 
 def _grouped(tensor: CudnnTensor, call: ConvCall) -> tuple[int, ...]:
@@ -340,11 +340,11 @@ def _taps(call: ConvCall) -> Iterator[tuple[Any, Any]]:
     """Yield the index of each element of the kernel, and of what all windows see there."""
     _, weight, y = call.roles
     for tap in np.ndindex(*weight.shape[2:]):
-        seen = [
+        window = [
             slice(k * d, k * d + (n - 1) * s + 1, s)
             for k, d, n, s in zip(tap, call.dilation, y.shape[2:], call.strides, strict=True)
         ]
-        yield (..., *tap), (..., *seen)
+        yield (..., *tap), (..., *window)
 
 
 _ALIGNMENT = 16
@@ -387,16 +387,16 @@ class ChosenCall:
 
 def run_cudnn_call(call: CudnnCall, addresses: tuple[int, ...]) -> None:
     """Compute a call on tensors at these addresses."""
-    held = {
+    views = {
         tensor.name: (tensor.dtype, array_at(address, tensor.dtype, tensor.shape, tensor.strides))
         for tensor, address in zip(call.tensors, addresses, strict=True)
     }
     count = len(call.tensors) - call.num_results
-    given = {name: widened(held[name][1], held[name][0]) for name in call.names[:count]}
+    inputs = {name: widened(views[name][1], views[name][0]) for name in call.names[:count]}
     with np.errstate(invalid="ignore", over="ignore"):
         if isinstance(call, SdpaCall):
-            made = computed_attention(call, given)
+            results = computed_attention(call, inputs)
         else:
-            made = computed_convolution(call, given)
-    for name, values in zip(call.names[count:], made, strict=True):
-        store(held[name][1], values, held[name][0])
+            results = computed_convolution(call, inputs)
+    for name, values in zip(call.names[count:], results, strict=True):
+        store(views[name][1], values, views[name][0])

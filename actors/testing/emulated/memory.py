@@ -160,14 +160,14 @@ class StreamCapture:
 
     def wait(self, stream: int, event: int) -> None:
         """Let a stream wait for an event of this capture: so it joins."""
-        seen = self._seen.setdefault(stream, {stream: 0})
+        counts = self._seen.setdefault(stream, {stream: 0})
         for other, count in self._records[event].items():
-            seen[other] = max(seen.get(other, 0), count)
+            counts[other] = max(counts.get(other, 0), count)
 
     def graph(self) -> tuple[Launch, ...]:
         """Return all that was kept. Raises CudaError where a stream was not waited for."""
-        seen = self._seen[self.origin]
-        unjoined = [s for s, own in self._seen.items() if seen.get(s, -1) < own[s]]
+        counts = self._seen[self.origin]
+        unjoined = [s for s, own_counts in self._seen.items() if counts.get(s, -1) < own_counts[s]]
         if unjoined:
             raise CudaError(
                 f"{len(unjoined)} of the streams captured were not waited for before the end",
@@ -186,10 +186,10 @@ class Captures:
 
     def of_stream(self, stream: int) -> StreamCapture | None:
         """Return the capture that a stream is in. Raises CudaError where that is broken."""
-        found = next((c for c in self._current if c.has_stream(stream)), None)
-        if found is not None and found.is_broken:
+        capture = next((c for c in self._current if c.has_stream(stream)), None)
+        if capture is not None and capture.is_broken:
             _refuse("a call before broke the capture", INVALIDATED, "capture")
-        return found
+        return capture
 
     def refuse_while_capturing(self, call: str) -> None:
         """Raise CudaError, and break the capture, where this thread captures something."""
@@ -222,23 +222,23 @@ class Captures:
 
     def wait(self, stream: int, event: int, otherwise: Callable[[], None], *, is_new: bool) -> None:
         """Let a stream wait for an event, where capturing allows it; `is_new`: never recorded."""
-        own = self.of_stream(stream)
+        own_capture = self.of_stream(stream)
         if event in self._old_events:
             self.refuse_event(event, "wait")
-        theirs = next((c for c in self._current if c.has_event(event)), None)
-        if theirs is not None and theirs.is_broken:
+        event_capture = next((c for c in self._current if c.has_event(event)), None)
+        if event_capture is not None and event_capture.is_broken:
             _refuse("a call before broke the capture", INVALIDATED, "wait")
-        if theirs is None:
-            if own is None:
+        if event_capture is None:
+            if own_capture is None:
                 otherwise()
             elif not is_new:
-                own.is_broken = True
+                own_capture.is_broken = True
                 _refuse("a captured stream waits for what is not captured", ISOLATION, "wait")
             return
-        if own is not None and own is not theirs:
-            own.is_broken = theirs.is_broken = True
+        if own_capture is not None and own_capture is not event_capture:
+            own_capture.is_broken = event_capture.is_broken = True
             _refuse("a stream would be in two captures", MERGE, "wait")
-        theirs.wait(stream, event)
+        event_capture.wait(stream, event)
 
     def begin(self, stream: int) -> None:
         """Begin to capture a stream."""
@@ -248,16 +248,16 @@ class Captures:
 
     def end(self, stream: int) -> tuple[Launch, ...]:
         """Return what was captured; the capture is over, whatever this raises."""
-        found = next((c for c in self._current if c.has_stream(stream)), None)
-        if found is None or found.origin != stream:
+        capture = next((c for c in self._current if c.has_stream(stream)), None)
+        if capture is None or capture.origin != stream:
             _refuse("no capture was begun on this stream", UNMATCHED, "end_capture")
-        if found.thread != threading.get_ident():
+        if capture.thread != threading.get_ident():
             _refuse("another thread has begun the capture", WRONG_THREAD, "end_capture")
-        self._current.remove(found)
-        self._old_events.update(found._records)
-        if found.is_broken:
+        self._current.remove(capture)
+        self._old_events.update(capture._records)
+        if capture.is_broken:
             _refuse("a call before broke the capture", INVALIDATED, "end_capture")
-        return found.graph()
+        return capture.graph()
 
 
 def _refuse(message: str, code: int, call: str) -> NoReturn:
