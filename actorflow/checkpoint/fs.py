@@ -224,10 +224,10 @@ def write_all(fs: Fs, fd: int, data: memoryview) -> None:
     """Write every byte of `data` (a view of bytes), however short the single writes are."""
     while data:
         # Linux writes at most 2 GiB at a call, and other systems fail above that.
-        taken = fs.write(fd, data[:MAX_IO_BYTES])
-        if taken <= 0:
+        count = fs.write(fd, data[:MAX_IO_BYTES])
+        if count <= 0:
             raise OSError(errno.EIO, "a write took no bytes")
-        data = data[taken:]
+        data = data[count:]
 
 
 def read_up_to(fs: Fs, fd: int, buffer: memoryview) -> int:

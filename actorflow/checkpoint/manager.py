@@ -395,15 +395,15 @@ class CheckpointManager(CheckpointReader):
         reading it would hold up the save.
         """
         try:
-            found = self.manifest(draft.step)
+            manifest = self.manifest(draft.step)
             # Cheapest first: facts and types of the manifest, then hashes of the arrays, then the
             # files.
             is_same = (
-                _resume_facts(found) == _resume_facts(draft)
-                and len(found.files) == len(shards)
+                _resume_facts(manifest) == _resume_facts(draft)
+                and len(manifest.files) == len(shards)
                 and {t.name: t for shard in shards for t in shard.tensors}
-                == {t.name: replace(t, xxh3_128="") for t in found.tensors}
-                and all([t.xxh3_128 == tensor_hash(arrays[t.name]) for t in found.tensors])
+                == {t.name: replace(t, xxh3_128="") for t in manifest.tensors}
+                and all([t.xxh3_128 == tensor_hash(arrays[t.name]) for t in manifest.tensors])
             )
             if is_same:
                 self.verify(draft.step)
@@ -419,10 +419,10 @@ class CheckpointManager(CheckpointReader):
         try:
             # Newer steps are not counted: after a fall-back they are damaged, and must not push out
             # the one just saved.
-            done = [s for s in self.steps() if s <= step]
+            steps = [s for s in self.steps() if s <= step]
             # The newest without NaN stays although it may be older than `keep_last`.
             sound = self.newest_sound(step)
-            victims = [step_name(s) for s in done[: -self._keep_last] if s != sound]
+            victims = [step_name(s) for s in steps[: -self._keep_last] if s != sound]
             victims += [n for n in fs.listdir(directory) if aside_step_of(n) is not None]
             leftovers = [n for n in fs.listdir(directory) if is_leftover(n)]
             discard(fs, directory, victims)
@@ -446,7 +446,7 @@ def _versions() -> dict[str, str]:
     from importlib import metadata  # 16 ms that only a save needs
 
     try:
-        own = metadata.version("actorflow")
+        version = metadata.version("actorflow")
     except metadata.PackageNotFoundError:
-        own = "source tree"
-    return {"actorflow": own, "numpy": np.__version__, "python": platform.python_version()}
+        version = "source tree"
+    return {"actorflow": version, "numpy": np.__version__, "python": platform.python_version()}

@@ -59,10 +59,10 @@ class Manifest:
     def shards(self) -> tuple[tuple[FileEntry, ShardSpec], ...]:
         """Return each file with its tensors."""
         # Files first, so that one without tensors is there as well.
-        held: dict[str, list[TensorEntry]] = {file.name: [] for file in self.files}
+        tensors: dict[str, list[TensorEntry]] = {file.name: [] for file in self.files}
         for tensor in self.tensors:
-            held[tensor.file].append(tensor)
-        return tuple((file, ShardSpec(file.name, tuple(held[file.name]))) for file in self.files)
+            tensors[tensor.file].append(tensor)
+        return tuple((file, ShardSpec(file.name, tuple(tensors[file.name]))) for file in self.files)
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -148,10 +148,10 @@ def plain_json(value: object, where: str, depth: int = 0) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a key occurs twice in one object")
-    return found
+    return fields
 
 
 def _refuse_constant(text: str) -> None:
@@ -291,17 +291,17 @@ class Expected:
 
     def check(self, manifest: Manifest) -> None:
         """Raise CheckpointUnfit when the tensors of a manifest are others."""
-        found = {t.name: f"{t.dtype}{list(t.shape)}" for t in manifest.tensors}
-        missing = [n for n in self.tensors if n not in found and n not in self.optional]
-        unknown = [n for n in found if n not in self.tensors and n not in self.optional]
+        types = {t.name: f"{t.dtype}{list(t.shape)}" for t in manifest.tensors}
+        missing = [n for n in self.tensors if n not in types and n not in self.optional]
+        unknown = [n for n in types if n not in self.tensors and n not in self.optional]
         if missing or unknown:
             raise CheckpointUnfit(
                 f"it lacks {_listed(missing)} and has {_listed(unknown)} too many; another model"
                 " or optimizer wrote it"
             )
         for name, expected in self.tensors.items():
-            if found.get(name, expected) != expected:
-                raise CheckpointUnfit(f"{name!r} is {found[name]} there, {expected} here")
+            if types.get(name, expected) != expected:
+                raise CheckpointUnfit(f"{name!r} is {types[name]} there, {expected} here")
 
     def check_values(self, manifest: Manifest, tensors: Mapping[str, Array]) -> None:
         """Raise CheckpointUnfit when the state is not that of the manifest's step."""

@@ -136,10 +136,10 @@ class CheckpointReader:
 
     def newest_sound(self, step: int) -> int | None:
         """Return the newest step up to one whose manifest says that it holds no NaN, or None."""
-        for found in reversed([s for s in self.steps() if s <= step]):
+        for candidate in reversed([s for s in self.steps() if s <= step]):
             try:
-                if not self.manifest(found).has_nan:
-                    return found
+                if not self.manifest(candidate).has_nan:
+                    return candidate
             except CheckpointDamaged:
                 continue
         return None

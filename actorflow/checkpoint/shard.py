@@ -241,8 +241,8 @@ def read_shard(
         OSError: the file is missing, not regular, or cannot be read.
     """
     path = directory / spec.name
-    whole = xxhash.xxh3_128()
-    kept: dict[str, Array] = {}
+    file_hash = xxhash.xxh3_128()
+    arrays: dict[str, Array] = {}
     fd = fs.open_read(directory, spec.name)
     try:
         # By the descriptor: the name may lead to another file by now.
@@ -256,39 +256,39 @@ def read_shard(
         header = bytearray(len(expected))
         if read_up_to(fs, fd, memoryview(header)) < len(header) or header != expected:
             raise CheckpointDamaged(f"{path}: its header does not match the manifest")
-        whole.update(header)
+        file_hash.update(header)
         scratch = None if is_kept else memoryview(bytearray(min(CHUNK_BYTES, size_bytes)))
         for tensor in spec.in_file_order():
             if scratch is None:
                 array: Array = np.empty(tensor.shape, tensor.dtype)
-                kept[tensor.name] = array
-                found = _read_tensor(fs, fd, tensor, whole, _bytes_of(array.reshape(-1)))
+                arrays[tensor.name] = array
+                digest = _read_tensor(fs, fd, tensor, file_hash, _bytes_of(array.reshape(-1)))
             else:
-                found = _read_tensor(fs, fd, tensor, whole, scratch)
-            if found != tensor.xxh3_128:
+                digest = _read_tensor(fs, fd, tensor, file_hash, scratch)
+            if digest != tensor.xxh3_128:
                 raise CheckpointDamaged(f"{path}: the bytes of tensor {tensor.name!r} are damaged")
     finally:
         fs.close(fd)
-    if whole.hexdigest() != file.xxh3_128:
-        raise CheckpointDamaged(f"{path}: its hash is {whole.hexdigest()}, not {file.xxh3_128}")
-    return kept
+    if file_hash.hexdigest() != file.xxh3_128:
+        raise CheckpointDamaged(f"{path}: its hash is {file_hash.hexdigest()}, not {file.xxh3_128}")
+    return arrays
 
 
 def _read_tensor(fs: Fs, fd: int, tensor: TensorEntry, whole: Any, buffer: memoryview) -> str:
     # The buffer is the tensor itself, filled front to back, or a chunk that is used again and
     # again.
     hasher = xxhash.xxh3_128()
-    left = tensor.size_bytes
-    is_whole_tensor = len(buffer) == left
-    done = 0
-    while left:
-        start = done if is_whole_tensor else 0
-        part = buffer[start : start + min(CHUNK_BYTES, left)]
-        came = read_up_to(fs, fd, part)
-        whole.update(part[:came])
-        hasher.update(part[:came])
-        if came < len(part):
+    bytes_left = tensor.size_bytes
+    is_whole_tensor = len(buffer) == bytes_left
+    bytes_done = 0
+    while bytes_left:
+        start = bytes_done if is_whole_tensor else 0
+        part = buffer[start : start + min(CHUNK_BYTES, bytes_left)]
+        count = read_up_to(fs, fd, part)
+        whole.update(part[:count])
+        hasher.update(part[:count])
+        if count < len(part):
             break  # the file shrank while it was read: the hash will tell
-        left -= came
-        done += came
+        bytes_left -= count
+        bytes_done += count
     return str(hasher.hexdigest())

@@ -51,10 +51,10 @@ class Finding:
 
 def main() -> int:
     """Print the report. Return 0 if all is well, 1 if a line says what to mend."""
-    found = findings(os.environ, examine(os.environ))
-    for finding in found:
+    report = findings(os.environ, examine(os.environ))
+    for finding in report:
         sys.stdout.write(f"{finding}\n")
-    return 1 if any(finding.is_warning for finding in found) else 0
+    return 1 if any(finding.is_warning for finding in report) else 0
 
 
 def findings(environ: Mapping[str, str], host: Host) -> list[Finding]:
@@ -106,11 +106,11 @@ def _blas_findings(environ: Mapping[str, str], host: Host) -> Iterator[Finding]:
     if not names or free is None or free.num_threads is None or blas.num_threads is None:
         return
     if blas.num_threads != free.num_threads:
-        given = ", ".join(f"{name}={environ[name]}" for name in names)
+        settings = ", ".join(f"{name}={environ[name]}" for name in names)
         change = "holds" if blas.num_threads < free.num_threads else "drives"
         yield Finding(
             "blas",
-            f"{given} {change} numpy to {num_threads}; without it numpy takes"
+            f"{settings} {change} numpy to {num_threads}; without it numpy takes"
             f" {_threads(free.num_threads)}",
             f"unset {' '.join(names)}, unless several processes share the machine on purpose",
         )

@@ -290,8 +290,8 @@ def _listed(row: CheckpointRow) -> str:
 
 def _verify(options: argparse.Namespace) -> int:
     manager, step = _chosen(options.directory)
-    asked = step if options.step is None else options.step
-    steps = list(manager.steps()) if asked is None else [asked]
+    only_step = step if options.step is None else options.step
+    steps = list(manager.steps()) if only_step is None else [only_step]
     if not steps:
         print(f"no checkpoints in {options.directory}")
         return 1

@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
     settings = Settings.from_env(os.environ)
     _open_standard_files()
     command = (options.file, *options.rest)
-    asked = RankLaunch(command, options.ranks, settings.rank_seconds, options.grace)
-    return launch(asked, os.environ)
+    rank_launch = RankLaunch(command, options.ranks, settings.rank_seconds, options.grace)
+    return launch(rank_launch, os.environ)
 
 
 def _open_standard_files() -> None:
@@ -104,8 +104,8 @@ def tell_error(error: Exception) -> None:
         sys.excepthook(type(error), error.with_traceback(trace), trace)
     else:
         for cause in _causes(error):
-            shown = cause.with_traceback(_without_ours(cause.__traceback__))
-            traceback.print_exception(shown, chain=False)
+            exception = cause.with_traceback(_without_ours(cause.__traceback__))
+            traceback.print_exception(exception, chain=False)
         print(f"actorflow: {error}{_leading_line(error, trace)}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
             print(note, file=sys.stderr)

@@ -54,12 +54,12 @@ def _leave(member: RankClient) -> None:
 
 
 def _failed(member: RankClient, error: Exception) -> int:
-    shown = io.StringIO()
-    with contextlib.redirect_stderr(shown):
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
         tell_error(error)
     # Printed here only if the launcher has not heard it, so that the error is shown once.
-    if not member.fail(error, shown=shown.getvalue()) and sys.stderr is not None:
-        sys.stderr.write(shown.getvalue())
+    if not member.fail(error, shown=stderr.getvalue()) and sys.stderr is not None:
+        sys.stderr.write(stderr.getvalue())
     return 1
 
 

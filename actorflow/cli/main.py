@@ -98,11 +98,11 @@ def whose_plan(request: CompileRequest) -> str:
     line = f"rank {ranks.rank} of {ranks.count}"
     if request.evaluation is not None and ranks.count > _MOST_ONE_BY_ONE:
         return line
-    told = classes_of_ranks(request)
-    own, count = told.count(told[ranks.rank]), len({*told})
+    classes = classes_of_ranks(request)
+    class_size, count = classes.count(classes[ranks.rank]), len({*classes})
     if count == 1:
         return f"{line}, all of which have this plan"
-    alike = f"{own} ranks have" if own > 1 else "it alone has"
+    alike = f"{class_size} ranks have" if class_size > 1 else "it alone has"
     return f"{line}: {alike} this plan, one of {count} classes of ranks"
 
 
@@ -203,17 +203,17 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     if arguments[:1] == ["bench"]:  # has a parser of its own, which is not loaded before
         return argparse.Namespace(command=_bench, rest=arguments[1:])
     parser = _parser()
-    own, rest = _split(arguments)
-    if own[:1] in (["plan"], ["simulate"]):
-        check_no_launch(own, parser)
-    options, unknown = parser.parse_known_args(own)
+    own_arguments, rest = _split(arguments)
+    if own_arguments[:1] in (["plan"], ["simulate"]):
+        check_no_launch(own_arguments, parser)
+    options, unknown = parser.parse_known_args(own_arguments)
     takes_script = options.command in (_plan, _simulate) and not _is_plan_file(options.file)
     if unknown and not takes_script:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.rest = [*unknown, *rest]
     for name in _PATHS:
-        if isinstance(given := getattr(options, name, None), str):
-            setattr(options, name, user_path(given))  # a shell leaves --save=~/x as it is
+        if isinstance(path := getattr(options, name, None), str):
+            setattr(options, name, user_path(path))  # a shell leaves --save=~/x as it is
     return options
 
 
@@ -278,8 +278,8 @@ def _set_device(options: argparse.Namespace) -> None:
 
     Names are checked here: whoever reads them again knows the variable, and not the option.
     """
-    given = {"device": options.device, "gpu": options.gpu}
-    for name, value in given.items():
+    choices = {"device": options.device, "gpu": options.gpu}
+    for name, value in choices.items():
         if value is not None and _is_plan_file(options.file):
             raise CompileError(
                 f"--{name} {value} is for scripts, and {options.file} is a plan, which is"
@@ -288,7 +288,7 @@ def _set_device(options: argparse.Namespace) -> None:
     devices = () if options.device is None else devices_named(options.device, "--device")
     if options.gpu is not None:
         check_gpu(options.gpu, devices, "--gpu")
-    os.environ.update({f"ACTORFLOW_{n.upper()}": v for n, v in given.items() if v is not None})
+    os.environ.update({f"ACTORFLOW_{n.upper()}": v for n, v in choices.items() if v is not None})
     Settings.from_env(os.environ)  # raises for another variable that means nothing
 
 
@@ -303,15 +303,15 @@ def _run(options: argparse.Namespace) -> int:
         raise CompileError("a plan file needs --text FILE and --steps N to be trained")
     types, lines = batch_fields(plan)
     if set(types) != {"x", "y"} or len(types["x"].shape) != 2:
-        wanted = ", ".join(f"{n}: {t} ({lines[n]})" for n, t in types.items())
+        fields = ", ".join(f"{n}: {t} ({lines[n]})" for n, t in types.items())
         raise CompileError(
-            f"{options.file} wants the batch {wanted}; --text gives x and y of shape [batch, seq]."
+            f"{options.file} wants the batch {fields}; --text gives x and y of shape [batch, seq]."
             " Use actorflow.Runner(Plan.load(...)).fit(data, ...) with a source of your own"
         )
     batch, seq = types["x"].shape
-    data = Tokens.from_files(options.text, seq=seq, batch=batch, seed=options.seed)
+    tokens = Tokens.from_files(options.text, seq=seq, batch=batch, seed=options.seed)
     runner = Runner(plan, seed=options.seed)
-    result = runner.fit(data, steps=options.steps, checkpoint=options.checkpoint)
+    result = runner.fit(tokens, steps=options.steps, checkpoint=options.checkpoint)
     print(f"{result.last_step} steps done")
     return 0
 
@@ -336,8 +336,8 @@ def _plan(options: argparse.Namespace) -> int:
     rank = asked_rank(options, is_plan_file=_is_plan_file(options.file))
     plan, store_all, request = _plans_of(options.file, options.rest, rank)
     settings = Settings.from_env(os.environ)
-    if gpu_of(plan) and (said := device_notice(plan, settings)):
-        print(said)
+    if gpu_of(plan) and (notice := device_notice(plan, settings)):
+        print(notice)
     if request is not None and (whose := whose_plan(request)):
         print(whose)
     print("\n".join(print_plan(plan) if options.full else summarise(plan)))

@@ -117,18 +117,18 @@ def map_memory(plan: Plan, arena: int = 0) -> MemoryMap:
     """Return the boxes of one arena of a plan. O(registers + operands of launches)."""
     launches = chain_launches(plan)
     writer, readers = _accesses(plan, launches)
-    of = memory_categories(plan)
+    categories = memory_categories(plan)
     boxes: list[Box] = []
     for register in plan.registers:
         if register.arena != arena or not register.size_bytes:
             continue
-        made = writer.get(register.id)
-        read = readers.get(register.id, ())
-        kind = _OF_SHARE.get(of[register.id]) or _temporary(launches, made, read)
+        write = writer.get(register.id)
+        reads = readers.get(register.id, ())
+        kind = _OF_SHARE.get(categories[register.id]) or _temporary(launches, write, reads)
         begin, end = register.interval
         for slot, offset in enumerate(register.offsets_bytes):
             name = f"{register.name}[{slot}]" if register.num_slots > 1 else register.name
-            boxes.append(Box(name, kind, offset, register.size_bytes, begin, end, made))
+            boxes.append(Box(name, kind, offset, register.size_bytes, begin, end, write))
     times, live = live_bytes(
         [box.begin for box in boxes], [box.end for box in boxes], [box.size_bytes for box in boxes]
     )

@@ -123,9 +123,9 @@ def check_network(options: argparse.Namespace) -> None:
         ("--straggler", options.straggler, "1 or more", 1 <= options.straggler < math.inf),
         ("--spread", options.spread, "0 or more", 0 <= options.spread < math.inf),
     )
-    for name, value, wanted, is_good in expected:
+    for name, value, rule, is_good in expected:
         if not is_good:
-            raise CompileError(f"{name} must be {wanted}, got {value}")
+            raise CompileError(f"{name} must be {rule}, got {value}")
     if options.uplink is not None and not options.per_rack:
         raise CompileError(
             f"--uplink {options.uplink:g} is that of racks, and there are none; say how many hosts"
@@ -150,8 +150,8 @@ class _PricedNet(nn.Module):
         self.inner = nn.Linear(_HIDDEN, _HIDDEN)
 
     def __call__(self, x: Tensor) -> Tensor:
-        made: Tensor = self.down(functional.relu(self.inner(functional.relu(self.up(x)))))
-        return made
+        y: Tensor = self.down(functional.relu(self.inner(functional.relu(self.up(x)))))
+        return y
 
 
 def measure_costs(settings: Settings) -> RunCosts:
@@ -216,11 +216,11 @@ def cached_costs(folder: Path, name: str, settings: Settings, *, is_fresh: bool)
     A line says where they are damaged, and so measured anew.
     """
     path = folder / f"run-costs-{name}.json"
-    found = (
+    stored_costs = (
         None if is_fresh else load_measurements(path, _decoded, "what a run costs is measured anew")
     )
-    if found is not None:
-        return found
+    if stored_costs is not None:
+        return stored_costs
     costs = measure_costs(settings)
     with contextlib.suppress(OSError):  # that the folder cannot be written, the rates have said
         replace_object(path, asdict(costs))
@@ -266,19 +266,19 @@ def calibration(settings: Settings, *, is_fresh: bool = False) -> Calibration:
     enable_native(settings)
     # What is measured must be what runs have, and its name may not depend on what ran before.
     openblas.use_threads(1 if runtime.is_enabled() else settings.threads)
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     measure = stopwatch(time.perf_counter_ns)
     measure_c = stopwatch_c(time.perf_counter_ns) if runtime.is_enabled() else None
     if settings.cache is None:
         return Calibration(calibrate(measure, measure_c), measure_costs(settings))
     machine = f"{processor()} {os.cpu_count()} {openblas.loaded_blas()} {runtime.fingerprint()}"
     folder = settings.cache / "rates"
-    known = set(folder.glob("*.json")) if folder.is_dir() else set()
+    files = set(folder.glob("*.json")) if folder.is_dir() else set()
     rates = cached_rates(folder, machine, measure, measure_c=measure_c, is_fresh=is_fresh)
     name = hashlib.blake2b(machine.encode(), digest_size=8).hexdigest()
     costs = cached_costs(folder, name, settings, is_fresh=is_fresh)
-    if is_fresh or not folder.is_dir() or set(folder.glob("*.json")) != known:
-        seconds = time.perf_counter() - begun
+    if is_fresh or not folder.is_dir() or set(folder.glob("*.json")) != files:
+        seconds = time.perf_counter() - start_s
         logger.info("this machine was measured in %.1f s; kept in %s", seconds, folder)
     return Calibration(rates, costs)
 
@@ -325,7 +325,7 @@ def run(plan: Plan, options: argparse.Namespace, request: CompileRequest | None 
     """
     devices = _devices(plan, options)
     _check(plan, devices, options)
-    prices, host, found = None, None, None
+    prices, host, machine = None, None, None
     gpu = gpu_of(plan)
     if options.calibrate and gpu:
         raise CompileError(
@@ -334,14 +334,14 @@ def run(plan: Plan, options: argparse.Namespace, request: CompileRequest | None 
         )
     if options.calibrate is not False and not gpu:
         settings = Settings.from_env(os.environ)
-        found = calibration(settings, is_fresh=bool(options.calibrate))
-        prices, host = priced(plan, found)
+        machine = calibration(settings, is_fresh=bool(options.calibrate))
+        prices, host = priced(plan, machine)
     ranks: RanksRun | None = None
     classes: list[dict[str, Any]] = []
     if _meets(plan):
         # Ranks by their number have a batch each, of one size: what one has all have.
         plans = _ranks(plan, devices, request if options.devices is None else None)
-        own = None if found is None else [priced(one, found)[0] for one in plans.plans]
+        local_ns = None if machine is None else [priced(one, machine)[0] for one in plans.plans]
         ranks = simulate_ranks(
             plans,
             options.steps,
@@ -349,21 +349,21 @@ def run(plan: Plan, options: argparse.Namespace, request: CompileRequest | None 
             spread=spread_of(options),
             jitter=options.jitter,
             seed=options.seed,
-            durations_ns=own,
+            durations_ns=local_ns,
         )
-        result, plan = ranks.slowest, plans.plans[plans.class_of[ranks.slowest_rank]]
+        simulated, plan = ranks.slowest, plans.plans[plans.class_of[ranks.slowest_rank]]
         classes = _classes(plans)
     else:
-        result = simulate(
+        simulated = simulate(
             plan, options.steps, prices, seed=options.seed, jitter=options.jitter, host=host
         )
     names = tuple([stream.name for stream in plan.streams])
     if options.trace:
         write_chrome_trace(
-            options.trace, result.rows, result.table, stream_names=names, has_arrows=True
+            options.trace, simulated.rows, simulated.table, stream_names=names, has_arrows=True
         )
     rates = f"the description of {gpu}" if gpu else "estimated" if prices is None else "measured"
-    report = _report(plan.name, names, result, ranks, rates) | {"classes": classes}
+    report = _report(plan.name, names, simulated, ranks, rates) | {"classes": classes}
     print(json.dumps(report, indent=1) if options.json else "\n".join(_lines(report)))
     return 0
 
@@ -380,9 +380,9 @@ def check_options(options: argparse.Namespace) -> None:
         ("--steps", options.steps, "1 or more", options.steps >= 1),
         ("--jitter", options.jitter, "0 or more and below 1", 0 <= options.jitter < 1),
     )
-    for name, value, wanted, is_good in expected:
+    for name, value, rule, is_good in expected:
         if not is_good:
-            raise CompileError(f"{name} must be {wanted}, got {value}")
+            raise CompileError(f"{name} must be {rule}, got {value}")
     check_network(options)
 
 
@@ -527,9 +527,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
             f" | {ranks['efficiency']:.1%} | {ranks['exposed_ms']:,.2f} | {ranks['late_ms']:,.2f}"
             f" | {ranks['wire_mb']:,.2f} |",
         ]
-    for number, own in enumerate(report["classes"] if len(report["classes"]) > 1 else ()):
+    for number, row in enumerate(report["classes"] if len(report["classes"]) > 1 else ()):
         lines.append(
-            f"  class {number}: {own['ranks']:,} ranks, the first of them {own['first']};"
-            f" {own['launches']:,} launches, {own['arena_mib']:,.1f} MiB"
+            f"  class {number}: {row['ranks']:,} ranks, the first of them {row['first']};"
+            f" {row['launches']:,} launches, {row['arena_mib']:,.1f} MiB"
         )
     return lines

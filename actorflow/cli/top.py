@@ -120,9 +120,9 @@ def render(status: Status, width: int, notes: str = "") -> list[str]:
 
 def _head(status: Status, notes: str) -> str:
     total = "" if status.total_steps is None else f"/{status.total_steps}"
-    done = f" ({status.step / status.total_steps:.0%})" if status.total_steps else ""
+    percent = f" ({status.step / status.total_steps:.0%})" if status.total_steps else ""
     state = f"{status.state}, {notes}" if notes else status.state
-    return f"{status.job}  step {status.step}{total}{done}  {state}  pid {status.pid}"
+    return f"{status.job}  step {status.step}{total}{percent}  {state}  pid {status.pid}"
 
 
 def _facts(status: Status) -> str:

@@ -72,22 +72,22 @@ def check_launches(plan: Plan, *, is_run: bool = True) -> None:
     one question to op and kernel per distinct launch.
     """
     prover = _Prover(plan, _kernels_by_device(plan, is_run=is_run), _packed(plan), is_run)
-    known = {op.name for op in all_ops()}
+    op_names = {op.name for op in all_ops()}
     for actor in plan.actors:
         if actor.launches and actor.kind not in _RUNNING:
             raise PlanFormatError(f"actor {actor.name!r} ({actor.kind.value}) cannot run here")
         meets = actor.kind is ActorKind.COMM
-        made = {port.register for port in actor.outputs}
-        taken = {port.register for port in actor.inputs}
+        outputs = {port.register for port in actor.outputs}
+        inputs = {port.register for port in actor.inputs}
         for index, launch in enumerate(actor.launches):
-            if not is_run and launch.op not in known:
+            if not is_run and launch.op not in op_names:
                 continue
             try:
                 if is_comm.get(_op_of(launch)) is not meets:
                     raise PlanFormatError(
                         f"names an op that belongs in no actor of kind {actor.kind.value}"
                     )
-                prover.check(launch, plan.streams[actor.stream].device, made, taken)
+                prover.check(launch, plan.streams[actor.stream].device, outputs, inputs)
             except PlanFormatError as error:
                 raise PlanFormatError(_where(plan, actor, index, launch) + str(error)) from None
 
@@ -105,10 +105,10 @@ def _kernels_by_device(plan: Plan, *, is_run: bool) -> dict[Device, Mapping[str,
 def _packed(plan: Plan) -> dict[RegisterId, RegisterId]:
     """Return packed register -> register of its variable, for variables that no step writes."""
     # before == after: no step writes the variable, so what a launch keeps of it stays right.
-    found = {v.name: v for v in plan.state if v.before == v.after}
-    of = {v.view: found.get(str(dict(v.init).get("of"))) for v in plan.variables}
-    views, kept = plan.views, [v.view for v in plan.variables if v.role == PACKED]
-    return {views[k].register: views[v.view].register for k in kept if (v := of[k]) is not None}
+    frozen = {v.name: v for v in plan.state if v.before == v.after}
+    base = {v.view: frozen.get(str(dict(v.init).get("of"))) for v in plan.variables}
+    views, packed = plan.views, [v.view for v in plan.variables if v.role == PACKED]
+    return {views[k].register: views[v.view].register for k in packed if (v := base[k]) is not None}
 
 
 def _where(plan: Plan, actor: Actor, index: int, launch: Launch) -> str:
@@ -246,14 +246,14 @@ def _needs(
     inputs: Views,
     outputs: Views,
 ) -> KernelNeeds | None:
-    wanted, given = (COPY.name, {}) if op is COPY_TO else (op.name, attrs)
-    if kernel is None or kernel.op not in (wanted, kernel_op.get(op) or wanted):
+    op_name, op_attrs = (COPY.name, {}) if op is COPY_TO else (op.name, attrs)
+    if kernel is None or kernel.op not in (op_name, kernel_op.get(op) or op_name):
         computes = "no such kernel" if kernel is None else f"a kernel of {kernel.op}"
         raise PlanFormatError(f"names {launch.kernel!r}, which is {computes} here")
     try:
         return catalogue.needs_of(
             kernel,
-            MappingProxyType(dict(given)),
+            MappingProxyType(dict(op_attrs)),
             tuple([_operand(view) for view in inputs]),
             tuple([_operand(view) for view in outputs]),
         )
@@ -305,13 +305,13 @@ def _check_meeting(
 
 def _check_types(op: Op, attrs: Attrs, inputs: Views, outputs: Views) -> None:
     types = tuple([view.type for view in inputs])
-    made = tuple([view.type for view in outputs])
+    output_types = tuple([view.type for view in outputs])
     try:
         expected = infer_type.get(op)(types, attrs)
     except _FOREIGN as error:
         raise PlanFormatError(f"does not fit its op: {_reason(error)}") from None
-    if expected != made:
-        raise PlanFormatError(f"makes {_listed(expected)}, the plan has {_listed(made)}")
+    if expected != output_types:
+        raise PlanFormatError(f"makes {_listed(expected)}, the plan has {_listed(output_types)}")
 
 
 def _check_scratch(scratch: View | None, needed: int) -> None:
@@ -332,18 +332,18 @@ def _check_bytes(inputs: Views, outputs: Views, scratch: View | None, pairs: Pai
     Two registers that are used by one launch live at once, so they share none
     (`compiler.verify.verify`).
     """
-    written = outputs if scratch is None else (*outputs, scratch)
-    registers = {view.register for view in written}
-    if _lie_in_turn(written) and not {v.register for v in inputs} & registers:
+    targets = outputs if scratch is None else (*outputs, scratch)
+    registers = {view.register for view in targets}
+    if _lie_in_turn(targets) and not {v.register for v in inputs} & registers:
         return
-    for position, view in enumerate(written):
-        for other in written[:position]:
+    for position, view in enumerate(targets):
+        for other in targets[:position]:
             if _is_shared(view, other):
                 raise PlanFormatError(f"writes the same bytes twice, the second as {view.type}")
-        for index, given in enumerate(inputs):
-            if not _is_shared(view, given):
+        for index, operand in enumerate(inputs):
+            if not _is_shared(view, operand):
                 continue
-            is_whole = _is_dense(given) and given.extent == view.extent
+            is_whole = _is_dense(operand) and operand.extent == view.extent
             if (position, index) not in pairs or not is_whole:
                 raise PlanFormatError(f"writes output {position} over bytes of its input {index}")
 

@@ -76,13 +76,13 @@ def check_fits(plan: Plan, hardware: Hardware, make: Callable[[int], object]) ->
 
 def _overfull(plan: Plan, hardware: Hardware) -> list[tuple[Device, int, int]]:
     """Return the devices that a plan is too large for, with what it needs and what is there."""
-    found: list[tuple[Device, int, int]] = []
+    overfull: list[tuple[Device, int, int]] = []
     for device, target in zip(hardware.devices, hardware.targets, strict=True):
         # Several arenas may lie in one place. 0 bytes: the host's memory is asked at load.
-        needed = sum([a.size_bytes for a in plan.arenas if a.place == device.place])
-        if needed > target.memory_bytes > 0:
-            found.append((device, needed, target.memory_bytes))
-    return found
+        needed_bytes = sum([a.size_bytes for a in plan.arenas if a.place == device.place])
+        if needed_bytes > target.memory_bytes > 0:
+            overfull.append((device, needed_bytes, target.memory_bytes))
+    return overfull
 
 
 def _mend(make: Callable[[int], object], there: int) -> str:
@@ -241,16 +241,16 @@ def _foreign_gradients(graph: Graph) -> list[str]:
 
     They are functions over tensors, of any file, and read what they like.
     """
-    found: list[str] = []
+    hashes: list[str] = []
     # Without updates nothing is differentiated, so no gradient is part of the plan.
     for node in graph.nodes if graph.updates else ():
         if not gradient.has(node.op) or gradient.where(node.op).startswith(_OURS):
             continue
         if definition.has(node.op):
             continue
-        emitted, made = gradient_alone(node, [graph.types[v] for v in node.inputs])
-        found += [f"{hash_graph(emitted)} {made}", *plugin_programs(emitted)]
-    return found
+        backward, results = gradient_alone(node, [graph.types[v] for v in node.inputs])
+        hashes += [f"{hash_graph(backward)} {results}", *plugin_programs(backward)]
+    return hashes
 
 
 # Once a process: sources that are edited later are not those that were imported.

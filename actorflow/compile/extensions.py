@@ -86,26 +86,26 @@ def kernel(cls: K) -> K:
     if not isinstance(cls, type):
         raise ValueError(f"af.kernel stands above a class that it can call, got {cls!r:.60}")
     try:
-        made = cls()
+        new = cls()
     except TypeError as error:
         raise ValueError(f"{called} is made without arguments: {error}") from error
-    texts = [part for part in ("name", "op") if not isinstance(getattr(made, part, None), str)]
-    calls = [part for part in ("query", "bind") if not callable(getattr(made, part, None))]
+    texts = [part for part in ("name", "op") if not isinstance(getattr(new, part, None), str)]
+    calls = [part for part in ("query", "bind") if not callable(getattr(new, part, None))]
     if texts or calls:
         raise ValueError(
             f"{called} is no kernel: it has no {' and no '.join(texts + calls)}; a kernel has texts"
             " `name` and `op`, and functions `query` and `bind`"
         )
-    if made.op not in [op.name for op in all_ops()]:
-        near = get_close_matches(made.op, [op.name for op in all_ops()], 1)
+    if new.op not in [op.name for op in all_ops()]:
+        near = get_close_matches(new.op, [op.name for op in all_ops()], 1)
         hint = f"; did you mean {near[0]!r}?" if near else "; define the op before its kernel"
-        raise ValueError(f"{cls.__qualname__} is for an op {made.op!r}, and there is none{hint}")
-    for held in catalogue.registered(made.op):
-        kind = type(held)  # one that is defined anew, as in a notebook, takes the place of the old
+        raise ValueError(f"{cls.__qualname__} is for an op {new.op!r}, and there is none{hint}")
+    for older in catalogue.registered(new.op):
+        kind = type(older)  # one that is defined anew, as in a notebook, takes the place of the old
         if (kind.__module__, kind.__qualname__) == (cls.__module__, cls.__qualname__):
-            catalogue.unregister(held.name)
-    catalogue.register(made, where=sys._getframe(1).f_code.co_filename)
-    op = find_op(made.op)
+            catalogue.unregister(older.name)
+    catalogue.register(new, where=sys._getframe(1).f_code.co_filename)
+    op = find_op(new.op)
     if expand.has(op) and not has_plugin_kernel.has(op):
         has_plugin_kernel.register(op, is_taken_elsewhere)
     return cls

@@ -117,16 +117,16 @@ def numpy_op(
         attributes = attributes_of(function)
         infer, names = _types_of(types, function, attributes)
         pull = None if gradient is None else _gradient(gradient, *names, attributes)
-        made = define(called)
-        infer_type.register(made, infer, where)
+        op = define(called)
+        infer_type.register(op, infer, where)
         # The kernels are a third of the time of `import actorflow`; only this kind of op has one.
         from actors.kernels.host import catalogue
         from actors.kernels.host.catalogue import PythonKernel
 
         catalogue.register(PythonKernel(called, function), where)
         if pull is not None:
-            gradients.register(made, pull, where)
-        return made
+            gradients.register(op, pull, where)
+        return op
 
     return _decorator("af.numpy_op('x, y -> z')", name, define_it, types, gradient)
 
@@ -149,7 +149,7 @@ def _decorator(
             )
         called = _free_name(name, function)
         try:
-            made = define_it(function, called, code.co_filename)
+            op = define_it(function, called, code.co_filename)
             attributes = attributes_of(function)
         except (ValueError, OpTypeError) as error:
             raise CompileError(f"{source_of(function)}: {called}: {error}") from error.__cause__
@@ -161,9 +161,9 @@ def _decorator(
                 settings_of(attributes, settings)  # before a plan has to hold them
             except OpTypeError as error:
                 raise CompileError(f"{find_source()}: {called} {error}") from None
-            results = apply_many(made, *operands, **settings)
+            results = apply_many(op, *operands, **settings)
             trace = current_trace()
-            if type(trace) is Trace and trace.is_training and gradients.has(made):
+            if type(trace) is Trace and trace.is_training and gradients.has(op):
                 # Run here, what the gradient reads is seen: a change of that is one of the job.
                 # The call above has just emitted it; the exact type leaves out the traces of
                 # gradients themselves.
@@ -183,21 +183,21 @@ def _free_name(name: str | None, function: Function) -> str:
     As in a notebook, where each cell is a file, or where a module is loaded anew: jobs that were
     traced keep the old op.
     """
-    wanted = name or function.__name__
-    if not isinstance(wanted, str) or not wanted.isprintable():
+    stem = name or function.__name__
+    if not isinstance(stem, str) or not stem.isprintable():
         raise CompileError(
-            f"{source_of(function)}: the name of an op is a line of text, got {wanted!r:.60}"
+            f"{source_of(function)}: the name of an op is a line of text, got {stem!r:.60}"
         )
-    called, module = free_name(wanted), function.__module__
-    if called != wanted and _MODULES.get(wanted) != module:
-        file = infer_type.where(find_op(wanted))  # of a gradient that was derived, too
+    called, module = free_name(stem), function.__module__
+    if called != stem and _MODULES.get(stem) != module:
+        file = infer_type.where(find_op(stem))  # of a gradient that was derived, too
         if file != function.__code__.co_filename:
             raise CompileError(
-                f"{source_of(function)}: there is an op {wanted!r} already, of {file}; give yours"
+                f"{source_of(function)}: there is an op {stem!r} already, of {file}; give yours"
                 " another name, with name=..."
             )
     # The same module may define a name anew (a notebook's cell, a reload); another one may not.
-    _MODULES[wanted] = module
+    _MODULES[stem] = module
     return called
 
 
@@ -225,16 +225,16 @@ def _types_of(
     def by_function(inputs: Types, attrs: Attrs) -> Types:
         says = "has a types function that "
         settings = settings_of(attributes, attrs).items()
-        own = {k: v for k, v in settings if takes_all or k in [p.name for p in takes]}
-        made = results_of(says, types, *inputs, **own)
-        for type_ in made or (None,):
+        options = {k: v for k, v in settings if takes_all or k in [p.name for p in takes]}
+        outputs = results_of(says, types, *inputs, **options)
+        for type_ in outputs or (None,):
             if not _is_type(type_):
                 raise OpTypeError(
                     f"{says}returns {type_!r:.80}, expected a TensorType(DType, tuple of extents)"
                     " for each output"
                 )
-        expect_takes(function, [str(type_) for type_ in (*inputs, *made)], "function")
-        return made
+        expect_takes(function, [str(type_) for type_ in (*inputs, *outputs)], "function")
+        return outputs
 
     return by_function, (names, names)
 
@@ -251,23 +251,23 @@ def _gradient(
     rule: Function, names: list[str], outputs: list[str], attributes: tuple[Attribute, ...]
 ) -> Gradient:
     """Return the rule that runs a function over tensors in the graph that autodiff grows."""
-    own = read_gradient(rule, names, outputs, attributes)
+    spec = read_gradient(rule, names, outputs, attributes)
 
     def pull(b: GraphBuilder, node: Node, grads: Maybe) -> Maybe:
         trace, operands = _Beside(b), names[: len(node.inputs)]
         # strict=False: a function of any number of arrays has fewer names than values.
         values = dict(zip(names, (*node.inputs, *node.outputs), strict=False))
         for name, output, grad in zip(names[len(operands) :], node.outputs, grads, strict=False):
-            if grad is None and f"d{name}" in own.takes:  # nothing flows back to this output
+            if grad is None and f"d{name}" in spec.takes:  # nothing flows back to this output
                 type_ = b.type_of(output)
                 grad = broadcast_value(b, scalar(b, 0.0, type_.dtype), type_.shape)
             if grad is not None:
                 values[f"d{name}"] = grad
-        known = {name: Tensor(trace, value) for name, value in values.items()}
+        tensors = {name: Tensor(trace, value) for name, value in values.items()}
         try:
             with recording(trace):
-                made = own.results(known, settings_of(attributes, node.attrs), operands)
-            checked = zip(operands, node.inputs, made, strict=True)
+                results = spec.results(tensors, settings_of(attributes, node.attrs), operands)
+            checked = zip(operands, node.inputs, results, strict=True)
             return tuple([_checked(trace, name, b.type_of(v), t) for name, v, t in checked])
         except OpTypeError as error:
             text = f"{node.source}: the gradient of {node.op} {error}"
@@ -291,8 +291,8 @@ def gradient_alone(node: Node, types: Sequence[TensorType]) -> tuple[Graph, Mayb
         b.emit(node.op, [fed(type_) for type_ in types], node.attrs)
         alone = b.nodes[-1]
         grads = tuple([fed(b.type_of(v)) for v in alone.outputs])
-        made = gradients.get(node.op)(b, alone, grads)
-    return b.freeze(), made
+        results = gradients.get(node.op)(b, alone, grads)
+    return b.freeze(), results
 
 
 def _checked(trace: Trace, name: str, type_: TensorType, made: object) -> ValueId | None:

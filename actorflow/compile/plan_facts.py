@@ -36,9 +36,9 @@ def batch_fields(plan: Plan, source: str = "data") -> tuple[dict[str, TensorType
     fields = _fields_of(plan, source)
     types: dict[str, TensorType] = {}
     for field in fields:
-        own = plan.views[field.view].type
+        local = plan.views[field.view].type
         types[field.name] = (
-            own if field.sharding is None else replace(own, shape=field.sharding.shape)
+            local if field.sharding is None else replace(local, shape=field.sharding.shape)
         )
     return types, {f.name: str(plan.sources[f.source]) for f in fields}
 
@@ -118,15 +118,15 @@ def credits_after(plan: Plan, steps: int) -> dict[str, int]:
     one; but a sink begins anew, for the outputs of earlier steps went to the run before.
     """
     edges, registers = edges_of(plan)
-    fired = _firings(plan, edges, steps * plan.int_option("accumulate", 1))
-    held: dict[str, int] = {}
+    firings = _firings(plan, edges, steps * plan.int_option("accumulate", 1))
+    by_name: dict[str, int] = {}
     for edge, register in zip(edges, registers, strict=True):
         # What was produced and not yet consumed lies in the register as credits.
-        tokens = fired[edge.producer] * edge.produce - fired[edge.consumer] * edge.consume
+        tokens = firings[edge.producer] * edge.produce - firings[edge.consumer] * edge.consume
         is_sink = plan.actors[edge.consumer].kind is ActorKind.SINK
         if tokens and plan.registers[register].kind is RegisterKind.CONTROL and not is_sink:
-            held[plan.registers[register].name] = tokens
-    return held
+            by_name[plan.registers[register].name] = tokens
+    return by_name
 
 
 def _firings(plan: Plan, edges: list[RateEdge], batches: int) -> list[int]:

@@ -104,8 +104,8 @@ def _is_on_host(plan: Plan, port: Port) -> bool:
 
 def _check_ports(plan: Plan, actors: dict[str, Actor]) -> None:
     for actor in plan.actors:
-        wanted = _KINDS.get(actor.name)
-        if actor.kind is not wanted and (wanted is not None or actor.kind in PORTED):
+        expected = _KINDS.get(actor.name)
+        if actor.kind is not expected and (expected is not None or actor.kind in PORTED):
             raise PlanFormatError(f"actor {actor.name!r} is a {actor.kind.value} of no known port")
         if actor.kind in PORTED and not plan.streams[actor.stream].has_thread:
             raise PlanFormatError(f"{actor.kind.value} {actor.name!r} has no thread of its own")
@@ -269,9 +269,9 @@ def _check_variable(plan: Plan, variable: Variable) -> None:
 def _can_begin(type_: TensorType, spec: dict[str, Any], number: Any) -> bool:
     """Whether an initialiser has numbers that it can draw with, and a shape that it can fill."""
     kind, others = spec["kind"], [spec[key] for key in spec if key != "kind"]
-    for own in (number, *others):
+    for value in (number, *others):
         # `not <` and no `>=`, so that NaN is refused as well.
-        if not isinstance(own, (int, float)) or not abs(own) < MOST_AT_FIRST:
+        if not isinstance(value, (int, float)) or not abs(value) < MOST_AT_FIRST:
             return False
     if kind == "truncated_normal":
         low, high = [float(spec.get(key, 0.0)) for key in ("low", "high")]
@@ -286,11 +286,11 @@ def _can_begin(type_: TensorType, spec: dict[str, Any], number: Any) -> bool:
 def _check_rounded(plan: Plan, variable: Variable) -> None:
     """Check that a copy of a variable in bfloat16 says of which, and is alone with that."""
     type_, name = plan.views[variable.view].type, dict(variable.init).get("of")
-    found = [v for v in plan.state if v.name == name]
-    types = [plan.views[v.view].type for v in found]
-    others = [v for v in plan.variables if v.role == ROUNDED and dict(v.init).get("of") == name]
+    sources = [v for v in plan.state if v.name == name]
+    types = [plan.views[v.view].type for v in sources]
+    copies = [v for v in plan.variables if v.role == ROUNDED and dict(v.init).get("of") == name]
     is_right = types == [replace(type_, dtype=DType.FLOAT32)] and type_.dtype is DType.BFLOAT16
-    if not is_right or len(others) != 1 or variable.sharding is not None:
+    if not is_right or len(copies) != 1 or variable.sharding is not None:
         raise PlanFormatError(f"variable {variable.name!r} is {type_}, and rounds {name!a:.40}")
 
 
@@ -404,12 +404,12 @@ def _check_memory(plan: Plan) -> None:
 
     What a GPU has is known to whoever opens it.
     """
-    own = [arena for arena in plan.arenas if not _is_of_gpu(arena)]
-    needed, there = sum([arena.size_bytes for arena in own]), _memory_bytes()
-    if there is not None and needed > there:
+    arenas = [arena for arena in plan.arenas if not _is_of_gpu(arena)]
+    needed_bytes, memory_bytes = sum([arena.size_bytes for arena in arenas]), _memory_bytes()
+    if memory_bytes is not None and needed_bytes > memory_bytes:
         raise OutOfMemory(
-            f"plan {plan.name!r} needs {format_bytes(needed)}, and this machine has"
-            f" {format_bytes(there)} of memory{largest_tensor(plan)}; compile the job with a"
+            f"plan {plan.name!r} needs {format_bytes(needed_bytes)}, and this machine has"
+            f" {format_bytes(memory_bytes)} of memory{largest_tensor(plan)}; compile the job with a"
             " smaller batch or a memory_budget"
         )
 

@@ -101,10 +101,10 @@ class CudaTarget:
 
     def _chosen(self, call: KernelCall) -> KernelInfo:
         family = kernel_op.get(Op(call.op))
-        given = (call.op, call.attrs, *operands_of_call(call), family)
+        query = (call.op, call.attrs, *operands_of_call(call), family)
         try:
             name, needs = cuda_catalogue.select_kernel(
-                self._gpu.name, *given, uses_cudnn=self._uses_cudnn
+                self._gpu.name, *query, uses_cudnn=self._uses_cudnn
             )
         except LookupError as error:
             text = f"{self._device}: {error.args[0]}{self._mend(call.op)}"
@@ -163,8 +163,8 @@ class HostTarget:
         name, needs = host_catalogue.select_kernel(
             call.op, call.attrs, *operands_of_call(call), family
         )
-        made = (needs.workspace_bytes, needs.in_place, needs.duration_ns, needs.prepacked_input)
-        return KernelInfo(name, *made)
+        fields = (needs.workspace_bytes, needs.in_place, needs.duration_ns, needs.prepacked_input)
+        return KernelInfo(name, *fields)
 
     def max_merged_updates(self, num_full: int) -> int:
         """Return 1: a call costs the host little, and an update has its gradient still in cache."""
@@ -246,9 +246,9 @@ def is_taken_elsewhere(call: KernelCall, device: int) -> bool:
 
     Such kernels work on the host's memory: a GPU computes the op by ours, which a line says once.
     """
-    given = (call.attrs, *operands_of_call(call))
+    query = (call.attrs, *operands_of_call(call))
     kernels = host_catalogue.registered(call.op)
-    taking = [k.name for k in kernels if host_catalogue.query_registered(k, *given) is not None]
+    taking = [k.name for k in kernels if host_catalogue.query_registered(k, *query) is not None]
     devices = _PLANNED.get()
     if taking and device < len(devices) and devices[device].kind is DeviceKind.CUDA:
         _say_unused(taking[0], call.op)

@@ -93,15 +93,15 @@ class EpochOrder:
             return self._compute(epoch, first, count)
         number, offset = divmod(first, _BLOCK)
         if offset + count <= _BLOCK:
-            found = self._block(epoch, number)[offset : offset + count]
+            part = self._block(epoch, number)[offset : offset + count]
         else:
             # Two blocks at most, since count <= _BLOCK. A view of the first stays valid: blocks are
             # not reused.
             head = self._block(epoch, number)[offset:]
-            found = np.concatenate([head, self._block(epoch, number + 1)[: count - len(head)]])
+            part = np.concatenate([head, self._block(epoch, number + 1)[: count - len(head)]])
         if self._ahead is not None:
             self._ahead[1].advance(_ROUNDS_AHEAD)
-        return found
+        return part
 
     def _block(self, epoch: int, number: int) -> npt.NDArray[np.int64]:
         """Return the items of a block of positions; the last one asked for is kept."""
@@ -147,8 +147,8 @@ class EpochOrder:
             sequence = np.random.SeedSequence(self._seed, spawn_key=(epoch,))
             words = sequence.generate_state(_NUM_ROUNDS + 1, np.uint64)
             # Two epochs: a batch may reach over the end of one, and the block ahead is of the next.
-            kept = list(self._words.items())[-1:]
-            self._words = {**dict(kept), epoch: words.astype(np.uint64, copy=False)}
+            newest = list(self._words.items())[-1:]
+            self._words = {**dict(newest), epoch: words.astype(np.uint64, copy=False)}
         return self._words[epoch]
 
 
@@ -399,11 +399,11 @@ def _equal_length(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
 
 
 def _num_batches(samples_per_epoch: int, epochs: int, batch: int) -> int:
-    whole, left = divmod(samples_per_epoch * epochs, batch)
-    if left:
+    whole, spare = divmod(samples_per_epoch * epochs, batch)
+    if spare:
         raise DataError(
             f"ArraySource: {epochs} epochs of {samples_per_epoch:,} samples are {whole} batches of"
-            f" {batch} and {left} samples over, and a plan has static shapes; give drop_last=True,"
+            f" {batch} and {spare} samples over, and a plan has static shapes; give drop_last=True,"
             " or a batch= that divides the samples"
         )
     return whole

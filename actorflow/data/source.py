@@ -109,13 +109,13 @@ def filler_of(source: DataSource, parts: Mapping[str, Part]) -> Callable[[Batch]
     # The first class of the MRO that defines any of the three decides: what comes from further up
     # may not know of its `__next__`.
     answers = [vars(part).keys() & _ANSWERS for part in type(source).__mro__]
-    said = next((own for own in answers if own), set())
+    answer = next((names for names in answers if names), set())
     if not parts:
         fills = source if isinstance(source, FillsBatches) else None
         # isinstance of a runtime protocol looks only for the name, which a wrapper may answer by
         # getattr.
-        return None if fills is None or "next_into" not in said else fills.next_into
-    if "next_rows_into" not in said or not isinstance(source, FillsRows):
+        return None if fills is None or "next_into" not in answer else fills.next_into
+    if "next_rows_into" not in answer or not isinstance(source, FillsRows):
         return None
     spec = source.spec()
     for name, part in parts.items():
@@ -165,8 +165,8 @@ def checked_spec(spec: object) -> dict[str, TensorType]:
     if not isinstance(spec, Mapping):
         raise DataError(f"spec: expected {{name: TensorType}}, came {type(spec).__name__}")
     types: dict[str, TensorType] = {}
-    for name, given in spec.items():
-        pair = (given.dtype, given.shape) if isinstance(given, TensorType) else given
+    for name, entry in spec.items():
+        pair = (entry.dtype, entry.shape) if isinstance(entry, TensorType) else entry
         try:
             dtype, shape = pair
             name_of_dtype = dtype.value if isinstance(dtype, DType) else np.dtype(dtype).name
@@ -180,7 +180,7 @@ def checked_spec(spec: object) -> dict[str, TensorType]:
         except (TypeError, ValueError):
             raise DataError(
                 f"spec[{name!r}]: expected TensorType(dtype, shape) such as"
-                f" af.TensorType(af.DType.FLOAT32, (32, 8)), came {given!r}"
+                f" af.TensorType(af.DType.FLOAT32, (32, 8)), came {entry!r}"
             ) from None
     return types
 

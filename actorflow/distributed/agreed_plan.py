@@ -79,15 +79,15 @@ def raise_first_difference(
     # 8 bytes a node, so 8 MB at most travel.
     nodes = [*_nodes(request)][:_MOST_NODES]
     what = f"find what differs in job {request.options.name!r}"
-    where, traced = find_source(), b"".join([digest for digest, _ in nodes])
+    where, hashes = find_source(), b"".join([digest for digest, _ in nodes])
     # All ranks come to both gathers below, also those that are alike: a gather takes every rank.
-    said = group.all_gather_object(what, (str(where), tuple(_said(request)), traced))
-    (line, ours, first), (its, theirs, other) = [cast("Any", said[at]) for at in (0, rank)]
+    rows = group.all_gather_object(what, (str(where), tuple(_said(request)), hashes))
+    (line, ours, first), (there, theirs, other) = [cast("Any", rows[at]) for at in (0, rank)]
     number = _first_apart(first, other)
-    shown = _shown(nodes[number][1], request) if number < len(nodes) else ()
-    told = cast("list[Any]", group.all_gather_object(what, shown))
-    text = _of_said(ours, theirs, rank) or _of_nodes(told[0], told[rank], rank)
-    lines = "" if line == its else f" (rank {rank} is at {its}, and rank 0 at {line})"
+    row = _shown(nodes[number][1], request) if number < len(nodes) else ()
+    node_rows = cast("list[Any]", group.all_gather_object(what, row))
+    text = _of_said(ours, theirs, rank) or _of_nodes(node_rows[0], node_rows[rank], rank)
+    lines = "" if line == there else f" (rank {rank} is at {there}, and rank 0 at {line})"
     raise CompileError(
         f"{where}: ranks run job {request.options.name!r} differently: {text}{lines}; {_MEND}"
     )
@@ -96,12 +96,12 @@ def raise_first_difference(
 def _said(request: CompileRequest) -> Iterator[Said]:
     """Yield what was said, in the order in which it is to be compared."""
     yield "mesh=", str(request.hardware.ranks.mesh) or "none"
-    given = request.job
-    if given is not None:
-        yield from _of_optimizer(given)
+    job = request.job
+    if job is not None:
+        yield from _of_optimizer(job)
         for field in fields(JobOptions):
             if field.name not in (*_NO_MATTER, "mesh"):
-                yield f"{field.name}=", _text(getattr(given, field.name))
+                yield f"{field.name}=", _text(getattr(job, field.name))
     steps, seconds = request.options.snapshot_every, request.options.snapshot_seconds
     period = f"every {steps} steps" if steps else f"every {seconds:g} s" if seconds else "none"
     yield "checkpoint= (every=)", period
@@ -197,7 +197,7 @@ def _of_nodes(first: Sequence[Any], other: Sequence[Any], rank: int) -> str:
     if whats[0] == whats[1]:
         attrs = [dict(row[1]) for row in (first, other)]
         names = [n for n in attrs[0] | attrs[1] if attrs[0].get(n) != attrs[1].get(n)]
-        more = [", ".join([f"{n}={own.get(n, 'none')}" for n in names]) for own in attrs]
+        more = [", ".join([f"{n}={pairs.get(n, 'none')}" for n in names]) for pairs in attrs]
         whats = [f"{what} with {m}" if m else what for what, m in zip(whats, more, strict=True)]
         if not names:
             whats[1] += " of other values"
@@ -225,11 +225,11 @@ def plan_for(request: CompileRequest, plans: dict[str, Plan], group: ProcessGrou
     # want to compile. Nor is another rank waited for, which may be a thread of this process.
     with request.choosing():
         key = request.key
-        known = plans.get(key)
-        found = known or cached_plan(request)
+        in_memory = plans.get(key)
+        plan = in_memory or cached_plan(request)
         if group is None or group.is_alone:
-            return plans.setdefault(key, found or compiled_plan(request))
-    plans[key] = agreed_plan(group, request, found, is_agreed=known is not None)
+            return plans.setdefault(key, plan or compiled_plan(request))
+    plans[key] = agreed_plan(group, request, plan, is_agreed=in_memory is not None)
     return plans[key]
 
 
@@ -246,8 +246,8 @@ def agreed_plan(
     """
     job = request.options.name
     here = _AGREED if is_agreed else _fingerprint(found), digest_of_job(request)
-    said = cast("list[tuple[str, str]]", group.all_gather_object(f"compile job {job!r}", here))
-    has, digests = [has for has, _ in said], [digest for _, digest in said]
+    rows = cast("list[tuple[str, str]]", group.all_gather_object(f"compile job {job!r}", here))
+    has, digests = [has for has, _ in rows], [digest for _, digest in rows]
     # All ranks see the same digests, so all of them take this branch, or none.
     if len({*digests}) > 1:
         raise_first_difference(group, request, digests)
@@ -255,18 +255,18 @@ def agreed_plan(
     # here.
     if found is not None and len({*has}) == 1:
         return found
-    own, local, error = "", None, None
+    own_key, local, error = "", None, None
     try:
         with request.choosing():
-            own, local = _own_class(request)
+            own_key, local = _own_class(request)
     except _TOLD as caught:
         error = caught
-    classes = _heard(group, f"tell its part of job {job!r}", own, error)
-    members = [rank for rank, other in enumerate(classes) if other == own]
+    classes = _heard(group, f"tell its part of job {job!r}", own_key, error)
+    members = [rank for rank, other in enumerate(classes) if other == own_key]
     # Who has a plan need not compile one.
     # The lowest rank of the class; every rank works that out by itself.
     first = next((rank for rank in members if has[rank]), members[0])
-    is_first, sent, error = first == group.rank, b"", None
+    is_first, payload, error = first == group.rank, b"", None
     # A rank with another plan from its disk takes this one, too: a class has one plan.
     lacking = [rank for rank in members if not has[first] or has[rank] != has[first]]
     if is_first:
@@ -274,11 +274,11 @@ def agreed_plan(
             found = found or _compiled(
                 request, local, _are_apart(request.hardware.ranks.mesh, classes)
             )
-            sent = found.to_bytes() if {*lacking} - {first} else b""
+            payload = found.to_bytes() if {*lacking} - {first} else b""
         except _TOLD as caught:
             error = caught
     # Every rank gathers, whether it compiled or not; an error of one is raised on all here.
-    plans = _heard(group, f"have the plan of job {job!r}", sent, error)
+    plans = _heard(group, f"have the plan of job {job!r}", payload, error)
     if found is not None and (is_first or group.rank not in lacking):
         return found
     with request.choosing():
@@ -297,13 +297,13 @@ def plans_of_classes(request: CompileRequest) -> RankPlans:
     ranks = request.hardware.ranks
     local: dict[Hashable, LocalGraphs] = {}
     with request.choosing():
-        told = classes_of_ranks(request, local)
-        numbers = {own: number for number, own in enumerate(dict.fromkeys(told))}
-        are_apart, plans = _are_apart(ranks.mesh, told), []
-        for own in numbers:
-            its = _of_rank(request, told.index(own))
-            plans.append(cached_plan(its) or _compiled(its, local.pop(own), are_apart))
-    return RankPlans(ranks.mesh, tuple(plans), tuple([numbers[own] for own in told]))
+        keys = classes_of_ranks(request, local)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        are_apart, plans = _are_apart(ranks.mesh, keys), []
+        for key in numbers:
+            other = _of_rank(request, keys.index(key))
+            plans.append(cached_plan(other) or _compiled(other, local.pop(key), are_apart))
+    return RankPlans(ranks.mesh, tuple(plans), tuple([numbers[key] for key in keys]))
 
 
 def _of_rank(request: CompileRequest, rank: int) -> CompileRequest:
@@ -324,9 +324,9 @@ def classes_of_ranks(
 
     def seen(rank: int) -> Hashable:
         if request.evaluation is not None:  # which may tell apart who trains alike
-            own, graphs_of_it = _own_class(_of_rank(request, rank))
-            local.setdefault(own, graphs_of_it)
-            return own
+            key, graphs_of_it = _own_class(_of_rank(request, rank))
+            local.setdefault(key, graphs_of_it)
+            return key
         graph = graphs.of(rank)
         hashes = _hashes(graph)
         local.setdefault(hashes, LocalGraphs(graph))
@@ -353,10 +353,10 @@ def _compiled(request: CompileRequest, local: LocalGraphs | None, are_apart: boo
     So nothing that one class measures chooses the kernels then, which the others may measure
     differently: a product of parameters, as an optimizer makes, would part their values.
     """
-    own = replace(request, deterministic=True) if are_apart else request
-    with own.choosing():
-        plan = compiled_plan(own, local)
-    if own is not request:
+    class_request = replace(request, deterministic=True) if are_apart else request
+    with class_request.choosing():
+        plan = compiled_plan(class_request, local)
+    if class_request is not request:
         with request.choosing():
             cache_plan(request, plan)
     return plan
@@ -387,15 +387,15 @@ def _heard(
 
     Of several BudgetErrors the one with the largest budget is raised: it covers the others.
     """
-    told: tuple[PlainValue, ...] = ()
+    report: tuple[PlainValue, ...] = ()
     if error is not None:
-        told = (type(error).__name__, str(error), getattr(error, "smallest_bytes", 0))
-    rows = [_row(row, what) for row in group.all_gather_object(what, (value, told))]
+        report = (type(error).__name__, str(error), getattr(error, "smallest_bytes", 0))
+    rows = [_row(row, what) for row in group.all_gather_object(what, (value, report))]
     # In order of ranks, so `max` takes the first of equal sizes on every rank.
-    failed = [told for _, told in rows if told]
-    if failed:
-        name, text, size = max(failed, key=lambda one: int(cast("int", one[2])))
-        if error is not None and told[2] == size:
+    reports = [report for _, report in rows if report]
+    if reports:
+        name, text, size = max(reports, key=lambda one: int(cast("int", one[2])))
+        if error is not None and report[2] == size:
             raise error
         if name == BudgetError.__name__:
             raise BudgetError(str(text), smallest_bytes=int(cast("int", size)))
@@ -417,9 +417,9 @@ def _received(data: PlainValue, request: CompileRequest, sender: int) -> Plan:
     """
     where = f"the plan that rank {sender} has compiled"
     plan = Plan.from_bytes(data if isinstance(data, bytes) else b"", where)
-    if plan.graph_hash != (own := hash_graph(request.graph)):
+    if plan.graph_hash != (ours := hash_graph(request.graph)):
         raise PlanFormatError(
-            f"{where} is of graph {plan.graph_hash}, and this rank's is {own}; run the same script"
+            f"{where} is of graph {plan.graph_hash}, and this rank's is {ours}; run the same script"
             " on all ranks"
         )
     if plan.mesh.axes != request.hardware.ranks.mesh.axes:

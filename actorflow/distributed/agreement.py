@@ -94,8 +94,8 @@ def failure_of(teller: int, message: RankFailed) -> RankFailure:
     where = f" in {message.op}" if message.op else ""
     where += f" ({message.line})" if message.line else ""
     is_hearsay = message.rank != teller
-    said = f", says rank {teller}" if is_hearsay else ""
-    text = f"failed{where}{said}: {message.text}"
+    hearsay = f", says rank {teller}" if is_hearsay else ""
+    text = f"failed{where}{hearsay}: {message.text}"
     return RankFailure(
         message.rank, text, message.op, message.line, message.shown, is_hearsay=is_hearsay
     )
@@ -208,15 +208,15 @@ class CoordinatorState:
     def on_message(self, rank: int, message: FromRank) -> Sends:
         """Handle a message of a rank; return the messages to send."""
         # Any message greets: a rank is known from whatever it says first.
-        told = self._greet(rank)
+        sends = self._greet(rank)
         # The Ack goes out even after a failure: the rank waits for it before it exits.
         if isinstance(message, ScriptEnded | RankFailed):
-            told += [(rank, Ack())]
+            sends += [(rank, Ack())]
         if self.failure is None and rank not in self._gone:
-            told += _TAKES[type(message)](self, rank, message)
+            sends += _TAKES[type(message)](self, rank, message)
         elif self.failure is not None and isinstance(message, RankFailed):
             self._explain(self.failure, rank, message)
-        return told
+        return sends
 
     def on_process_exit(self, rank: int, text: str, *, explains: bool = False) -> Sends:
         """Handle the failed exit of a rank's process; `text` is a predicate without the rank.
@@ -257,8 +257,8 @@ class CoordinatorState:
         if rank in self._heard:
             return []
         self._heard.add(rank)
-        told: Sends = [(rank, Welcome(self.num_ranks))]
-        return told if self.failure is None else [*told, (rank, aborted(self.failure))]
+        sends: Sends = [(rank, Welcome(self.num_ranks))]
+        return sends if self.failure is None else [*sends, (rank, aborted(self.failure))]
 
     def _hello(self, rank: int, message: Hello) -> Sends:
         return []
@@ -406,38 +406,38 @@ class CoordinatorState:
             return []
         # Ranks that ended are told nothing: their end is compared here, in `_ends_apart`.
         ended = PeerDataEnded(message.run, step)
-        told = [(r, one) for r, one in self._all(ended) if r not in run.ends]
-        return told + self._settle(message.run, run)
+        sends = [(r, one) for r, one in self._all(ended) if r not in run.ends]
+        return sends + self._settle(message.run, run)
 
     def _would_end(self, rank: int, message: LastStarted) -> Sends:
         run = self._run(message.run)
         if run is None or rank in run.held:
             return []
-        told = self._all(HoldRequested(message.run)) if not run.held else []
+        sends = self._all(HoldRequested(message.run)) if not run.held else []
         run.held[rank] = message.step
-        others = [(r, one) for r, one in told if r != rank and r not in run.ends]
+        others = [(r, one) for r, one in sends if r != rank and r not in run.ends]
         return others + self._settle(message.run, run)
 
     def _settle(self, number: int, run: _AgreedRun) -> Sends:
         """Send the last step once every rank holds or has ended."""
-        said = run.ends | run.held
-        if not (run.is_last and run.held) or run.is_settled or len(said) < self.num_ranks:
+        last_steps = run.ends | run.held
+        if not (run.is_last and run.held) or run.is_settled or len(last_steps) < self.num_ranks:
             return []
         run.is_settled = True
         # The largest: a rank has begun that step, and it takes all ranks to finish it.
-        return self._all(EndAt(number, max(said.values())))
+        return self._all(EndAt(number, max(last_steps.values())))
 
     def _data_given_up(self, rank: int, message: DataGivenUp) -> Sends:
         run = self._run(message.run)
         if run is None or not run.is_last or rank in run.given_up:
             return []
-        told = self._all(GiveUpData(message.run)) if not run.given_up else []
-        told = [(r, one) for r, one in told if r != rank]
+        sends = self._all(GiveUpData(message.run)) if not run.given_up else []
+        sends = [(r, one) for r, one in sends if r != rank]
         run.given_up[rank] = message.step
         if len(run.given_up) == self.num_ranks:
             # The smallest: the last step whose data all ranks have.
-            told += self._all(CutAt(message.run, min(run.given_up.values())))
-        return told
+            sends += self._all(CutAt(message.run, min(run.given_up.values())))
+        return sends
 
     def _given(self, rank: int, message: BatchDigest) -> Sends:
         run = self._run(message.run)
@@ -450,10 +450,10 @@ class CoordinatorState:
             return self._fail(other_batch(last, first, message))
         if before.written != message.written:
             # A rank that alone has written is at fault, or else the later one.
-            told = sorted(
+            writers = sorted(
                 [(bool(m.written), r, m.wrote) for r, m in ((other, before), (rank, message))]
             )
-            (is_both, first, _), (_, last, wrote) = told
+            (is_both, first, _), (_, last, wrote) = writers
             step = message.step
             return self._fail(other_values(last, first, step, wrote, is_alone=not is_both))
         if len(run.given) > MOST_DIGESTS:
@@ -499,20 +499,20 @@ class CoordinatorState:
             run.is_last = True
             last = StepsGranted(number, run.granted, True, run.stop)
             return self._all(last) + self._settle(number, run)
-        done = min([max(first, run.reached.get(r, first)) for r in range(self.num_ranks)])
-        told: Sends = []
-        if run.is_checkpoint_asked and (run.checkpoint is None or run.checkpoint <= done):
+        reached = min([max(first, run.reached.get(r, first)) for r in range(self.num_ranks)])
+        sends: Sends = []
+        if run.is_checkpoint_asked and (run.checkpoint is None or run.checkpoint <= reached):
             # A rank learns of it before the grant that lets it begin this step: messages keep their
             # order.
             run.checkpoint = run.granted + 1
-            told += self._all(CheckpointAt(number, run.checkpoint))
+            sends += self._all(CheckpointAt(number, run.checkpoint))
         # A request while one is still to come is dropped: that one will hold a later state.
         run.is_checkpoint_asked = False
         # By halves of a window, so that not every step of every rank is answered to all.
-        if done + WINDOW_STEPS - run.granted >= WINDOW_STEPS // 2:
-            run.granted = done + WINDOW_STEPS
-            told += self._all(StepsGranted(number, run.granted, False, ""))
-        return told
+        if reached + WINDOW_STEPS - run.granted >= WINDOW_STEPS // 2:
+            run.granted = reached + WINDOW_STEPS
+            sends += self._all(StepsGranted(number, run.granted, False, ""))
+        return sends
 
 
 _TAKES: dict[type[Any], Callable[[CoordinatorState, int, Any], Sends]] = {

@@ -99,12 +99,12 @@ class OutputTail:
     def text(self) -> str:
         """Return the last lines, with a word on how much is left out; "" of blank ones alone."""
         lines = self._kept.decode("utf-8", "replace").splitlines()
-        shown = lines[-MOST_LINES:]
-        if not any([line.strip() for line in shown]):
+        tail = lines[-MOST_LINES:]
+        if not any([line.strip() for line in tail]):
             return ""
-        is_cut = len(shown) < len(lines) or self._num_bytes > len(self._kept)
+        is_cut = len(tail) < len(lines) or self._num_bytes > len(self._kept)
         head = [f"... ({self._num_bytes:,} bytes in all)"] if is_cut else []
-        return "\n".join([*head, *shown])
+        return "\n".join([*head, *tail])
 
     def close(self) -> None:
         """Close the pipe."""
@@ -154,12 +154,12 @@ def start_rank(
     # By descriptor: arguments are readable for everybody in /proc, variables for all child
     # processes.
     fd = write_keys_fd(keys)
-    own = [sys.executable, "-m", _MAIN, str(fd), str(os.getpid())]
+    prefix = [sys.executable, "-m", _MAIN, str(fd), str(os.getpid())]
     is_shown = keys.rank == 0
     try:
         with on_cores(cores):
             popen = subprocess.Popen(
-                [*own, *command],
+                [*prefix, *command],
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
                 stdout=None if is_shown else subprocess.PIPE,
@@ -192,7 +192,7 @@ def environment_of(
     environ: Mapping[str, str], keys: RankKeys, port: int, num_threads: int
 ) -> dict[str, str]:
     """Return the environment of a rank; a number of threads that the user set stands."""
-    own = {
+    variables = {
         "RANK": str(keys.rank),
         "WORLD_SIZE": str(keys.num_ranks),
         "LOCAL_RANK": str(keys.rank),
@@ -201,10 +201,10 @@ def environment_of(
         "MASTER_PORT": str(port),
     }
     if not environ.get("ACTORFLOW_THREADS"):
-        own["ACTORFLOW_THREADS"] = str(num_threads)
+        variables["ACTORFLOW_THREADS"] = str(num_threads)
     if keys.rank > 0:
-        own["PYTHONUNBUFFERED"] = "1"  # what it printed before it was killed is to be seen
-    return {**environ, **own}
+        variables["PYTHONUNBUFFERED"] = "1"  # what it printed before it was killed is to be seen
+    return {**environ, **variables}
 
 
 AGAIN_S = 2.0
@@ -297,12 +297,12 @@ class _Launcher:
         cores = sorted(os.sched_getaffinity(0))
         parts = split_cores(cores, self._asked.num_ranks)
         for number in range(self._asked.num_ranks):
-            own = None if parts is None else parts[number]
+            rank_cores = None if parts is None else parts[number]
             keys = self._coordinator.keys(number)
-            threads = 1 if own is None else len(own)
+            threads = 1 if rank_cores is None else len(rank_cores)
             environ = environment_of(self._environ, keys, self._coordinator.port, threads)
             try:
-                rank = start_rank(keys, self._asked.command, environ, own)
+                rank = start_rank(keys, self._asked.command, environ, rank_cores)
             except OSError as error:
                 raise ActorflowError(
                     f"rank {number} of {self._asked.num_ranks} cannot be started: {error}; those"
@@ -382,8 +382,8 @@ class _Launcher:
             with suppress(ChildProcessError):
                 # Without WEXITED, so the exit status stays for Popen.wait. Several changes may be
                 # queued.
-                while (seen := os.waitid(os.P_PIDFD, rank.pidfd, flags)) is not None:
-                    is_stopped = seen.si_code == os.CLD_STOPPED
+                while (change := os.waitid(os.P_PIDFD, rank.pidfd, flags)) is not None:
+                    is_stopped = change.si_code == os.CLD_STOPPED
                     rank.stopped_at_s = now_s if is_stopped else None
             wait_s, since_s = self._asked.wait_s, rank.stopped_at_s
             if wait_s and since_s is not None and now_s >= since_s + wait_s:
@@ -455,8 +455,8 @@ class _Launcher:
                 due.append(rank.stopped_at_s + wait_s)
         # Only the future: what is due is done in this turn. One ms more, so that it is due on
         # waking.
-        left = [at - now_s for at in due]
-        return min([1 + int(s * 1000) for s in left if s > 0], default=None)
+        delays = [at - now_s for at in due]
+        return min([1 + int(s * 1000) for s in delays if s > 0], default=None)
 
     def _end_all(self) -> None:
         for rank in self._ranks:
@@ -497,8 +497,8 @@ class _Launcher:
         for rank in self._ranks:
             if rank.status:
                 if rank.status - _BY_SIGNAL not in self._signals:
-                    said = _words(rank.popen.returncode)
-                    text = f"rank {rank.rank} {said}, after its script had ended well"
+                    ending = _words(rank.popen.returncode)
+                    text = f"rank {rank.rank} {ending}, after its script had ended well"
                     print(f"actorflow launch: {text}", file=sys.stderr)
                 return rank.status
         return 0

@@ -189,17 +189,17 @@ class RankLink:
 
 def shortened(messages: Sequence[FromRank]) -> list[FromRank]:
     """Return messages without StepReached that a later one of the same run follows directly."""
-    found: list[FromRank] = []
+    shorter: list[FromRank] = []
     for message in messages:
-        last = found[-1] if found else None
+        last = shorter[-1] if shorter else None
         if (
             isinstance(message, StepReached)
             and isinstance(last, StepReached)
             and message.run == last.run
         ):
-            found.pop()
-        found.append(message)
-    return found
+            shorter.pop()
+        shorter.append(message)
+    return shorter
 
 
 def _unreachable(keys: RankKeys, text: str) -> PeerFailed:
@@ -240,10 +240,10 @@ def user_stack_dump() -> str:
     stacks, main = thread_stacks(), threading.main_thread()
     threads = [t for t in threading.enumerate() if t is not threading.current_thread()]
     others = [t for t in threads if t is not main and _users_call(stacks.get(t.ident or 0, ()))]
-    told = [_told(t, stacks[t.ident or 0]) for t in others[:_MOST_THREADS]]
+    texts = [_told(t, stacks[t.ident or 0]) for t in others[:_MOST_THREADS]]
     if main in threads and main.ident in stacks:
-        told.append(_told(main, stacks[main.ident]))
-    return "\n".join(told)
+        texts.append(_told(main, stacks[main.ident]))
+    return "\n".join(texts)
 
 
 def _users_call(stack: Sequence[StackCall]) -> StackCall | None:
@@ -252,10 +252,10 @@ def _users_call(stack: Sequence[StackCall]) -> StackCall | None:
 
 
 def _told(thread: threading.Thread, stack: Sequence[StackCall]) -> str:
-    shown, users = list(stack[:_MOST_FRAMES]), _users_call(stack)
-    if users is not None and users not in shown:
-        shown.append(users)
-    rows = [(call.file, call.line, call.function, None) for call in reversed(shown)]
+    calls, users = list(stack[:_MOST_FRAMES]), _users_call(stack)
+    if users is not None and users not in calls:
+        calls.append(users)
+    rows = [(call.file, call.line, call.function, None) for call in reversed(calls)]
     return f"thread {thread.name!r}:\n{''.join(traceback.StackSummary.from_list(rows).format())}"
 
 
@@ -322,7 +322,7 @@ class RankClient:
             while True:
                 try:
                     # Not longer: a signal that is given to another thread is handled only between.
-                    met = self._news.get(timeout=_GLANCE_S)
+                    reply = self._news.get(timeout=_GLANCE_S)
                 except Empty:
                     waited_s += _GLANCE_S
                     if self._wait_s and waited_s >= self._wait_s and not is_told:
@@ -332,8 +332,8 @@ class RankClient:
                 self._check()
                 # None only wakes: `leave` and `_abort` put it. An older number is of a call that
                 # was interrupted.
-                if met is not None and met.number == number:
-                    return [unpack_value(one) for one in met.values]
+                if reply is not None and reply.number == number:
+                    return [unpack_value(one) for one in reply.values]
 
     def begin_run(self, callbacks: RunCallbacks, *, first_step: int = 0) -> SharedRun:
         """Meet the others for a run, whose next step is `first_step` + 1, and return it.
@@ -464,11 +464,11 @@ class RankClient:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """Return an error and what led to it."""
-    found = [error]
+    chain = [error]
     # A cause may be cyclic where user code set it.
-    while (cause := found[-1].__cause__) is not None and cause not in found:
-        found.append(cause)
-    return found
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
 
 
 _given: list[RankClient] = []

@@ -379,22 +379,22 @@ def decode(frames: Sequence[bytes | memoryview], kinds: Any) -> Any:
     # issubclass takes a union of classes; so a rank cannot send what only the coordinator may say.
     if kind is None or not issubclass(kind, kinds):
         raise Malformed("a kind of message that nobody may send here")
-    rest, taken = list(frames[1:]), list[Any]()
+    rest, fields = list(frames[1:]), list[Any]()
     for name, type_ in _fields(kind):
         if type_ == "bytes":
             if not rest:
                 raise Malformed(f"{kind.__name__} without its {name}")
-            taken.append(bytes(rest.pop(0)))
+            fields.append(bytes(rest.pop(0)))
         elif type_ == "tuple[bytes, ...]":
-            taken.append(tuple([bytes(frame) for frame in rest]))
+            fields.append(tuple([bytes(frame) for frame in rest]))
             rest = []
         elif not values:
             raise Malformed(f"{kind.__name__} without its {name}")
         else:
-            taken.append(_checked(values.pop(0), type_, f"{name} of {kind.__name__}"))
+            fields.append(_checked(values.pop(0), type_, f"{name} of {kind.__name__}"))
     if rest or values:
         raise Malformed(f"{kind.__name__} with more than it has fields")
-    return kind(*taken)
+    return kind(*fields)
 
 
 def pack_value(value: Any, name: str) -> bytes:

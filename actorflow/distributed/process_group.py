@@ -177,16 +177,16 @@ def check_same_plan(group: ProcessGroup, plan: Plan, seed: int) -> None:
     """
     if group is SINGLE_PROCESS:
         return
-    said = group.all_gather_object(f"begin job {plan.name!r}", (plan.name, plan.graph_hash, seed))
+    raw = group.all_gather_object(f"begin job {plan.name!r}", (plan.name, plan.graph_hash, seed))
     mesh = plan.mesh
     # `process_group_from_env` checks the job's mesh; a plan from a file comes with a mesh of its
     # own.
-    if len(said) != mesh.num_ranks:
+    if len(raw) != mesh.num_ranks:
         raise CompileError(
-            f"plan {plan.name!r} is for {_ranks(mesh.num_ranks)} (mesh {mesh}), and {len(said)} run"
-            f" it; launch {mesh.num_ranks}, or give the job a mesh of {len(said)}"
+            f"plan {plan.name!r} is for {_ranks(mesh.num_ranks)} (mesh {mesh}), and {len(raw)} run"
+            f" it; launch {mesh.num_ranks}, or give the job a mesh of {len(raw)}"
         )
-    rows = _rows(said)
+    rows = _rows(raw)
     for rank, row in enumerate(rows):
         if row[:2] != rows[0][:2]:
             job = "job" if row[0] != rows[0][0] else "another job"
@@ -207,13 +207,13 @@ def _prove_together(group: ProcessGroup, plan: Plan) -> None:
     classes = list(dict.fromkeys(prints))
     # Of a class of ranks one says what they all have.
     is_asked = len(classes) > 1 and prints.index(plan.fingerprint) == group.rank
-    given = group.all_gather_object(
+    plan_bytes = group.all_gather_object(
         f"prove the plans of job {plan.name!r}", plan.to_bytes() if is_asked else b""
     )
     reason, is_bug = "", False
     if group.is_first:
-        rows = [given[prints.index(own)] for own in classes]
-        class_of = tuple([classes.index(own) for own in prints])
+        rows = [plan_bytes[prints.index(fingerprint)] for fingerprint in classes]
+        class_of = tuple([classes.index(fingerprint) for fingerprint in prints])
         try:
             # Empty bytes: a single class, or the first rank's own class when all ranks share its
             # plan.
@@ -223,12 +223,12 @@ def _prove_together(group: ProcessGroup, plan: Plan) -> None:
             reason, is_bug = error.reason, True
         except (CompileError, PlanFormatError) as error:
             reason = str(error)
-    told, *is_bug_there = _rows(
+    text, *is_bug_there = _rows(
         group.all_gather_object(f"hear of the proof of job {plan.name!r}", (reason, is_bug))
     )[0]
-    if told:
+    if text:
         kind = InternalError if is_bug_there == [True] else CompileError
-        raise kind(f"{find_source()}: {told!s}")
+        raise kind(f"{find_source()}: {text!s}")
 
 
 def check_same_data(group: ProcessGroup, source: DataSource, seed: int, what: str = "data") -> None:
@@ -242,25 +242,25 @@ def check_same_data(group: ProcessGroup, source: DataSource, seed: int, what: st
         return
     # As text, since a state may hold values that do not travel between ranks.
     position = json.dumps(source.state(), sort_keys=True, default=str)
-    said = _rows(group.all_gather_object(f"compare {what}", (source.fingerprint(), position, seed)))
-    for rank, (own, at, _) in enumerate(said):
-        apart = source_difference(str(own), str(said[0][0]))
-        if not apart and at != said[0][1]:
-            apart = position_difference(*[json.loads(str(row[1])) for row in (said[rank], said[0])])
+    rows = _rows(group.all_gather_object(f"compare {what}", (source.fingerprint(), position, seed)))
+    for rank, (fingerprint, at, _) in enumerate(rows):
+        apart = source_difference(str(fingerprint), str(rows[0][0]))
+        if not apart and at != rows[0][1]:
+            apart = position_difference(*[json.loads(str(row[1])) for row in (rows[rank], rows[0])])
         if apart:
             raise CompileError(
                 f"{find_source()}: rank {rank} has other {what} than rank 0: {apart}. Each rank is"
                 " given the whole batches of all, and takes its part of them: give all the same"
                 " files, seq, batch and seed, at the same position"
             )
-    _check_equal("seed", [row[2] for row in said], "give all ranks the same seed")
+    _check_equal("seed", [row[2] for row in rows], "give all ranks the same seed")
 
 
 def check_same_steps(group: ProcessGroup, steps: int | None) -> None:
     """Check that all ranks are asked for as many steps. Raises CompileError on every rank."""
     if group is not SINGLE_PROCESS:
-        said = group.all_gather_object("steps", steps)
-        _check_equal("steps", said, "give all ranks the same steps=, for each step takes all ranks")
+        rows = group.all_gather_object("steps", steps)
+        _check_equal("steps", rows, "give all ranks the same steps=, for each step takes all ranks")
 
 
 def check_same_values(
@@ -276,7 +276,7 @@ def check_same_values(
     if group is SINGLE_PROCESS:
         return
     # `atleast_1d`, since the hash is made by rows, and a scalar array has none.
-    own = [
+    hashes = [
         (name, content_hash(np.atleast_1d(given[name])) if name in given else "")
         # Plan order, then names of other stages sorted, as `given` may have another order on each
         # rank.
@@ -284,7 +284,7 @@ def check_same_values(
     ]
     first: dict[PlainValue, tuple[int, PlainValue]] = {}
     for rank, rows in enumerate(
-        group.all_gather_object(f"begin job {plan.name!r} with values", tuple(own))
+        group.all_gather_object(f"begin job {plan.name!r} with values", tuple(hashes))
     ):
         for name, value in _rows(list(rows)) if isinstance(rows, tuple) else []:
             # Of a variable that ranks of one stage have, by the first of them.
@@ -302,10 +302,10 @@ def agree_on_writes(group: ProcessGroup, written: int, line: str) -> None:
 
     Raises CompileError on every rank.
     """
-    said = _rows(group.all_gather_object("compare what was written to variables", (written, line)))
-    for rank, (own, where) in enumerate(said):
-        if own != said[0][0]:
-            lines = " and ".join([str(text) for text in (where, said[0][1]) if text])
+    rows = _rows(group.all_gather_object("compare what was written to variables", (written, line)))
+    for rank, (digest, where) in enumerate(rows):
+        if digest != rows[0][0]:
+            lines = " and ".join([str(text) for text in (where, rows[0][1]) if text])
             raise CompileError(
                 f"{lines or find_source()}: rank {rank} and rank 0 wrote other values to the"
                 " variables of the job since its last step; write the same on all ranks"

@@ -91,9 +91,9 @@ class ShardTransfer:
 def shard_values(plan: Plan, values: Mapping[str, Array], rank: int) -> dict[str, Array]:
     """Return what a rank has of whole variables, dense."""
     parts, mesh = {v.name: v.sharding for v in plan.state}, plan.mesh
-    own = {name: shard_slices(part, mesh, rank) for name in values if (part := parts.get(name))}
+    slices = {name: shard_slices(part, mesh, rank) for name in values if (part := parts.get(name))}
     return {
-        name: np.ascontiguousarray(value[own[name]]) if name in own else value
+        name: np.ascontiguousarray(value[slices[name]]) if name in slices else value
         for name, value in values.items()
     }
 
@@ -109,12 +109,12 @@ def all_gather_variables(
     and InternalError if ranks disagree on the variables.
     """
     # The same table on all ranks, so the rounds below are as many on each: nobody waits alone.
-    told = shard_owners(plan.mesh, _held(plan, arrays), gather)
+    owners = shard_owners(plan.mesh, _held(plan, arrays), gather)
     num_ranks = plan.mesh.num_ranks
-    whole = {name: array for name, array in arrays.items() if not told.get(name)}
-    for names in _batched([(name, tellers) for name, tellers in told.items() if tellers]):
-        joined = {n: _empty(told[n]) for n in names}
-        queues = [[(n, p) for n in names for r, p in told[n] if r == o] for o in range(num_ranks)]
+    whole = {name: array for name, array in arrays.items() if not owners.get(name)}
+    for names in _batched([(name, tellers) for name, tellers in owners.items() if tellers]):
+        joined = {n: _empty(owners[n]) for n in names}
+        queues = [[(n, p) for n in names for r, p in owners[n] if r == o] for o in range(num_ranks)]
         _exchange(queues, joined, arrays, gather, rank)
         for name, array in joined.items():
             array.flags.writeable = False
@@ -130,10 +130,10 @@ def shard_owners(
     The first rank that holds a distinct shard sends it. A variable that every rank holds whole has
     no sender. All ranks call this with what they hold. Raises as `all_gather_variables`.
     """
-    said = gather("tell what it has of variables", tuple([own.row for own in held]))
-    table = [_table(rows) for rows in said]
-    if len(said) != mesh.num_ranks:
-        raise InternalError(f"{len(said)} ranks tell their parts, of a mesh of {mesh.num_ranks}")
+    answers = gather("tell what it has of variables", tuple([shard.row for shard in held]))
+    table = [_table(rows) for rows in answers]
+    if len(answers) != mesh.num_ranks:
+        raise InternalError(f"{len(answers)} ranks tell their parts, of a mesh of {mesh.num_ranks}")
     return {name: _tellers(name, table, mesh) for name in _names(table)}
 
 
@@ -147,38 +147,38 @@ def _held(plan: Plan, arrays: Mapping[str, Array]) -> Iterator[LocalShard]:
 
 def _table(rows: PlainValue) -> dict[str, LocalShard]:
     """Return what a rank says that it has, by name."""
-    found = [LocalShard(*row) for row in cast("tuple[Any, ...]", rows)]
-    return {held.name: held for held in found}
+    shards = [LocalShard(*row) for row in cast("tuple[Any, ...]", rows)]
+    return {shard.name: shard for shard in shards}
 
 
 def _names(table: Sequence[Mapping[str, LocalShard]]) -> list[str]:
     # Sorted, so that all ranks go through the variables in one order.
-    return sorted({name for held in table for name in held})
+    return sorted({name for shards in table for name in shards})
 
 
 def _tellers(
     name: str, table: Sequence[Mapping[str, LocalShard]], mesh: Mesh
 ) -> tuple[tuple[int, ShardTransfer], ...]:
     """Return which rank sends which shard of a variable: the first holder; none if all hold it."""
-    holders = [(rank, held[name]) for rank, held in enumerate(table) if name in held]
+    holders = [(rank, shards[name]) for rank, shards in enumerate(table) if name in shards]
     _, first = holders[0]
-    for rank, held in holders:
-        if (held.dtype, held.shape) != (first.dtype, first.shape):
+    for rank, shard in holders:
+        if (shard.dtype, shard.shape) != (first.dtype, first.shape):
             raise InternalError(
                 f"variable {name!r} is {first.dtype}{list(first.shape)} on rank {holders[0][0]} and"
-                f" {held.dtype}{list(held.shape)} on rank {rank}"
+                f" {shard.dtype}{list(shard.shape)} on rank {rank}"
             )
     # Every rank holds the whole, so nothing travels.
-    if len(holders) == len(table) and not any([held.splits for _, held in holders]):
+    if len(holders) == len(table) and not any([shard.splits for _, shard in holders]):
         return ()
-    found: dict[tuple[tuple[int, int], ...], tuple[int, ShardTransfer]] = {}
-    for rank, held in holders:
-        own = shard_slices(ShardingSpec(held.shape, held.splits), mesh, rank)
-        place = tuple([(rows.start, rows.stop) for rows in own])
+    senders: dict[tuple[tuple[int, int], ...], tuple[int, ShardTransfer]] = {}
+    for rank, shard in holders:
+        slices = shard_slices(ShardingSpec(shard.shape, shard.splits), mesh, rank)
+        place = tuple([(rows.start, rows.stop) for rows in slices])
         # Ranks in order, so the first rank that holds a part tells it, and no other.
-        found.setdefault(place, (rank, ShardTransfer(held, own)))
-    check_cover(name, first.shape, [told for _, told in found.values()])
-    return tuple(found.values())
+        senders.setdefault(place, (rank, ShardTransfer(shard, slices)))
+    check_cover(name, first.shape, [transfer for _, transfer in senders.values()])
+    return tuple(senders.values())
 
 
 def check_cover(name: str, shape: tuple[int, ...], parts: Sequence[ShardTransfer]) -> None:
@@ -191,12 +191,12 @@ def check_cover(name: str, shape: tuple[int, ...], parts: Sequence[ShardTransfer
         {0, size, *[end for p in parts for end in (p.own[axis].start, p.own[axis].stop)]}
         for axis, size in enumerate(shape)
     ]
-    at = [{end: i for i, end in enumerate(sorted(own))} for own in ends]
-    count = np.zeros([len(own) - 1 for own in at], np.int64)
+    at = [{end: i for i, end in enumerate(sorted(cuts))} for cuts in ends]
+    count = np.zeros([len(cuts) - 1 for cuts in at], np.int64)
     for part in parts:
         rows = zip(at, part.own, strict=True)
         # One cell of the grid is a box that no part cuts; each has to be counted once.
-        count[tuple([slice(own[row.start], own[row.stop]) for own, row in rows])] += 1
+        count[tuple([slice(cuts[row.start], cuts[row.stop]) for cuts, row in rows])] += 1
     if (count != 1).any():
         raise InternalError(
             f"the parts of variable {name!r} {list(shape)} that ranks tell do not make it up, each"
@@ -211,19 +211,19 @@ def _batched(
     batch: list[str] = []
     size_bytes = 0
     for name, tellers in told:
-        own = sum([piece.size_bytes for _, piece in tellers])
-        if batch and size_bytes + own > MESSAGE_BYTES:
+        variable_bytes = sum([piece.size_bytes for _, piece in tellers])
+        if batch and size_bytes + variable_bytes > MESSAGE_BYTES:
             yield batch
             batch, size_bytes = [], 0
         batch.append(name)
-        size_bytes += own
+        size_bytes += variable_bytes
     if batch:
         yield batch
 
 
 def _empty(tellers: Sequence[tuple[int, ShardTransfer]]) -> Array:
-    held = tellers[0][1].held
-    return np.empty(held.shape, held.dtype)
+    shard = tellers[0][1].held
+    return np.empty(shard.shape, shard.dtype)
 
 
 def _exchange(
@@ -234,25 +234,25 @@ def _exchange(
     rank: int,
 ) -> None:
     """Send this rank's shards and write all ranks' into `joined`, in rounds of bounded size."""
-    own = b"".join([_piece_bytes(name, piece, arrays[name]) for name, piece in queues[rank]])
+    payload = b"".join([_piece_bytes(name, piece, arrays[name]) for name, piece in queues[rank]])
     sizes = [sum([piece.size_bytes for _, piece in queue]) for queue in queues]
     # The limit is of all ranks together, since each receives what all tell.
     step = max(1, MESSAGE_BYTES // len(queues))
-    came = [bytearray() for _ in queues]
+    received = [bytearray() for _ in queues]
     for begin in range(0, max(sizes), step):
         what = f"tell its parts of {', '.join(joined)}"
-        parts = gather(what[:80], own[begin : begin + step])
+        parts = gather(what[:80], payload[begin : begin + step])
         for other, part in enumerate(parts):
             # Sizes are known beforehand, so a rank whose queue is done sends empty bytes until the
             # last is.
-            wanted = min(step, max(0, sizes[other] - begin))
-            if not isinstance(part, bytes) or len(part) != wanted:
-                raise InternalError(f"rank {other} did not tell {wanted} bytes of its variables")
-            came[other] += part
-    for queue, data in zip(queues, came, strict=True):
+            size = min(step, max(0, sizes[other] - begin))
+            if not isinstance(part, bytes) or len(part) != size:
+                raise InternalError(f"rank {other} did not tell {size} bytes of its variables")
+            received[other] += part
+    for queue, buffer in zip(queues, received, strict=True):
         begin = 0
         for name, piece in queue:
-            joined[name][piece.own] = np.ndarray(piece.shape, piece.held.dtype, data, begin)
+            joined[name][piece.own] = np.ndarray(piece.shape, piece.held.dtype, buffer, begin)
             begin += piece.size_bytes
 
 
@@ -286,8 +286,8 @@ class ShardGatherer:
     def __init__(self, plan: Plan, group: ProcessGroup, wait_s: float) -> None:
         self._rank = group.rank
         self._wait_ms = int(wait_s * 1000) or None
-        told = shard_owners(plan.mesh, _saved(plan), group.all_gather_object)
-        self._told = {name: pieces for name, pieces in told.items() if pieces}
+        owners = shard_owners(plan.mesh, _saved(plan), group.all_gather_object)
+        self._told = {name: pieces for name, pieces in owners.items() if pieces}
         self._joined: dict[str, Array] = {}
         self._lock = threading.Lock()
         self._why = ""
@@ -371,10 +371,10 @@ class ShardGatherer:
         """Return this rank's ends of the pipes by the other rank: of the first, of each teller."""
         tellers = sorted({rank for pieces in self._told.values() for rank, _ in pieces} - {0})
         pairs = [self._pipe() for _ in tellers] if group.is_first else []
-        said = group.all_gather_object(
+        offer = group.all_gather_object(
             "open pipes for checkpoints", (os.getpid(), *[end for _, end in pairs])
         )[0]
-        pid, *ends = cast("tuple[int, ...]", said)
+        pid, *ends = cast("tuple[int, ...]", offer)
         pipes = {rank: pair[0] for rank, pair in zip(tellers, pairs, strict=False)}
         if self._rank in tellers:
             path = f"/proc/{pid}/fd/{ends[tellers.index(self._rank)]}"
@@ -450,13 +450,13 @@ class ShardGatherer:
 
 def _saved(plan: Plan) -> list[LocalShard]:
     """Return what this rank has of what a checkpoint holds."""
-    saved, found = {*saved_variables(plan)}, []
+    saved, shards = {*saved_variables(plan)}, []
     for variable in sorted(plan.state, key=lambda v: v.name):
         if variable.name in saved:
             type_, part = plan.views[variable.view].type, variable.sharding
             shape, splits = (type_.shape, ()) if part is None else (part.shape, part.splits)
-            found.append(LocalShard(variable.name, numpy_dtype(type_.dtype).name, shape, splits))
-    return found
+            shards.append(LocalShard(variable.name, numpy_dtype(type_.dtype).name, shape, splits))
+    return shards
 
 
 def _own(arrays: Mapping[str, Array], name: str, piece: ShardTransfer) -> Array:

@@ -89,7 +89,7 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
     A child process is started only if a variable that OpenBLAS reads is set. `wait` passes the time
     between two readings of the load.
     """
-    held = any(environ.get(name) for name in HOLDING_VARIABLES)
+    is_held = any(environ.get(name) for name in HOLDING_VARIABLES)
     total, available = _memory_bytes()
     toolchain = find_toolchain(environ, None)
     return Host(
@@ -99,7 +99,7 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         cuda=listed_gpus(environ),
         cuda_packages={name: _version(name) for name in CUDA_PACKAGES},
         blas=loaded_blas(),
-        free_blas=blas_without_variables(environ) if held else None,
+        free_blas=blas_without_variables(environ) if is_held else None,
         compiler=None if toolchain is None else _described(toolchain),
         compiler_error="" if toolchain is None else _refusal(toolchain),
         onednn=_version("onednn-cpu-gomp"),
@@ -257,15 +257,15 @@ def gpu_called(name: str, said: str = "") -> Gpu:
     `said` is what it was given by, such as "--gpu", where nobody else says that. Raises
     CompileError, which names the nearest and those that there are.
     """
-    known = known_gpus()
-    if name.lower() in known:
+    gpus = known_gpus()
+    if name.lower() in gpus:
         return gpu_named(name.lower())
-    near = get_close_matches(name.lower(), known, 1)
+    near = get_close_matches(name.lower(), gpus, 1)
     hint = f"did you mean {near[0]!r}? There" if near else "there"
     where = f"{said}: " if said else ""
     raise CompileError(
         f"{where}no GPU is called {name!r}; {hint} are descriptions of"
-        f" {', '.join(known)} (actors/kernels/cuda/*.json)"
+        f" {', '.join(gpus)} (actors/kernels/cuda/*.json)"
     )
 
 
@@ -278,9 +278,9 @@ def check_gpu(named: object, devices: Sequence[Device], option: str = "") -> Non
         raise CompileError(f'gpu must be a name such as "h200", got {named!r}')
     gpu_called(named, option)
     if devices and not any([is_cuda(device) for device in devices]):
-        given = f"{option} {named}" if option else f"gpu={named!r}"
+        option_text = f"{option} {named}" if option else f"gpu={named!r}"
         raise CompileError(
-            f"{given} is given, and it runs on {', '.join(map(str, devices))}, no GPU;"
+            f"{option_text} is given, and it runs on {', '.join(map(str, devices))}, no GPU;"
             ' give device="cuda", --device cuda or ACTORFLOW_DEVICE=cuda, or leave gpu out'
         )
 
@@ -326,12 +326,12 @@ def _gpu_here(device: Device) -> Gpu:
 
 def described(seen: NvmlDevice) -> Gpu:
     """Return the description of a GPU that is here. Raises CompileError where there is none."""
-    known = [gpu_named(name) for name in known_gpus()]
+    gpus = [gpu_named(name) for name in known_gpus()]
     # By the name that NVML says: GPUs of one capability differ in memory and rates.
-    for gpu in known:
+    for gpu in gpus:
         if gpu.says == seen.name:
             return gpu
-    alike = [gpu.name for gpu in known if gpu.capability == seen.capability]
+    alike = [gpu.name for gpu in gpus if gpu.capability == seen.capability]
     mend = (
         f"plan for one with the same instructions: {_HOW.format(alike[0])}"
         if alike
@@ -339,7 +339,7 @@ def described(seen: NvmlDevice) -> Gpu:
     )
     raise CompileError(
         f"the GPU here is {seen.name!r} (compute capability {dotted(seen.capability)}), and there"
-        f" is no description of it, but of {', '.join([gpu.says for gpu in known])}; {mend}"
+        f" is no description of it, but of {', '.join([gpu.says for gpu in gpus])}; {mend}"
     )
 
 

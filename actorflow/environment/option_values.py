@@ -66,8 +66,8 @@ class OneOfValues:
         # By type too: 1 is no True.
         if any([type(value) is type(known) and value == known for known in self.values]):
             return ""
-        known = [repr(value) for value in self.values]
-        return " or ".join(known) if len(known) == 2 else f"one of {', '.join(known)}"
+        texts = [repr(value) for value in self.values]
+        return " or ".join(texts) if len(texts) == 2 else f"one of {', '.join(texts)}"
 
 
 def check_fields(options: Any, where: object, owner: str = "") -> None:
@@ -104,16 +104,16 @@ def accepts_options(options: Any, first: Any = None) -> Any:
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
-        own = list(signature(method).parameters.values())[:-1]
-        asked = signature_with(own, options)
+        parameters = list(signature(method).parameters.values())[:-1]
+        call_signature = signature_with(parameters, options)
 
         @wraps(method)
         def call(*unnamed: Any, **named: Any) -> Any:
-            given = arguments_of(method.__name__, asked, unnamed, named)
-            leading = [given.pop(parameter.name) for parameter in own]
-            return method(*leading, options(**given))
+            arguments = arguments_of(method.__name__, call_signature, unnamed, named)
+            leading = [arguments.pop(parameter.name) for parameter in parameters]
+            return method(*leading, options(**arguments))
 
-        return describe(call, asked, options)
+        return describe(call, call_signature, options)
 
     return decorate
 
@@ -159,7 +159,7 @@ def chosen(patterns: Patterns, paths: Sequence[str], what: str) -> tuple[str, ..
     """
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     # A list that begins with an exclusion begins with all paths; later patterns win.
-    found = dict.fromkeys(paths, listed[0].startswith("!"))
+    choice = dict.fromkeys(paths, listed[0].startswith("!"))
     for pattern in listed:
         glob = pattern.removeprefix("!")
         matched = [path for path in paths if fnmatchcase(path, glob)]
@@ -167,8 +167,8 @@ def chosen(patterns: Patterns, paths: Sequence[str], what: str) -> tuple[str, ..
             raise CompileError(
                 f"{what}: pattern {pattern!r} matches no parameter; {_near(glob, paths)}"
             )
-        found.update(dict.fromkeys(matched, not pattern.startswith("!")))
-    return tuple([path for path, is_chosen in found.items() if is_chosen])
+        choice.update(dict.fromkeys(matched, not pattern.startswith("!")))
+    return tuple([path for path, is_chosen in choice.items() if is_chosen])
 
 
 def _near(glob: str, paths: Sequence[str]) -> str:

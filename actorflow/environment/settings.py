@@ -167,8 +167,8 @@ class Settings:
 
 def unknown_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the `ACTORFLOW_*` names of `environ` that mean nothing, sorted."""
-    known = {variable.name for variable in ENVIRONMENT}
-    return tuple(sorted(name for name in environ if name.startswith(_PREFIX) and name not in known))
+    names = {variable.name for variable in ENVIRONMENT}
+    return tuple(sorted(name for name in environ if name.startswith(_PREFIX) and name not in names))
 
 
 def environment_table() -> str:
@@ -181,9 +181,9 @@ def environment_table() -> str:
 
 
 def _unknown_text(name: str) -> str:
-    known = [variable.name.removeprefix(_PREFIX) for variable in ENVIRONMENT]
+    settings = [variable.name.removeprefix(_PREFIX) for variable in ENVIRONMENT]
     # Without the prefix, which alone would make any two names look alike.
-    nearest = _nearest(name.removeprefix(_PREFIX), known)
+    nearest = _nearest(name.removeprefix(_PREFIX), settings)
     names = ", ".join(variable.name for variable in ENVIRONMENT)
     mend = f"did you mean {_PREFIX}{nearest[0]}?" if nearest else f"known are {names}"
     return f"{name} is set, and no such setting exists; {mend}"
@@ -338,11 +338,11 @@ def is_worth_a_line(count: int) -> bool:
 
 def once(tell: Callable[[str], object]) -> Callable[[str], None]:
     """Return a function that tells the first text it is given, and no other."""
-    told: list[str] = []
+    texts: list[str] = []
 
     def tell_once(text: str) -> None:
-        if not told:
-            told.append(text)
+        if not texts:
+            texts.append(text)
             tell(text)
 
     return tell_once

@@ -237,5 +237,5 @@ def softmax(x: Tensor, dim: int = -1, *, scale: float = 1.0, causal: bool = Fals
     if axis != last and causal:
         raise CompileError(f"{find_source()}: a causal softmax goes over the last axis, got {dim}")
     moved = x if axis == last else x.swapaxes(axis, last)
-    made = apply(normalisation.SOFTMAX, moved, scale=factor, causal=bool(causal))
-    return made if axis == last else made.swapaxes(axis, last)
+    y = apply(normalisation.SOFTMAX, moved, scale=factor, causal=bool(causal))
+    return y if axis == last else y.swapaxes(axis, last)

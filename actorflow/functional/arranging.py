@@ -60,11 +60,11 @@ def repeat(x: Tensor, *sizes: int | Sequence[int]) -> Tensor:
             f"{find_source()}: repeat needs a number of copies, 0 or more, for each axis of"
             f" {x.type}, got {list(times)}"
         )
-    own = (*[1] * (len(times) - x.ndim), *x.shape)
+    extents = (*[1] * (len(times) - x.ndim), *x.shape)
     # An axis of 1 before each axis is broadcast to the copies and then joined with it: no gather.
-    split = [n for extent in own for n in (1, extent)]
-    wide = [n for pair in zip(times, own, strict=True) for n in pair]
-    joined = [n * m for n, m in zip(times, own, strict=True)]
+    split = [n for extent in extents for n in (1, extent)]
+    wide = [n for pair in zip(times, extents, strict=True) for n in pair]
+    joined = [n * m for n, m in zip(times, extents, strict=True)]
     return x.reshape(split).broadcast_to(wide).reshape(joined)
 
 
@@ -253,8 +253,8 @@ def arange(
     count = (last - first) / step
     if not count <= MOST_CONSTANTS:  # nor where it is NaN
         raise CompileError(f"{find_source()}: arange would make {count:,.0f} constants")
-    wanted = _dtype(dtype, _default(first, last, step, 0))
-    return _constants(np.arange(first, last, step), wanted)
+    out_dtype = _dtype(dtype, _default(first, last, step, 0))
+    return _constants(np.arange(first, last, step), out_dtype)
 
 
 def _constants(numbers: np.ndarray[Any, Any], dtype: DType) -> Tensor:
@@ -292,8 +292,8 @@ def full(size: Shape, fill_value: Operand, *, dtype: DTypeLike = None) -> Tensor
         default = DType.BOOL if number.dtype is DType.BOOL else default
         number = number.detach().to(_dtype(dtype, default))
         return number.broadcast_to(integers(size, what="an extent"))
-    wanted = _dtype(dtype, _default(fill_value))
-    return as_tensor(fill_value, wanted).broadcast_to(integers(size, what="an extent"))
+    out_dtype = _dtype(dtype, _default(fill_value))
+    return as_tensor(fill_value, out_dtype).broadcast_to(integers(size, what="an extent"))
 
 
 def zeros(*size: Shape, dtype: DTypeLike = None) -> Tensor:
@@ -334,16 +334,16 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
     With indexing "xy", numpy's default, the first two axes change places.
     """
-    given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Sequence) else tensors
-    vectors = [as_tensor(t).reshape(-1) for t in given]
+    operands = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Sequence) else tensors
+    vectors = [as_tensor(t).reshape(-1) for t in operands]
     if indexing not in ("ij", "xy"):
         raise CompileError(f"{find_source()}: meshgrid has indexing 'ij' or 'xy', not {indexing!r}")
     shape = [v.shape[0] for v in vectors]
     wide = []
     for axis, vector in enumerate(vectors):
-        own = [n if at == axis else 1 for at, n in enumerate(shape)]
-        made = vector.reshape(own).broadcast_to(shape)
-        wide.append(made.swapaxes(0, 1) if indexing == "xy" and len(shape) > 1 else made)
+        extents = [n if at == axis else 1 for at, n in enumerate(shape)]
+        grid = vector.reshape(extents).broadcast_to(shape)
+        wide.append(grid.swapaxes(0, 1) if indexing == "xy" and len(shape) > 1 else grid)
     return tuple(wide)
 
 
@@ -361,8 +361,8 @@ def one_hot(x: Index, num_classes: int) -> Tensor:
         )
     ids = as_tensor(index_value(x, "the classes of one_hot"))
     numbers = arange(classes)
-    known = apply(embedding.EMBEDDING, numbers.reshape(classes, 1), ids)  # which refuses bad ones
-    return (known == numbers).to("int64")
+    labels = apply(embedding.EMBEDDING, numbers.reshape(classes, 1), ids)  # which refuses bad ones
+    return (labels == numbers).to("int64")
 
 
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
@@ -402,8 +402,8 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: Operand = 
     for number in range(len(sizes) // 2):
         pairs[x.ndim - 1 - number] = (sizes[2 * number], sizes[2 * number + 1])
     if mode != "constant" and mode not in _INDEX_MODES:
-        known = ", ".join(["constant", *_INDEX_MODES])
-        raise CompileError(f"{find_source()}: pad has modes {known}; got {mode!r}")
+        modes = ", ".join(["constant", *_INDEX_MODES])
+        raise CompileError(f"{find_source()}: pad has modes {modes}; got {mode!r}")
     for axis, (low, high) in enumerate(pairs):
         extent = x.shape[axis]
         most = {"reflect": extent - 1, "circular": extent}.get(mode, 1 << 48 if extent else 0)
@@ -416,8 +416,8 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: Operand = 
             ids = np.pad(np.arange(extent), (max(low, 0), max(high, 0)), mode=_INDEX_MODES[mode])  # type: ignore[call-overload]  # one of numpy's modes
             x = picked(x, axis, [ids[max(-low, 0) : len(ids) - max(-high, 0)]])
         elif low < 0 or high < 0:
-            kept = extent + min(low, 0) + min(high, 0)
-            x = narrow(x, axis, max(-low, 0), max(kept, 0))
+            length = extent + min(low, 0) + min(high, 0)
+            x = narrow(x, axis, max(-low, 0), max(length, 0))
     around = [(max(low, 0), max(high, 0)) for low, high in pairs]
     return x if mode != "constant" or not any(map(any, around)) else _surrounded(x, around, value)
 
@@ -427,7 +427,7 @@ def _surrounded(x: Tensor, around: Sequence[tuple[int, int]], value: Operand) ->
         low, high = [tuple([pair[side] for pair in around]) for side in (0, 1)]
         return apply(slicing.PAD, x, low=low, high=high, steps=(1,) * x.ndim)
     for axis, widths in enumerate(around):
-        own, shape = as_tensor(value, x.dtype), x.shape
-        sides = [own.broadcast_to(*shape[:axis], n, *shape[axis + 1 :]) for n in widths]
+        fill, shape = as_tensor(value, x.dtype), x.shape
+        sides = [fill.broadcast_to(*shape[:axis], n, *shape[axis + 1 :]) for n in widths]
         x = concat([sides[0], x, sides[1]], axis)
     return x

@@ -72,8 +72,8 @@ def tree_unflatten(tree: Tree, leaves: list[Any]) -> Any:
             return None
         if isinstance(part, Mapping):
             # Leaves are taken in sorted order, and the dict keeps the user's.
-            made = {key: build(part[key]) for key in _keys(part, "a tree")}
-            return {key: made[key] for key in part}
+            parts = {key: build(part[key]) for key in _keys(part, "a tree")}
+            return {key: parts[key] for key in part}
         if isinstance(part, tuple) and hasattr(part, "_fields"):
             return type(part)(*[build(item) for item in part])
         if isinstance(part, (tuple, list)):
@@ -265,8 +265,8 @@ def scan(
         )
         new_carry, y = _pair(f, _called(f, "the function of af.scan", carry, entry))
         news = _same_carry(f, init, firsts, new_carry)
-        made = [as_tensor(leaf) for leaf in tree_leaves(y, "y")]
-        body = inner.body([*news, *made])
+        ys = [as_tensor(leaf) for leaf in tree_leaves(y, "y")]
+        body = inner.body([*news, *ys])
     operands = [*[t._value_in(trace) for t in (*firsts, *stacks)], *inner.taken]
     attrs: dict[str, AttrValue] = {
         "body": body,
@@ -278,8 +278,8 @@ def scan(
     }
     if not body.results:
         return init, y
-    found = [Tensor(trace, v) for v in trace.emit(SCAN, operands, Attrs(attrs))]
-    return tree_unflatten(init, found[: len(firsts)]), tree_unflatten(y, found[len(firsts) :])
+    results = [Tensor(trace, v) for v in trace.emit(SCAN, operands, Attrs(attrs))]
+    return tree_unflatten(init, results[: len(firsts)]), tree_unflatten(y, results[len(firsts) :])
 
 
 def map(f: Callable[[Any], Any], xs: Tree) -> Any:  # noqa: A001  # the name that JAX and lax have
@@ -313,17 +313,17 @@ def cond(
             f"{find_source()}: af.cond chooses by a bool of shape [], got {flag.type}; reduce it,"
             " or choose element by element with af.where"
         )
-    given = [flag, *[as_tensor(leaf) for leaf in tree_leaves(operands, "operands")]]
-    traced = [
-        _TracedFunction(trace, "the function of af.cond", f, given) for f in (true_fn, false_fn)
+    inputs = [flag, *[as_tensor(leaf) for leaf in tree_leaves(operands, "operands")]]
+    branches = [
+        _TracedFunction(trace, "the function of af.cond", f, inputs) for f in (true_fn, false_fn)
     ]
-    results = [one.call(lambda *held: tree_unflatten(operands, list(held[1:]))) for one in traced]
+    results = [one.call(lambda *held: tree_unflatten(operands, list(held[1:]))) for one in branches]
     if tree_structure(results[0]) != tree_structure(results[1]):
         raise CompileError(
             f"{source_of(false_fn)}: the functions of af.cond return the same form; one returns"
             f" {shown(results[0])}, the other {shown(results[1])}"
         )
-    types = [[t.type for t in one.results] for one in traced]
+    types = [[t.type for t in one.results] for one in branches]
     for name, here, there in zip(names_of(results[0], "result"), *types, strict=True):
         if here != there:
             raise CompileError(
@@ -332,10 +332,10 @@ def cond(
             )
     if not types[0]:
         return results[0]
-    values, bodies = _with_one_list(trace, given, traced)
+    values, bodies = _with_one_list(trace, inputs, branches)
     attrs = Attrs(dict(zip(("then", "otherwise"), bodies, strict=True)))
-    made = trace.emit(COND, values, attrs)
-    return tree_unflatten(results[0], [Tensor(trace, v) for v in made])
+    outputs = trace.emit(COND, values, attrs)
+    return tree_unflatten(results[0], [Tensor(trace, v) for v in outputs])
 
 
 def while_loop(
@@ -378,10 +378,10 @@ def while_loop(
         return flag
 
     def stepped(*held: Tensor) -> list[Tensor]:
-        made = _called(
+        carry = _called(
             body_fun, "the function of af.while_loop", tree_unflatten(init_val, list(held))
         )
-        return _same_carry(body_fun, init_val, firsts, made, "af.while_loop")
+        return _same_carry(body_fun, init_val, firsts, carry, "af.while_loop")
 
     if max_steps is not None:
 
@@ -403,8 +403,8 @@ def while_loop(
     test.results = [*test.held, flag]
     values, (test_body, loop_body) = _with_one_list(trace, firsts, [test, body])
     attrs: dict[str, AttrValue] = {"carries": len(firsts), "test": test_body, "body": loop_body}
-    made = trace.emit(WHILE, values, Attrs(attrs))
-    return tree_unflatten(init_val, [Tensor(trace, v) for v in made])
+    outputs = trace.emit(WHILE, values, Attrs(attrs))
+    return tree_unflatten(init_val, [Tensor(trace, v) for v in outputs])
 
 
 class _TracedFunction:
@@ -421,9 +421,9 @@ class _TracedFunction:
     def call(self, arguments: Callable[..., Any]) -> Any:
         """Call it with what the operands are made into, and return what it returns."""
         with recording(self.inner):
-            made = _called(self._function, self._what, *arguments(*self.held))
-            self.results = [as_tensor(leaf) for leaf in tree_leaves(made, "result")]
-        return tree_unflatten(made, list(self.results))
+            tree = _called(self._function, self._what, *arguments(*self.held))
+            self.results = [as_tensor(leaf) for leaf in tree_leaves(tree, "result")]
+        return tree_unflatten(tree, list(self.results))
 
 
 def _with_one_list(
@@ -433,15 +433,15 @@ def _with_one_list(
     for one in traced:
         for result in one.results:  # it may come from outside as it is
             result._value_in(one.inner)
-    taken = list(dict.fromkeys([value for one in traced for value in one.inner.taken]))
+    captures = list(dict.fromkeys([value for one in traced for value in one.inner.taken]))
     bodies: list[Body] = []
     for one in traced:
-        for value in taken:
+        for value in captures:
             one.inner.take(value)
-        own = [len(given) + [*one.inner.taken].index(value) for value in taken]
+        positions = [len(given) + [*one.inner.taken].index(value) for value in captures]
         body = one.inner.body(one.results)
-        bodies.append(prune_body(body, [*range(len(given)), *own], range(len(one.results))))
-    return [*[t._value_in(trace) for t in given], *taken], bodies
+        bodies.append(prune_body(body, [*range(len(given)), *positions], range(len(one.results))))
+    return [*[t._value_in(trace) for t in given], *captures], bodies
 
 
 def _tracing(what: str) -> Trace:
@@ -456,27 +456,27 @@ def _tracing(what: str) -> Trace:
 
 def _length(stacks: list[Tensor], length: int | None) -> int:
     """Return the number of steps. Raises CompileError where they are not agreed upon."""
-    found: dict[int, tuple[int, Tensor]] = {}
+    by_extent: dict[int, tuple[int, Tensor]] = {}
     for number, tensor in enumerate(stacks):
         if not tensor.ndim:
             raise CompileError(
                 f"{find_source()}: xs of af.scan are cut along their first axis, and tensor"
                 f" {number} of them is {tensor.type}, without any"
             )
-        found.setdefault(tensor.shape[0], (number, tensor))
-    if len(found) > 1:
-        said = " and ".join([f"{t.type} (number {n})" for n, t in list(found.values())[:2]])
+        by_extent.setdefault(tensor.shape[0], (number, tensor))
+    if len(by_extent) > 1:
+        types = " and ".join([f"{t.type} (number {n})" for n, t in list(by_extent.values())[:2]])
         raise CompileError(
-            f"{find_source()}: xs of af.scan have first axes of different extents: {said}"
+            f"{find_source()}: xs of af.scan have first axes of different extents: {types}"
         )
-    if length is None and not found:
+    if length is None and not by_extent:
         raise CompileError(f"{find_source()}: af.scan without xs needs length=, a number of steps")
-    steps = next(iter(found), 0) if length is None else checked_size(length, "length")
-    if steps < 0 or (found and steps not in found):
-        wanted = "0 or more" if steps < 0 else str(next(iter(found)))
+    steps = next(iter(by_extent), 0) if length is None else checked_size(length, "length")
+    if steps < 0 or (by_extent and steps not in by_extent):
+        expected = "0 or more" if steps < 0 else str(next(iter(by_extent)))
         raise CompileError(
-            f"{find_source()}: af.scan got length={steps}, expected {wanted}"
-            + (", the extent of the first axis of xs" if found else "")
+            f"{find_source()}: af.scan got length={steps}, expected {expected}"
+            + (", the extent of the first axis of xs" if by_extent else "")
         )
     return steps
 
@@ -514,13 +514,13 @@ def _same_carry(
             f"{source_of(f)}: the carry of {what} keeps its form: it came as"
             f" {shown(init)}, and the function returns {shown(carry)}"
         )
-    found = [as_tensor(new, old.dtype) for old, new in zip(firsts, news, strict=True)]
+    leaves = [as_tensor(new, old.dtype) for old, new in zip(firsts, news, strict=True)]
     names = names_of(carry, "carry")
-    for name, old, new in zip(names, firsts, found, strict=True):
+    for name, old, new in zip(names, firsts, leaves, strict=True):
         if old.type != new.type:
             raise CompileError(
                 f"{source_of(f)}: the carry of {what} keeps its types: {name} came as"
                 f" {old.type}, and the function returns {new.type}; convert it with .to(...), or"
                 " give init the type and shape that it ends with"
             )
-    return found
+    return leaves

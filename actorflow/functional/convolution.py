@@ -293,16 +293,16 @@ def fold(
         padding: what is cut off on both sides of an axis.
         stride: see `unfold`.
     """
-    given = as_tensor(x)
+    tensor = as_tensor(x)
     extents = per_axis(output_size, 2, "output_size")
     windows = _ColumnWindows("fold", extents, kernel_size, dilation, padding, stride)
     taps, count = windows.firsts(), windows.counts[0] * windows.counts[1]
-    if given.ndim not in (2, 3) or given.shape[-2] % len(taps) or given.shape[-1] != count:
+    if tensor.ndim not in (2, 3) or tensor.shape[-2] % len(taps) or tensor.shape[-1] != count:
         raise CompileError(
             f"{find_source()}: fold to {list(extents)} expects columns [N, C * {len(taps)},"
-            f" {count}], got {given.type}"
+            f" {count}], got {tensor.type}"
         )
-    columns = given if given.ndim == 3 else given.reshape(1, *given.shape)
+    columns = tensor if tensor.ndim == 3 else tensor.reshape(1, *tensor.shape)
     batch, channels = columns.shape[0], columns.shape[1] // len(taps)
     parts = columns.reshape(batch, channels, len(taps), *windows.counts)
     total: Tensor | None = None
@@ -315,4 +315,4 @@ def fold(
     assert total is not None  # a window has an element
     above, left = windows.padding
     images = total[:, :, above : above + extents[0], left : left + extents[1]]
-    return images if given.ndim == 3 else images.reshape(images.shape[1:])
+    return images if tensor.ndim == 3 else images.reshape(images.shape[1:])

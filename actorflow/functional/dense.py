@@ -69,8 +69,8 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
             f"{find_source()}: bilinear expects [..., in1] and [..., in2] for a weight"
             f" [out, in1, in2], got {x.type} and {y.type} for {weight.type}"
         )
-    made = einsum("...i,oij,...j->...o", x, weight, y)
-    return made if bias is None else made + bias
+    out = einsum("...i,oij,...j->...o", x, weight, y)
+    return out if bias is None else out + bias
 
 
 _LOWEST = float("-inf")
@@ -92,8 +92,8 @@ def embedding(input: Index, weight: Tensor, padding_idx: int | None = None) -> T
 
 def _ids_and_table(input: Index, weight: Tensor, what: str) -> tuple[Tensor, Tensor]:
     """Return both as tensors. Raises CompileError where one stands in the place of the other."""
-    given = index_value(input, f"the ids of {what}") if isinstance(input, list) else input
-    ids = as_tensor(given, DType.INT64)
+    indices = index_value(input, f"the ids of {what}") if isinstance(input, list) else input
+    ids = as_tensor(indices, DType.INT64)
     table = as_tensor(weight)
     if table.dtype.is_integer and not ids.dtype.is_integer:
         raise CompileError(
@@ -136,10 +136,10 @@ def embedding_bag(
     if mode not in ("sum", "mean", "max"):
         raise CompileError(f"{find_source()}: embedding_bag knows sum, mean and max, got {mode!r}")
     if ids.ndim != (2 if offsets is None else 1):
-        said = "without" if offsets is None else "with"
+        word = "without" if offsets is None else "with"
         raise CompileError(
             f"{find_source()}: embedding_bag takes ids of shape [bags, length], or [n] with"
-            f" offsets; got {ids.type} {said} offsets"
+            f" offsets; got {ids.type} {word} offsets"
         )
     if per_sample_weights is not None and (
         mode != "sum" or tuple(per_sample_weights.shape) != ids.shape
@@ -192,8 +192,8 @@ class _Bags:
         if not count:
             return rows.sum(-2) if self.starts is None else self.total(rows)
         if self.starts is None:
-            found = largest(rows, 1)[0]
-            return where(found == _LOWEST, 0.0, found)
+            maxima = largest(rows, 1)[0]
+            return where(maxima == _LOWEST, 0.0, maxima)
         back = 1
         while back < count:
             lowest = full((back, rows.shape[1]), _LOWEST, dtype=rows.dtype)
@@ -201,6 +201,6 @@ class _Bags:
             before = concat([lowest, where(is_same, rows[:-back], _LOWEST)])
             rows, back = maximum(rows, before), 2 * back
         ends = concat([self.starts[1:], as_tensor(np.array([count]))]) - 1
-        found = apply(EMBEDDING, rows, maximum(ends, 0))
+        maxima = apply(EMBEDDING, rows, maximum(ends, 0))
         has_some = (ends >= self.starts).reshape(-1, 1)
-        return where(logical_and(has_some, found != _LOWEST), found, 0.0)
+        return where(logical_and(has_some, maxima != _LOWEST), maxima, 0.0)

@@ -273,8 +273,8 @@ def maximum(a: Operand, b: Operand) -> Tensor:
 def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
     """Return a where the bool tensor `condition` holds, else b; all three broadcast."""
     is_program = isinstance(condition, Expression)
-    chosen = condition if is_program else as_tensor(condition, DType.BOOL)
-    return apply(arithmetic.WHERE, chosen, a, b)
+    mask = condition if is_program else as_tensor(condition, DType.BOOL)
+    return apply(arithmetic.WHERE, mask, a, b)
 
 
 def eq(a: Operand, b: Operand) -> Tensor:
@@ -437,15 +437,15 @@ def clamp(x: Tensor, min: Operand = None, max: Operand = None) -> Tensor:  # noq
     x = as_tensor(x)
     if min is None and max is None:
         raise CompileError(f"{find_source()}: clamp needs a min, a max or both")
-    given = [
+    bounds = [
         b if isinstance(b, (int, float)) else as_tensor(b) for b in (min, max) if b is not None
     ]
-    meeting = result_type([x, *given])
-    if meeting is DType.BOOL:
+    dtype = result_type([x, *bounds])
+    if dtype is DType.BOOL:
         raise CompileError(f"{find_source()}: clamp needs numbers, got bools")
     low, high = (-math.inf, math.inf)
-    if not meeting.is_float:
-        limits = np.iinfo(meeting.value)
+    if not dtype.is_float:
+        limits = np.iinfo(dtype.value)
         low, high = int(limits.min), int(limits.max)
     return apply(arithmetic.CLAMP, x, low if min is None else min, high if max is None else max)
 

@@ -169,8 +169,8 @@ def index_value(given: Index, what: str) -> Tensor | np.ndarray:
 
 def along(shape: Sequence[int], axis: int) -> np.ndarray:
     """Return the numbers of an axis, to be broadcast to a shape."""
-    own = [extent if at == axis else 1 for at, extent in enumerate(shape)]
-    return np.arange(shape[axis], dtype=np.int64).reshape(own)
+    extents = [extent if at == axis else 1 for at, extent in enumerate(shape)]
+    return np.arange(shape[axis], dtype=np.int64).reshape(extents)
 
 
 def picked(x: Tensor, first: int, at: Sequence[Tensor | np.ndarray]) -> Tensor:
@@ -184,13 +184,13 @@ def picked(x: Tensor, first: int, at: Sequence[Tensor | np.ndarray]) -> Tensor:
         if 4 * math.prod(rows.shape) >= math.prod(axes):  # the rows are put together first
             order = [*range(first, first + len(at)), *range(first)]
             turned = x.permute(*order, *range(len(order), x.ndim))
-            made = rows.of(turned.reshape(rows.count, math.prod((*lead, *tail))))
-            made, depth = made.reshape(*rows.shape, *lead, *tail), len(rows.shape)
+            out = rows.of(turned.reshape(rows.count, math.prod((*lead, *tail))))
+            out, depth = out.reshape(*rows.shape, *lead, *tail), len(rows.shape)
             order = [*range(depth, depth + first), *range(depth)]
-            return made.permute(*order, *range(len(order), made.ndim))
+            return out.permute(*order, *range(len(order), out.ndim))
     rows = rows_of(x, first, at)
-    made = rows.of(x.reshape(rows.count, math.prod(tail)))
-    return made.reshape(*lead, *broadcast_shapes([tuple(i.shape) for i in at]), *tail)
+    out = rows.of(x.reshape(rows.count, math.prod(tail)))
+    return out.reshape(*lead, *broadcast_shapes([tuple(i.shape) for i in at]), *tail)
 
 
 def _cut(x: Tensor, first: int, num: int) -> tuple[tuple[int, ...], ...]:
@@ -335,17 +335,17 @@ take_along_axis = take_along_dim
 @with_numpy_names
 def index_select(x: Tensor, dim: int, index: Index) -> Tensor:
     """Return the slices of x along `dim` at the integers of a vector."""
-    x, own = as_tensor(x), _vector(index, "index_select")
-    return picked(x, checked_axis(x, dim), [own])
+    x, indices = as_tensor(x), _vector(index, "index_select")
+    return picked(x, checked_axis(x, dim), [indices])
 
 
 def _vector(index: Index, what: str) -> Tensor | np.ndarray:
-    found = index_value(index, f"the index of {what}")
-    if len(found.shape) > 1:
+    indices = index_value(index, f"the index of {what}")
+    if len(indices.shape) > 1:
         raise CompileError(
-            f"{find_source()}: {what} needs a vector of indices, got {list(found.shape)}"
+            f"{find_source()}: {what} needs a vector of indices, got {list(indices.shape)}"
         )
-    return found.reshape(-1)
+    return indices.reshape(-1)
 
 
 def take(x: Tensor, index: Index) -> Tensor:
@@ -393,18 +393,18 @@ def _slices(
     x: Tensor, dim: int, index: Index, source: Operand, what: str
 ) -> tuple[Tensor, FlatIndices, Tensor]:
     """Return x as a table, the rows that are meant, and what is put or added there."""
-    axis, own = checked_axis(x, dim), _vector(index, what)
-    rows, width = rows_of(x, axis, [own]), math.prod(x.shape[axis + 1 :])
-    wanted = (*x.shape[:axis], own.shape[0], *x.shape[axis + 1 :])
-    given = as_tensor(source, x.dtype)
-    if given.shape == wanted:
-        given = given.reshape(*rows.shape, width)
-    elif given.ndim:
+    axis, indices = checked_axis(x, dim), _vector(index, what)
+    rows, width = rows_of(x, axis, [indices]), math.prod(x.shape[axis + 1 :])
+    shape = (*x.shape[:axis], indices.shape[0], *x.shape[axis + 1 :])
+    values = as_tensor(source, x.dtype)
+    if values.shape == shape:
+        values = values.reshape(*rows.shape, width)
+    elif values.ndim:
         raise CompileError(
             f"{find_source()}: {what} along axis {axis} of {x.type} needs a source of shape"
-            f" {list(wanted)}, got {given.type}"
+            f" {list(shape)}, got {values.type}"
         )
-    return x.reshape(rows.count, width), rows, given
+    return x.reshape(rows.count, width), rows, values
 
 
 @with_numpy_names
@@ -413,16 +413,16 @@ def index_add(
 ) -> Tensor:
     """Return x with alpha times the slices of `source` added to its own at a vector of indices."""
     x = as_tensor(x)
-    table, rows, own = _slices(x, dim, index, source, "index_add")
-    return (table + rows.added(own if alpha == 1 else own * alpha)).reshape(x.shape)
+    table, rows, values = _slices(x, dim, index, source, "index_add")
+    return (table + rows.added(values if alpha == 1 else values * alpha)).reshape(x.shape)
 
 
 @with_numpy_names
 def index_copy(x: Tensor, dim: int, index: Index, source: Tensor) -> Tensor:
     """Return x with the slices of `source` at a vector of indices; the last one counts."""
     x = as_tensor(x)
-    table, rows, own = _slices(x, dim, index, source, "index_copy")
-    return rows.put(table, own).reshape(x.shape)
+    table, rows, values = _slices(x, dim, index, source, "index_copy")
+    return rows.put(table, values).reshape(x.shape)
 
 
 @with_numpy_names
@@ -457,9 +457,9 @@ def index_put(
     rows, tail = rows_of(x, 0, at), x.shape[len(at) :]
     table = x.reshape(rows.count, math.prod(tail))
     wide = as_tensor(values, x.dtype).broadcast_to(*rows.shape, *tail)
-    own = wide.reshape(*rows.shape, math.prod(tail))
-    made = table + rows.added(own) if accumulate else rows.put(table, own)
-    return made.reshape(x.shape)
+    flat = wide.reshape(*rows.shape, math.prod(tail))
+    out = table + rows.added(flat) if accumulate else rows.put(table, flat)
+    return out.reshape(x.shape)
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:

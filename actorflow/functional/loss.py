@@ -245,10 +245,10 @@ def _at_least(x: Tensor, bound: float) -> Tensor:
 
 
 def _not_negative(number: float, what: str) -> float:
-    found = checked_number(number, what)
-    if not found >= 0.0:
-        raise CompileError(f"{find_source()}: {what} must be 0 or more, got {found}")
-    return found
+    value = checked_number(number, what)
+    if not value >= 0.0:
+        raise CompileError(f"{find_source()}: {what} must be 0 or more, got {value}")
+    return value
 
 
 @in_float32
@@ -293,9 +293,9 @@ def cross_entropy(
     if weight is None and smoothing == 0.0:
         losses = apply_many(loss.CROSS_ENTROPY_ROWS, rows, labels)[0]
     else:
-        own = _class_weights("cross_entropy", rows, weight)
+        class_weights = _class_weights("cross_entropy", rows, weight)
         losses, shares, *_ = apply_many(
-            loss.WEIGHTED_CROSS_ENTROPY_ROWS, rows, labels, own, smoothing=smoothing
+            loss.WEIGHTED_CROSS_ENTROPY_ROWS, rows, labels, class_weights, smoothing=smoothing
         )
     return _weighed(losses, shares, is_valid, reduction, target)
 
@@ -312,8 +312,8 @@ def nll_loss(
     x, target = as_tensor(input), as_tensor(target, DType.INT64)
     rows, labels = _rows_of("nll_loss", x, target)
     labels, is_valid = _valid(labels, ignore_index)
-    own = _class_weights("nll_loss", rows, weight)
-    losses, shares = apply_many(loss.NLL_ROWS, rows, labels, own)
+    class_weights = _class_weights("nll_loss", rows, weight)
+    losses, shares = apply_many(loss.NLL_ROWS, rows, labels, class_weights)
     return _weighed(losses, shares, is_valid, reduction, target)
 
 
@@ -411,13 +411,13 @@ def _class_weights(what: str, rows: Tensor, weight: Operand | None) -> Tensor:
     classes = rows.shape[-1]
     if weight is None:
         return as_tensor(np.ones(classes, rows.dtype.value))
-    own = as_tensor(weight)
-    if own.shape != (classes,):
+    weights = as_tensor(weight)
+    if weights.shape != (classes,):
         raise CompileError(
             f"{find_source()}: {what} expects a weight for each of {classes} classes, got"
-            f" {own.type}"
+            f" {weights.type}"
         )
-    return own.detach()
+    return weights.detach()
 
 
 def _weighed(

@@ -65,7 +65,7 @@ def layer_norm(
     rows, columns = _rows_of("layer_norm", x, normalized_shape, weight, bias)
     if weight is not None and bias is not None:
         # LAYER_NORM takes both; where one is missing, the other is an op of its own.
-        affine = [as_tensor(own).reshape(columns) for own in (weight, bias)]
+        affine = [as_tensor(parameter).reshape(columns) for parameter in (weight, bias)]
         return apply_many(normalisation.LAYER_NORM, rows, *affine, eps=small)[0].reshape(x.shape)
     y = apply_many(normalisation.STANDARDISED, rows, eps=small)[0].reshape(x.shape)
     return _scaled_and_shifted(y, weight, bias)
@@ -88,11 +88,11 @@ def rms_norm(
         raise CompileError(f"{find_source()}: rms_norm needs floats, got {x.type}")
     small = np.finfo(x.dtype.value).eps if eps is None else eps
     rows, columns = _rows_of("rms_norm", x, normalized_shape, weight)
-    own = np.ones(columns, x.dtype.value) if weight is None else as_tensor(weight).reshape(columns)
-    made = apply_many(
-        normalisation.RMS_NORM, rows, own, eps=checked_number(small, "the eps of rms_norm")
+    gain = np.ones(columns, x.dtype.value) if weight is None else as_tensor(weight).reshape(columns)
+    outputs = apply_many(
+        normalisation.RMS_NORM, rows, gain, eps=checked_number(small, "the eps of rms_norm")
     )
-    return made[0].reshape(x.shape)
+    return outputs[0].reshape(x.shape)
 
 
 @in_float32
@@ -126,8 +126,8 @@ def group_norm(
         return y.reshape(x.shape)
     # One axis behind the channels: so scale and shift lie along rows, one number for each.
     y = y.reshape(batch, channels, math.prod(x.shape[2:]))
-    own = [None if p is None else _channels(p, channels) for p in (weight, bias)]
-    return _scaled_and_shifted(y, *own).reshape(x.shape)
+    affine = [None if p is None else _channels(p, channels) for p in (weight, bias)]
+    return _scaled_and_shifted(y, *affine).reshape(x.shape)
 
 
 @in_float32
@@ -219,9 +219,9 @@ def batch_norm(
     not fit, and for training on a single value per channel.
     """
     small = checked_number(eps, "the eps of batch_norm")
-    given = (running_mean, running_var, weight, bias)
+    operands = (running_mean, running_var, weight, bias)
     running_mean, running_var, weight, bias = [
-        None if tensor is None else as_tensor(tensor, x.dtype) for tensor in given
+        None if tensor is None else as_tensor(tensor, x.dtype) for tensor in operands
     ]
     _check(x, running_mean, running_var, weight, bias)
     dtype = _dtype_of(x, running_mean, running_var, weight, bias)
@@ -312,8 +312,8 @@ def _update(running: Tensor | None, new: Tensor, momentum: float | Tensor) -> No
             f" must be nn.Buffers then, got {running!r}; leave them out to keep none"
         )
     share = checked_number(momentum, "momentum") if not isinstance(momentum, Tensor) else momentum
-    kept = widened(running) * (1.0 - share) + new.detach() * share
-    running.assign(kept.to(running.dtype))
+    average = widened(running) * (1.0 - share) + new.detach() * share
+    running.assign(average.to(running.dtype))
 
 
 def _along(operand: Operand, x: Tensor) -> Tensor:

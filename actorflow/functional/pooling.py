@@ -179,28 +179,28 @@ def adaptive(rank: int, x: Tensor, output_size: Sizes, pool: Callable[..., Tenso
 
     Window i of n over an extent e has the elements from floor(i e / n) to ceil((i + 1) e / n).
     """
-    made = batched(x, rank, "an adaptive pool")
-    if 0 in made.shape[2:]:
-        raise CompileError(f"{find_source()}: an adaptive pool needs elements, got {made.type}")
+    y = batched(x, rank, "an adaptive pool")
+    if 0 in y.shape[2:]:
+        raise CompileError(f"{find_source()}: an adaptive pool needs elements, got {y.type}")
     counts = per_axis(output_size, rank, "output_size")
     # Where the counts divide the extents, all windows are alike: one pool.
-    if not any([n % count for n, count in zip(made.shape[2:], counts, strict=True)]):
-        return unbatched(pool(made, made.shape[2:], counts), x, rank)
+    if not any([n % count for n, count in zip(y.shape[2:], counts, strict=True)]):
+        return unbatched(pool(y, y.shape[2:], counts), x, rank)
     if max(counts) > MOST_WINDOWS:
         raise CompileError(
-            f"{find_source()}: an adaptive pool to {list(counts)} of {made.type} has windows of"
+            f"{find_source()}: an adaptive pool to {list(counts)} of {y.type} has windows of"
             f" several extents, which are computed one by one, up to {MOST_WINDOWS} along an axis"
         )
     for axis in reversed(range(rank)):
-        extent, count = made.shape[axis + 2], counts[axis]
+        extent, count = y.shape[axis + 2], counts[axis]
         before = (slice(None),) * (axis + 2)
         parts = [
-            made[(*before, slice(i * extent // count, -(-(i + 1) * extent // count)))]
+            y[(*before, slice(i * extent // count, -(-(i + 1) * extent // count)))]
             for i in range(count)
         ]
         ones = [tuple([1 if a == axis else n for a, n in enumerate(p.shape[2:])]) for p in parts]
-        made = concat([pool(p, p.shape[2:], n) for p, n in zip(parts, ones, strict=True)], axis + 2)
-    return unbatched(made, x, rank)
+        y = concat([pool(p, p.shape[2:], n) for p, n in zip(parts, ones, strict=True)], axis + 2)
+    return unbatched(y, x, rank)
 
 
 @in_float32
@@ -395,8 +395,8 @@ def _resized(
     if (size is None) == (scale_factor is None):
         raise CompileError(f"{find_source()}: interpolate needs either size or scale_factor")
     if size is not None:
-        given = integers(size, what="an extent of size")
-        extents, factors = [*given] * (rank if len(given) == 1 else 1), [0.0] * rank
+        sizes = integers(size, what="an extent of size")
+        extents, factors = [*sizes] * (rank if len(sizes) == 1 else 1), [0.0] * rank
     else:
         listed = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * rank
         factors = [checked_number(f, "scale_factor") for f in listed]
@@ -417,13 +417,13 @@ def _nearest(x: Tensor, axis: int, count: int, step: float, shift: float) -> Ten
     extent = x.shape[axis]
     # Places in float32, as torch has them: a last bit decides which element is taken.
     at = np.floor((np.arange(count, dtype=np.float32) + np.float32(shift)) * np.float32(step))
-    chosen = np.minimum(at.astype(np.int64), extent - 1)
-    times, left = divmod(count, extent)
-    if not left and np.array_equal(chosen, np.repeat(np.arange(extent), times)):
+    indices = np.minimum(at.astype(np.int64), extent - 1)
+    times, remainder = divmod(count, extent)
+    if not remainder and np.array_equal(indices, np.repeat(np.arange(extent), times)):
         before, after = x.shape[: axis + 1], x.shape[axis + 1 :]
         wide = x.reshape(*before, 1, *after).broadcast_to(*before, times, *after)
         return wide.reshape(*before[:-1], count, *after)
-    return picked(x, axis, [chosen])
+    return picked(x, axis, [indices])
 
 
 def _weights(extent: int, count: int, step: float, mode: str, aligned: bool) -> np.ndarray:
@@ -440,8 +440,8 @@ def _weights(extent: int, count: int, step: float, mode: str, aligned: bool) -> 
         taps = {tap: _cubic(np.abs(far - tap)) for tap in (-1, 0, 1, 2)}
     table = np.zeros((count, extent))
     for tap, weight in taps.items():
-        read = np.clip(first + tap, 0, extent - 1).astype(np.int64)
-        np.add.at(table, (np.arange(count), read), weight)
+        indices = np.clip(first + tap, 0, extent - 1).astype(np.int64)
+        np.add.at(table, (np.arange(count), indices), weight)
     return table
 
 
@@ -456,9 +456,9 @@ def _weighed(x: Tensor, axis: int, table: np.ndarray) -> Tensor:
     """Return the product of an axis and a table: one pass over x, and its gradient is another."""
     before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
     shape = (*x.shape[:axis], len(table), *x.shape[axis + 1 :])
-    own, kept = table.astype(x.dtype.value), {KEEPS_PRECISION: True}
+    weights, options = table.astype(x.dtype.value), {KEEPS_PRECISION: True}
     if after == 1:
         rows = x.reshape(before, x.shape[axis])
-        return apply(MATMUL, rows, as_tensor(own.T.copy()), **kept).reshape(shape)
+        return apply(MATMUL, rows, as_tensor(weights.T.copy()), **options).reshape(shape)
     parts = x.reshape(before, x.shape[axis], after)
-    return apply(MATMUL, as_tensor(own), parts, **kept).reshape(shape)
+    return apply(MATMUL, as_tensor(weights), parts, **options).reshape(shape)

@@ -39,14 +39,14 @@ def matmul(a: Operand, b: Operand) -> Tensor:
     # One large product in place of a batch of small ones with the same right side.
     if a.ndim > 2 and b.ndim == 2 and a.shape[-1] == b.shape[0]:
         # All leading axes become the rows of one product, which epilogues are fused with.
-        made = apply(MATMUL, a.reshape(math.prod(a.shape[:-1]), a.shape[-1]), b)
-        return made.reshape(*a.shape[:-1], b.shape[-1])
+        y = apply(MATMUL, a.reshape(math.prod(a.shape[:-1]), a.shape[-1]), b)
+        return y.reshape(*a.shape[:-1], b.shape[-1])
     left = a.reshape(1, a.shape[0]) if a.ndim == 1 else a
     right = b.reshape(b.shape[0], 1) if b.ndim == 1 else b
-    made = apply(MATMUL, left, right)
-    rows = made.shape[-2:-1] if a.ndim > 1 else ()
-    columns = made.shape[-1:] if b.ndim > 1 else ()
-    return made.reshape(*made.shape[:-2], *rows, *columns) if 1 in (a.ndim, b.ndim) else made
+    y = apply(MATMUL, left, right)
+    rows = y.shape[-2:-1] if a.ndim > 1 else ()
+    columns = y.shape[-1:] if b.ndim > 1 else ()
+    return y.reshape(*y.shape[:-2], *rows, *columns) if 1 in (a.ndim, b.ndim) else y
 
 
 def _of_ranks(name: str, a: Tensor, b: Tensor, ranks: tuple[int, int]) -> Tensor:
@@ -152,8 +152,8 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
     number = dict(zip(of_b, of_a, strict=True))
     # Axes that are summed over have one number in both; those of b alone come after a's.
     names = [number.get(i, a.ndim + i) for i in range(b.ndim)]
-    left = [i for i in range(a.ndim) if i not in of_a] + [n for n in names if n >= a.ndim]
-    return _summed(*_contracted((a, list(range(a.ndim))), (b, names), set(left)), left)
+    axes = [i for i in range(a.ndim) if i not in of_a] + [n for n in names if n >= a.ndim]
+    return _summed(*_contracted((a, list(range(a.ndim))), (b, names), set(axes)), axes)
 
 
 _Named = tuple[Tensor, list[int]]
@@ -173,22 +173,22 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     sides = text.split("->")
     terms = sides[0].split(",")
     letters = "".join(terms)
-    wanted = sides[1] if len(sides) == 2 else _once(letters)
+    target = sides[1] if len(sides) == 2 else _once(letters)
     is_right = len(sides) <= 2 and len(terms) == len(operands) and bool(operands)
-    is_right = is_right and (letters + wanted).isalpha() | (not letters + wanted)
-    if not is_right or len({*wanted}) != len(wanted) or not {*wanted} <= {*letters}:
+    is_right = is_right and (letters + target).isalpha() | (not letters + target)
+    if not is_right or len({*target}) != len(target) or not {*target} <= {*letters}:
         raise CompileError(
             f"{find_source()}: einsum needs an equation such as 'ij,jk->ik', with letters for the"
             f" axes of each operand; got {equation!r} for {len(operands)} operands"
         )
-    found = _with_extents(terms, [*operands], equation)
-    left = [ord(letter) for letter in wanted]
-    made = found[0]
-    for place, other in enumerate(found[1:], 2):
+    factors = _with_extents(terms, [*operands], equation)
+    axes = [ord(letter) for letter in target]
+    product = factors[0]
+    for place, other in enumerate(factors[1:], 2):
         # An axis that a later operand or the result has must not be summed yet.
-        later = {number for _, numbers in found[place:] for number in numbers}
-        made = _contracted(made, other, later.union(left))
-    return _summed(*made, left)
+        later = {number for _, numbers in factors[place:] for number in numbers}
+        product = _contracted(product, other, later.union(axes))
+    return _summed(*product, axes)
 
 
 _UNNAMED = "".join(map(chr, range(0xC0, 0xC0 + 20)))
@@ -197,7 +197,7 @@ _UNNAMED = "".join(map(chr, range(0xC0, 0xC0 + 20)))
 
 def _spelled_out(text: str, operands: Sequence[Tensor]) -> str:
     """Return an equation with letters in place of `...`, which end alike in all operands."""
-    head, arrow, wanted = text.partition("->")
+    head, arrow, target = text.partition("->")
     terms = head.split(",")
     if not text.isascii() or "..." not in head or len(terms) != len(operands):
         return text
@@ -208,13 +208,13 @@ def _spelled_out(text: str, operands: Sequence[Tensor]) -> str:
     most = max(depths)
     if min(depths) < 0 or most > len(_UNNAMED):
         return text
-    made = [
+    new_terms = [
         term.replace("...", _UNNAMED[most - depth : most], 1)
         for term, depth in zip(terms, depths, strict=True)
     ]
     unnamed = _UNNAMED[:most]
-    wanted = wanted.replace("...", unnamed, 1) if arrow else unnamed + _once(head)
-    return f"{','.join(made)}->{wanted}"
+    target = target.replace("...", unnamed, 1) if arrow else unnamed + _once(head)
+    return f"{','.join(new_terms)}->{target}"
 
 
 def _once(letters: str) -> str:
@@ -238,7 +238,7 @@ def _with_extents(terms: list[str], tensors: list[Tensor], equation: str) -> lis
                     f"{find_source()}: einsum {equation!r} has extents {extents[letter]} and"
                     f" {extent} for {letter!r}"
                 )
-    found: list[_Named] = []
+    factors: list[_Named] = []
     for term, tensor in zip(terms, tensors, strict=True):
         names, x = list(term), tensor
         if wide := tuple([extents[letter] for letter in term]):
@@ -249,8 +249,8 @@ def _with_extents(terms: list[str], tensors: list[Tensor], equation: str) -> lis
             # A letter that an operand has twice is its diagonal, which `diagonal` puts last.
             x = diagonal(x, 0, first, second)
             names = [n for i, n in enumerate(names) if i not in (first, second)] + again[:1]
-        found.append((x, [ord(name) for name in names]))
-    return found
+        factors.append((x, [ord(name) for name in names]))
+    return factors
 
 
 def _contracted(a: _Named, b: _Named, kept: set[int]) -> _Named:

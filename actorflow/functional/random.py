@@ -75,14 +75,14 @@ def dropout(x: Tensor, p: float = 0.5) -> Tensor:
     Outside training it is the identity. The mask is a pure function of (seed, step, this op,
     element), so that it replays after a resume and under recomputation.
     """
-    given: object = x
-    if isinstance(given, Expression):  # it would be the identity, for nothing trains while it runs
+    value: object = x
+    if isinstance(value, Expression):  # it would be the identity, for nothing trains while it runs
         raise CompileError(
             f"{find_source()}: a program draws no random numbers; draw them in the job, and make"
             " them an operand"
         )
-    drawn, attrs = dropped_by(p)
-    return apply(sources.DROPOUT, x, *drawn, **attrs) if drawn else x
+    draws, attrs = dropped_by(p)
+    return apply(sources.DROPOUT, x, *draws, **attrs) if draws else x
 
 
 def dropped_by(p: float) -> tuple[tuple[Tensor, ...], dict[str, AttrValue]]:
@@ -99,8 +99,8 @@ def dropout_of_channels(rank: int, x: Tensor, p: float = 0.5) -> Tensor:
     """Zero whole channels of x [N, C, *spatial], or [C, *spatial]; see `dropout`."""
     images = batched(x, rank, f"dropout{rank}d")
     ones = as_tensor(np.ones((*images.shape[:2], *[1] * rank), images.dtype.value))
-    kept = dropout(ones, p)
-    return as_tensor(x) if kept is ones else unbatched(images * kept, x, rank)
+    mask = dropout(ones, p)
+    return as_tensor(x) if mask is ones else unbatched(images * mask, x, rank)
 
 
 dropout1d, dropout2d, dropout3d = of_ranks(dropout_of_channels, "dropout")
@@ -113,13 +113,13 @@ def alpha_dropout(x: Tensor, p: float = 0.5) -> Tensor:
     """
     x, share = as_tensor(x), checked_probability(p)
     ones = as_tensor(np.ones(x.shape, x.dtype.value))
-    kept = dropout(ones, share)
-    if kept is ones:
+    mask = dropout(ones, share)
+    if mask is ones:
         return x
     # The variance after the drop is (1 - p)(1 + p s^2), its mean p s, for inputs of mean 0 and
     # variance 1.
     scale = 1.0 / math.sqrt((_SELU_END**2 * share + 1.0) * (1.0 - share))
-    return where(kept > 0.0, x, _SELU_END) * scale - _SELU_END * share * scale
+    return where(mask > 0.0, x, _SELU_END) * scale - _SELU_END * share * scale
 
 
 def checked_probability(p: float) -> float:
@@ -167,13 +167,13 @@ def _counter(trace: Trace) -> Tensor:
 
 
 def _float(dtype: Any) -> DType:
-    found = DType.FLOAT32 if dtype is None else dtype_named(dtype, "dtype")
-    if found not in (DType.FLOAT32, DType.FLOAT64):
+    kind = DType.FLOAT32 if dtype is None else dtype_named(dtype, "dtype")
+    if kind not in (DType.FLOAT32, DType.FLOAT64):
         raise CompileError(
-            f"{find_source()}: random numbers are made in float32 or float64, got {found}; convert"
+            f"{find_source()}: random numbers are made in float32 or float64, got {kind}; convert"
             " them with .to(...)"
         )
-    return found
+    return kind
 
 
 def uniform(low: float, high: float, size: Shape, *, dtype: Any = None) -> Tensor:
@@ -186,9 +186,9 @@ def uniform(low: float, high: float, size: Shape, *, dtype: Any = None) -> Tenso
     """
     first = checked_number(low, "the low of uniform")
     width = checked_number(high, "the high of uniform") - first
-    made = _Drawing(integers(size, what="an extent"), "uniform").uniform(_float(dtype))
-    made = made if width == 1.0 else made * width
-    return made if first == 0.0 else made + first
+    numbers = _Drawing(integers(size, what="an extent"), "uniform").uniform(_float(dtype))
+    numbers = numbers if width == 1.0 else numbers * width
+    return numbers if first == 0.0 else numbers + first
 
 
 def rand(*size: Shape, dtype: Any = None) -> Tensor:
@@ -211,9 +211,9 @@ def normal(mean: Operand, std: Operand, size: Shape, *, dtype: Any = None) -> Te
     stream = _Drawing(integers(size, what="an extent"), "normal")
     # sqrt(-2 log 2^-48) = 8.16: the farthest that 48 bits reach.
     radius = sqrt(log(stream.uniform(kind, is_above_zero=True)) * -2.0)
-    made = radius * cos(stream.uniform(kind) * (2.0 * math.pi))
-    made = made if isinstance(std, (int, float)) and std == 1 else made * std
-    return made if isinstance(mean, (int, float)) and mean == 0 else made + mean
+    numbers = radius * cos(stream.uniform(kind) * (2.0 * math.pi))
+    numbers = numbers if isinstance(std, (int, float)) and std == 1 else numbers * std
+    return numbers if isinstance(mean, (int, float)) and mean == 0 else numbers + mean
 
 
 def randn(*size: Shape, dtype: Any = None) -> Tensor:
@@ -230,8 +230,8 @@ def bernoulli(p: Tensor) -> Tensor:
     """Return 1 with the probability that each element says, else 0, in the dtype of p."""
     p = as_tensor(p)
     kind = p.dtype if p.dtype in (DType.FLOAT32, DType.FLOAT64) else DType.FLOAT32
-    drawn = _Drawing(p.shape, "bernoulli").uniform(kind)
-    return (drawn < p.to(kind).detach()).to(p.dtype)
+    numbers = _Drawing(p.shape, "bernoulli").uniform(kind)
+    return (numbers < p.to(kind).detach()).to(p.dtype)
 
 
 def randint(low: int, high: int, size: Shape, *, dtype: Any = None) -> Tensor:
@@ -246,9 +246,9 @@ def randint(low: int, high: int, size: Shape, *, dtype: Any = None) -> Tensor:
             f" {first} and high {last}"
         )
     stream = _Drawing(integers(size, what="an extent"), "randint")
-    made = (stream.uniform(DType.FLOAT64) * float(last - first)).to("int64") + first
+    numbers = (stream.uniform(DType.FLOAT64) * float(last - first)).to("int64") + first
     kind = DType.INT64 if dtype is None else dtype_named(dtype, "dtype")
-    return made if kind is DType.INT64 else made.to(kind)
+    return numbers if kind is DType.INT64 else numbers.to(kind)
 
 
 def randperm(n: int) -> Tensor:
@@ -273,9 +273,9 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tenso
     kind = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
     times = (count,) if replacement else (1,)
     shape = (*x.shape[:-1], *times, x.shape[-1])
-    drawn = log(_Drawing(shape, "multinomial").uniform(kind, is_above_zero=True)) * -1.0
+    exponentials = log(_Drawing(shape, "multinomial").uniform(kind, is_above_zero=True)) * -1.0
     weights = x.detach().to(kind).reshape(*x.shape[:-1], 1, x.shape[-1])
-    share = where(weights > 0.0, weights / drawn, -1.0)
+    share = where(weights > 0.0, weights / exponentials, -1.0)
     if replacement:
         return argmax(share, -1)
     return topk(share.reshape(x.shape), count).indices

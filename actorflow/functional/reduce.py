@@ -111,16 +111,16 @@ def prod(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
     shape = [1 if i in axes else n for i, n in enumerate(x.shape)]
     # Reduced axes become one last axis, of which halves are multiplied: log2(n) ops, whose gradient
     # divides by nothing.
-    left = [i for i in range(x.ndim) if i not in axes]
+    others = [i for i in range(x.ndim) if i not in axes]
     extent = math.prod([x.shape[i] for i in axes])
-    made = x.permute(*left, *axes).reshape(*[x.shape[i] for i in left], extent)
+    y = x.permute(*others, *axes).reshape(*[x.shape[i] for i in others], extent)
     if not extent:
-        made = as_tensor(1, x.dtype).broadcast_to(*[x.shape[i] for i in left], 1)
-    while (extent := made.shape[-1]) > 1:
+        y = as_tensor(1, x.dtype).broadcast_to(*[x.shape[i] for i in others], 1)
+    while (extent := y.shape[-1]) > 1:
         half = extent // 2
-        pairs = made[..., :half] * made[..., half : 2 * half]
-        made = concat([pairs, made[..., 2 * half :]], -1) if extent % 2 else pairs
-    return made.reshape(shape if keepdim else [x.shape[i] for i in left])
+        pairs = y[..., :half] * y[..., half : 2 * half]
+        y = concat([pairs, y[..., 2 * half :]], -1) if extent % 2 else pairs
+    return y.reshape(shape if keepdim else [x.shape[i] for i in others])
 
 
 @with_numpy_names
@@ -172,8 +172,8 @@ def logsumexp(x: Tensor, dim: Dims, *, keepdim: bool = False) -> Tensor:
     largest = amax(x, axes, keepdim=True).detach()
     # inf - inf would be NaN where all are -inf, or one is inf.
     largest = where(isfinite(largest), largest, 0.0)
-    made = log(sum(exp(x - largest), axes, keepdim=True)) + largest
-    return made if keepdim else made.reshape([n for i, n in enumerate(x.shape) if i not in axes])
+    y = log(sum(exp(x - largest), axes, keepdim=True)) + largest
+    return y if keepdim else y.reshape([n for i, n in enumerate(x.shape) if i not in axes])
 
 
 @with_numpy_names
@@ -321,9 +321,9 @@ def _over(op: Op, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
 
 
 def _axes(x: Tensor, dim: Dims) -> tuple[int, ...]:
-    given = range(x.ndim) if dim is None or _is_empty(dim) else integers(dim, what="an axis")
+    dims = range(x.ndim) if dim is None or _is_empty(dim) else integers(dim, what="an axis")
     # Sorted, so that equal reductions are equal nodes.
-    return tuple(sorted([checked_axis(x, axis) for axis in given]))
+    return tuple(sorted([checked_axis(x, axis) for axis in dims]))
 
 
 def _is_empty(dim: Dims) -> bool:
@@ -403,11 +403,11 @@ def _places(row: Tensor, is_better: Callable[[Tensor, Tensor], Tensor]) -> Tenso
     place = as_tensor(np.arange(extent)).broadcast_to(row.shape)
     back = 1
     while back < extent:
-        before, own = row[..., :-back], row[..., back:]
-        wins = is_better(before, own)
+        before, later = row[..., :-back], row[..., back:]
+        wins = is_better(before, later)
         if row.dtype.is_float:
-            wins = where(before != before, own == own, wins)  # NaN stays
-        values = where(wins, before, own)
+            wins = where(before != before, later == later, wins)  # NaN stays
+        values = where(wins, before, later)
         places = where(wins, place[..., :-back], place[..., back:])
         row = concat([row[..., :back], values], -1)
         place = concat([place[..., :back], places], -1)
@@ -449,8 +449,8 @@ def argsort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool 
         raise CompileError(f"{find_source()}: uint64 has no order here; cast it with .to('int64')")
     wide = x if x.dtype.is_float else x.to("int64")
     moved = wide if axis == last else wide.swapaxes(axis, last)
-    made = apply(ARGSORT, moved, descending=bool(descending))
-    return made if axis == last else made.swapaxes(axis, last)
+    order = apply(ARGSORT, moved, descending=bool(descending))
+    return order if axis == last else order.swapaxes(axis, last)
 
 
 @with_numpy_names
@@ -511,8 +511,8 @@ def median(
     """Return the median, the lower one of two; along an axis with where it is. NaN where one is."""
     x = as_tensor(x)
     if dim is None:
-        made = median(x.reshape(-1), 0)
-        return made[0]
+        pair = median(x.reshape(-1), 0)
+        return pair[0]
     axis = checked_axis(x, dim)
     if not x.shape[axis]:
         raise CompileError(f"{find_source()}: the median of no elements, {x.type} along {dim}")
@@ -532,17 +532,17 @@ def searchsorted(sorted_sequence: Tensor, values: Any, *, right: bool = False) -
     axes of the values. Every value is compared with its whole row.
     """
     row = as_tensor(sorted_sequence)
-    given = as_tensor(values, row.dtype)
-    if not row.ndim or (row.ndim > 1 and row.shape[:-1] != given.shape[:-1]):
+    queries = as_tensor(values, row.dtype)
+    if not row.ndim or (row.ndim > 1 and row.shape[:-1] != queries.shape[:-1]):
         raise CompileError(
             f"{find_source()}: searchsorted needs a vector, or rows for the leading axes of"
-            f" {given.type}; got {row.type}"
+            f" {queries.type}; got {row.type}"
         )
-    own = row if row.ndim == 1 else row.reshape(*row.shape[:-1], 1, row.shape[-1])
-    each = given.reshape(*given.shape, 1)
-    is_before = own <= each if right else own < each
-    if given.dtype.is_float:
-        is_before = is_before | (isnan(each) if right else isnan(each) & ~isnan(own))
+    rows = row if row.ndim == 1 else row.reshape(*row.shape[:-1], 1, row.shape[-1])
+    each = queries.reshape(*queries.shape, 1)
+    is_before = rows <= each if right else rows < each
+    if queries.dtype.is_float:
+        is_before = is_before | (isnan(each) if right else isnan(each) & ~isnan(rows))
     return is_before.to("int64").sum(-1)
 
 

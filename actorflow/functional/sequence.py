@@ -107,10 +107,10 @@ def scaled_dot_product_attention(
         q, factor = q * factor, 1.0
     if is_causal and rows < columns:  # no query sees the keys after the last one of its own
         k, v, columns = k[..., :rows, :], v[..., :rows, :], rows
-    drawn, options = dropped_by(dropout_p)
-    if columns and (masks or drawn or (is_causal and rows > columns)):
+    draws, options = dropped_by(dropout_p)
+    if columns and (masks or draws or (is_causal and rows > columns)):
         options = {"scale": factor, "causal": is_causal, **options}
-        y = apply_many(ATTENTION, q, k, v, *masks, *drawn, **options)[0]
+        y = apply_many(ATTENTION, q, k, v, *masks, *draws, **options)[0]
     else:
         y = _attended(q, k, v, factor, causal=is_causal)
     return y.flatten(-4, -3) if enable_gqa else y
@@ -129,19 +129,19 @@ def _additive(mask: Tensor, dtype: DType) -> Tensor:
 
 def _grouped(q: Tensor, k: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
     """Return operands with an axis of heads of keys, and one of the queries that share each."""
-    heads, own = q.shape[-3] if q.ndim > 2 else 1, k.shape[-3] if k.ndim > 2 else 0
+    heads, key_heads = q.shape[-3] if q.ndim > 2 else 1, k.shape[-3] if k.ndim > 2 else 0
     for x in (k, others[0]):
-        if not own or heads % own or x.ndim < 3 or x.shape[-3] != own:
+        if not key_heads or heads % key_heads or x.ndim < 3 or x.shape[-3] != key_heads:
             raise CompileError(
                 f"{find_source()}: grouped attention expects [..., heads, T, d] with the heads of"
                 f" queries divisible by those of keys and values, got {q.type} and {x.type}"
             )
-    made = []
+    grouped = []
     for x in (q, k, *others):
         count = x.shape[-3] if x.ndim > 2 else 1
-        groups = (own, heads // own) if count == heads else (count, 1)
-        made.append(x.reshape(*x.shape[:-3], *groups, *x.shape[-2:]))
-    return tuple(made)
+        groups = (key_heads, heads // key_heads) if count == heads else (count, 1)
+        grouped.append(x.reshape(*x.shape[:-3], *groups, *x.shape[-2:]))
+    return tuple(grouped)
 
 
 def _one_batch(q: Tensor, k: Tensor, v: Tensor, *masks: Tensor) -> tuple[Tensor, ...]:
@@ -236,10 +236,10 @@ def ctc_loss(
     lengths = input_lengths, target_lengths
     if x.ndim == 2:
         # Of one sequence: of a batch of one, whose targets stand one after the other anyway.
-        one = [own.reshape(1) if isinstance(own, Tensor) else own for own in lengths]
+        one = [length.reshape(1) if isinstance(length, Tensor) else length for length in lengths]
         rows = x.reshape(x.shape[0], 1, x.shape[1])
-        found = ctc_loss(rows, y.reshape(-1), one[0], one[1], blank, reduction, zero_infinity)
-        return found.reshape(()) if reduction == "none" else found
+        loss = ctc_loss(rows, y.reshape(-1), one[0], one[1], blank, reduction, zero_infinity)
+        return loss.reshape(()) if reduction == "none" else loss
     empty = checked_size(blank, "blank")
     if x.ndim != 3 or not x.dtype.is_float or y.ndim not in (1, 2):
         raise CompileError(
@@ -276,8 +276,8 @@ def _forward(
         pairs = stack([blanks[:, :count], labels], 2).reshape(batch, 2 * count)
         states = concat([pairs, blanks[:, :1]], 1)
     size = states.shape[1]
-    seen = gather(x, 2, states.reshape(1, batch, size).broadcast_to(steps, batch, size))
-    seen = maximum(seen, _NEVER)
+    emissions = gather(x, 2, states.reshape(1, batch, size).broadcast_to(steps, batch, size))
+    emissions = maximum(emissions, _NEVER)
     never = as_tensor(np.full((batch, 2), _NEVER, x.dtype.value))
     # From one label straight to the next, past the blank between, unless they are the same.
     before = concat([states[:, :1], states[:, :1], states[:, : size - 2]], 1) if count else states
@@ -295,7 +295,7 @@ def _forward(
 
     first = np.full((batch, size), _NEVER, x.dtype.value)
     first[:, 0] = 0.0
-    alpha, _ = scan(step, as_tensor(first), (seen, arange(steps)))
+    alpha, _ = scan(step, as_tensor(first), (emissions, arange(steps)))
     last = (num_targets * 2).reshape(batch, 1)
     ends = [take_along_axis(alpha, maximum(place, 0), 1) for place in (last, last - 1)]
     at_blank, at_label = ends[0], where(last > 0, ends[1], _NEVER)
@@ -306,13 +306,13 @@ def _forward(
 def _lengths(what: str, given: Any, batch: int) -> Tensor:
     if not isinstance(given, Tensor):
         given = np.array(integers(given, what=f"one of {what}"))
-    found = as_tensor(given).to("int64")
-    if found.shape != (batch,):
+    lengths = as_tensor(given).to("int64")
+    if lengths.shape != (batch,):
         raise CompileError(
             f"{find_source()}: {what} of ctc_loss needs one integer for each of {batch} sequences,"
-            f" got {found.type}"
+            f" got {lengths.type}"
         )
-    return found
+    return lengths
 
 
 def _padded(y: Tensor, lengths: Tensor, given: Lengths, batch: int, blank: int) -> Tensor:

@@ -136,10 +136,10 @@ def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Make several axes of `sizes`, of which one may be -1, of one."""
     x = as_tensor(x)
     axis, parts = checked_axis(x, dim), integers(sizes, what="a size")
-    known = math.prod([size for size in parts if size != -1])
+    product = math.prod([size for size in parts if size != -1])
     extent = x.shape[axis]
-    if parts.count(-1) == 1 and known > 0:
-        parts = tuple([extent // known if size == -1 else size for size in parts])
+    if parts.count(-1) == 1 and product > 0:
+        parts = tuple([extent // product if size == -1 else size for size in parts])
     if any([size < 0 for size in parts]) or math.prod(parts) != extent:
         raise CompileError(
             f"{find_source()}: cannot unflatten axis {axis} of {x.type} into {list(parts)}: its"
@@ -182,17 +182,17 @@ reshape_as = view_as
 def movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Move axes to other places; the others stay in order. Also called `moveaxis`."""
     x = as_tensor(x)
-    taken, put = [
-        [checked_axis(x, axis) for axis in integers(given, what="an axis")]
-        for given in (source, destination)
+    sources, targets = [
+        [checked_axis(x, axis) for axis in integers(axes, what="an axis")]
+        for axes in (source, destination)
     ]
-    if not len(taken) == len({*taken}) == len({*put}) == len(put):
+    if not len(sources) == len({*sources}) == len({*targets}) == len(targets):
         raise CompileError(
             f"{find_source()}: movedim needs as many places as axes, each once; got {source} to"
             f" {destination}"
         )
-    order = [axis for axis in range(x.ndim) if axis not in taken]
-    for place, axis in sorted(zip(put, taken, strict=True)):
+    order = [axis for axis in range(x.ndim) if axis not in sources]
+    for place, axis in sorted(zip(targets, sources, strict=True)):
         order.insert(place, axis)
     return x.permute(*order)
 
@@ -204,8 +204,8 @@ moveaxis = movedim
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Leave out axes of extent 1: all of them, or those of `dim` that are."""
     x = as_tensor(x)
-    given = range(x.ndim) if dim is None else integers(dim, what="an axis")
-    axes = {checked_axis(x, axis) for axis in given} if x.ndim else set()
+    dims = range(x.ndim) if dim is None else integers(dim, what="an axis")
+    axes = {checked_axis(x, axis) for axis in dims} if x.ndim else set()
     shape = tuple([n for axis, n in enumerate(x.shape) if n != 1 or axis not in axes])
     return x if shape == x.shape else x.reshape(shape)
 
@@ -230,10 +230,10 @@ def _new_axis(x: Tensor, dim: int) -> int:
 def expand(x: Tensor, *sizes: int | Sequence[int]) -> Tensor:
     """Stretch axes of extent 1, and add leading ones; -1 leaves an extent as it is."""
     x = as_tensor(x)
-    wanted = integers(*sizes, what="an extent")
-    own = (*[1] * (len(wanted) - x.ndim), *x.shape)
-    pairs = zip(wanted, own[-len(wanted) :] if wanted else (), strict=True)
-    if any([n == -1 for n in wanted[: max(0, len(wanted) - x.ndim)]]):
+    extents = integers(*sizes, what="an extent")
+    old = (*[1] * (len(extents) - x.ndim), *x.shape)
+    pairs = zip(extents, old[-len(extents) :] if extents else (), strict=True)
+    if any([n == -1 for n in extents[: max(0, len(extents) - x.ndim)]]):
         raise CompileError(f"{find_source()}: expand cannot leave a new axis as it is: {sizes}")
     return x.broadcast_to(tuple([m if n == -1 else n for n, m in pairs]))
 

@@ -139,7 +139,7 @@ def evaluation_graph(
             " the training: give the budget to the training job, which counts the evaluation too"
         )
     if job.options.placed_on not in ((), devices):
-        named, own = (", ".join(map(str, found)) for found in (job.options.placed_on, devices))
+        named, own = (", ".join(map(str, group)) for group in (job.options.placed_on, devices))
         raise CompileError(
             f"{find_source()}: job {job.name!r} is for {named}, but evaluates in a training on"
             f" {own}; give both the same devices, or the evaluation none"

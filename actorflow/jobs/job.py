@@ -199,8 +199,8 @@ class Job:
 
     def _say_anew(self, model: Module, options: FitOptions) -> None:
         """Warn once that a second `fit` starts afresh and does not continue the first."""
-        done = self._fitted.get(model)
-        if done and options.checkpoint is None and self.options.train:
+        num_steps = self._fitted.get(model)
+        if num_steps and options.checkpoint is None and self.options.train:
             self._fitted.set(model, 0)
             logger.warning(
                 "%s: fit of job %r starts at step 0 with fresh optimizer state, though it has"
@@ -208,14 +208,14 @@ class Job:
                 " number of steps of this call. Give both calls the same checkpoint= to go on",
                 find_source(),
                 self.name,
-                done,
+                num_steps,
                 options.steps,
             )
 
     def _asked_for(self, model: Module, options: FitOptions) -> CompileRequest:
         every = None if options.checkpoint is None else options.every
-        told = every, options.evaluation, options.on_nan, options.on_step is not None
-        return self._asked(self.ranks(), model, options.data, *told)
+        arguments = every, options.evaluation, options.on_nan, options.on_step is not None
+        return self._asked(self.ranks(), model, options.data, *arguments)
 
     def stream(
         self, model: Module, data: DataSource, *, steps: int | None = None, on_nan: str = "raise"
@@ -391,16 +391,18 @@ class Job:
             raise CompileError(f"{source_of(self._function)}: job {self.name!r}: {error}") from None
         hardware = hardware_for(devices, gpu, uses_cudnn=bool(gpu) and is_cudnn_wanted(settings))
         hardware = replace(hardware, ranks=ranks or self.ranks())
-        wanted = compile_options(self.name, self.options, devices, metrics_every, every, evaluation)
+        options = compile_options(
+            self.name, self.options, devices, metrics_every, every, evaluation
+        )
         is_fixed, skips = self.options.deterministic, skips or self.options.scaling is not None
-        wanted = replace(
-            wanted,
+        options = replace(
+            options,
             verify=settings.verify,
             skips_broken_steps=skips,
             gpu=gpu,
             deterministic=bool(gpu) and is_fixed,
         )
-        return CompileRequest(graph, hardware, wanted, settings, evaluated, is_fixed, self.options)
+        return CompileRequest(graph, hardware, options, settings, evaluated, is_fixed, self.options)
 
     @property
     def mesh(self) -> Mesh:
@@ -418,12 +420,12 @@ class Job:
 
     def ranks(self, rank: int | None = None) -> RankContext:
         """Return who shares the work of a step; `rank` is whose plan it is, by default our own."""
-        asked = CAPTURING.get()
-        if asked is not None and asked.count > 1:
-            return asked
+        context = CAPTURING.get()
+        if context is not None and context.count > 1:
+            return context
         if rank is None:
-            is_launched = asked is None and "RANK" in os.environ and self.mesh.num_ranks > 1
-            rank = self._group().rank if is_launched else (asked or SINGLE_RANK).rank
+            is_launched = context is None and "RANK" in os.environ and self.mesh.num_ranks > 1
+            rank = self._group().rank if is_launched else (context or SINGLE_RANK).rank
         check_rank(rank, self.mesh)
         return joined(self.mesh, INSIDE_A_HOST, rank)
 
@@ -470,10 +472,10 @@ def _decorator(options_of: Callable[P, JobOptions]) -> JobDecorator[P]:
 
     def job(*unnamed: Any, **named: Any) -> Any:
         """Turn a function of (model, batch) into a `Job`; a decorator when called without it."""
-        given = arguments_of("job", signature, unnamed, named)
-        is_decorator = "function" not in given
-        function = given.pop("function", None)
-        options = JobOptions(**given)
+        arguments = arguments_of("job", signature, unnamed, named)
+        is_decorator = "function" not in arguments
+        function = arguments.pop("function", None)
+        options = JobOptions(**arguments)
 
         def decorate(function: Function) -> Job:
             check_function(function)

@@ -108,15 +108,15 @@ class MultiheadAttention(Module):
         self.num_heads, self.batch_first = heads, batch_first
         self.dropout = checked_probability(dropout)
         widths = [
-            dim if given is None else checked_extent("MultiheadAttention", "kdim and vdim", given)
-            for given in (None, kdim, vdim)
+            dim if width is None else checked_extent("MultiheadAttention", "kdim and vdim", width)
+            for width in (None, kdim, vdim)
         ]
         self.in_proj_weight: Parameter | None = None
         if widths == [dim] * 3 and sbp is None:
             self.in_proj_weight = _glorot(3 * dim, dim)
         else:
-            own = [_glorot(dim, size) for size in widths]
-            self.q_proj_weight, self.k_proj_weight, self.v_proj_weight = own
+            weights = [_glorot(dim, size) for size in widths]
+            self.q_proj_weight, self.k_proj_weight, self.v_proj_weight = weights
         self.in_proj_bias = Parameter((3 * dim,), _ZEROS) if bias else None
         self.out_proj = Linear(dim, dim, bias=bias)
         if self.out_proj.bias is not None:
@@ -168,8 +168,8 @@ class MultiheadAttention(Module):
         q, k, v = [self._heads(part, has_batch) for part in parts]
         mask = self._mask(q, k, key_padding_mask, None if is_causal else attn_mask)
         if is_causal and mask is not None:
-            seen = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
-            mask, is_causal = _joined(mask, as_tensor(seen, DType.BOOL)), False
+            causal = np.tri(q.shape[-2], k.shape[-2], dtype=bool)
+            mask, is_causal = _joined(mask, as_tensor(causal, DType.BOOL)), False
         mixed = functional.scaled_dot_product_attention(
             q, k, v, mask, self.dropout, is_causal=is_causal
         )
@@ -191,13 +191,13 @@ class MultiheadAttention(Module):
         weight, bias = self.in_proj_weight, self.in_proj_bias
         if weight is not None and q is k and k is v:
             return [*functional.chunk(functional.linear(q, weight, bias), 3, dim=-1)]
-        own = (
+        weights = (
             [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
             if weight is None
             else (functional.chunk(weight, 3, dim=0))
         )
         biases = [None] * 3 if bias is None else functional.chunk(bias, 3, dim=0)
-        return [functional.linear(*each) for each in zip((q, k, v), own, biases, strict=True)]
+        return [functional.linear(*each) for each in zip((q, k, v), weights, biases, strict=True)]
 
     def _heads(self, x: Tensor, has_batch: bool) -> Tensor:
         """Return [batch, heads, T, width]."""
@@ -210,7 +210,7 @@ class MultiheadAttention(Module):
         self, q: Tensor, k: Tensor, padding: Operand | None, given: Operand | None
     ) -> Tensor | None:
         """Return both masks as one for [batch, heads, T, S]; of bools, True where a key is seen."""
-        found: Tensor | None = None
+        merged: Tensor | None = None
         (batch, heads, rows, _), columns = q.shape, k.shape[-2]
         shapes = {
             "attn_mask": ((rows, columns), (batch * heads, rows, columns)),
@@ -230,8 +230,8 @@ class MultiheadAttention(Module):
                 x = x.reshape(batch, 1, 1, columns)
             elif x.ndim == 3:
                 x = x.reshape(batch, heads, rows, columns)
-            found = x if found is None else _joined(found, x)
-        return found
+            merged = x if merged is None else _joined(merged, x)
+        return merged
 
 
 def _glorot(rows: int, columns: int) -> Parameter:

@@ -35,27 +35,27 @@ class FunctionLayer(Module):
     ) -> None:
         super().__init_subclass__(**kwargs)
         if function is not None:
-            own = inspect.signature(function)
+            signature = inspect.signature(function)
             cls._function = staticmethod(function)
-            cls._held = own.replace(parameters=[*own.parameters.values()][operands:])
+            cls._held = signature.replace(parameters=[*signature.parameters.values()][operands:])
         if cls.__init__ is FunctionLayer.__init__ and function is not None:
             cls.__signature__ = cls._held  # type: ignore[attr-defined]  # what help() shows
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Keep what the function takes after its operands. Raises CompileError for all else."""
         try:
-            held = self._held.bind(*args, **kwargs)
+            bound = self._held.bind(*args, **kwargs)
         except TypeError as error:
             raise CompileError(
                 f"{find_source()}: {type(self).__name__}: {error}; it takes {self._held}"
             ) from None
-        vars(self).update(held.arguments)
+        vars(self).update(bound.arguments)
 
     def __call__(self, *operands: Any) -> Any:
         """Return the function of the operands."""
-        own = vars(self)  # which may have attributes of the user's own, too
-        held = {name: own[name] for name in self._held.parameters if name in own}
-        return type(self)._function(*operands, **held)
+        attributes = vars(self)  # which may have attributes of the user's own, too
+        options = {name: attributes[name] for name in self._held.parameters if name in attributes}
+        return type(self)._function(*operands, **options)
 
 
 class CELU(FunctionLayer, function=functional.celu):

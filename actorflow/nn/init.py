@@ -52,9 +52,9 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
         slope = 0.01 if param is None else checked_number(param, "the slope of leaky_relu")
         return math.sqrt(2.0 / (1.0 + slope**2))
     if nonlinearity not in _GAINS:
-        known = ", ".join([*_GAINS, "leaky_relu"])
+        names = ", ".join([*_GAINS, "leaky_relu"])
         raise CompileError(
-            f"{find_source()}: calculate_gain knows {known}, got {nonlinearity!r:.60}"
+            f"{find_source()}: calculate_gain knows {names}, got {nonlinearity!r:.60}"
         )
     return _GAINS[nonlinearity]
 

@@ -165,8 +165,8 @@ class Dropout(FunctionLayer, function=functional.dropout):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a tensor of the same type as x."""
-        made: Tensor = super().__call__(x)
-        return made
+        y: Tensor = super().__call__(x)
+        return y
 
 
 class Dropout1d(Dropout, function=functional.dropout1d):
@@ -217,13 +217,13 @@ class ModuleList(Module):
     def extend(self, modules: Iterable[Module]) -> ModuleList:
         """Add modules at the end; return this list."""
         try:
-            given = list(modules)
+            listed = list(modules)
         except TypeError:
             raise CompileError(
                 f"{find_source()}: {type(self).__name__} is made of a list of modules, got"
                 f" {type(modules).__name__}"
             ) from None
-        for module in given:
+        for module in listed:
             self.append(module)
         return self
 
@@ -234,16 +234,16 @@ class ModuleList(Module):
         return iter([*vars(self).values()])
 
     def __getitem__(self, index: int | slice) -> Any:
-        found = [*vars(self).values()][index]
-        return type(self)(found) if isinstance(found, list) else found
+        item = [*vars(self).values()][index]
+        return type(self)(item) if isinstance(item, list) else item
 
 
 class Sequential(ModuleList):
     """Modules one after the other: each takes what the one before returned."""
 
     def __init__(self, *modules: Module | Sequence[Module]) -> None:
-        given = modules[0] if len(modules) == 1 and isinstance(modules[0], list) else modules
-        super().__init__(given)  # type: ignore[arg-type]  # a slice gives a list of modules
+        listed = modules[0] if len(modules) == 1 and isinstance(modules[0], list) else modules
+        super().__init__(listed)  # type: ignore[arg-type]  # a slice gives a list of modules
 
     def __call__(self, x: Any) -> Any:
         """Return what the last module returns."""

@@ -239,10 +239,10 @@ class Lease:
         if self.left is None and live is not None:
             is_free = self.is_free
             names = self._names if is_free else {cell: self._names[cell] for cell in cells}
-            wanted = [name for name in names.values() if live.may_have(name)]
+            to_read = [name for name in names.values() if live.may_have(name)]
             if is_free and live.can_be_lost:  # all of it, to begin with again after a failure
-                wanted = list(live.names)
-            values = self._values(live, wanted)
+                to_read = list(live.names)
+            values = self._values(live, to_read)
             with _LOCK:
                 # A step that began during the read makes the copies old: then the lease stays open.
                 if is_free and self.is_free and num_steps == self._num_steps:
@@ -321,10 +321,10 @@ def lease(
         with _LOCK:
             leases = _open_leases(cells, claim)
             if not leases:
-                taken = Lease(cells, claim, is_stepped=is_stepped, loop=loop)
+                new_lease = Lease(cells, claim, is_stepped=is_stepped, loop=loop)
                 for cell in cells.values():
-                    cell.lease = taken
-                return taken
+                    cell.lease = new_lease
+                return new_lease
         for other in leases:
             other.sync_back()
 
@@ -334,13 +334,13 @@ def leased(
     cells: Mapping[str, ParameterStorage], claim: Claim, loop: OpenLoop | None = None
 ) -> Iterator[Lease]:
     """Take a lease for a block; at its end the cells have the newest values."""
-    taken = lease(cells, claim, loop=loop)
+    new_lease = lease(cells, claim, loop=loop)
     try:
-        yield taken
+        yield new_lease
     finally:
         # Threads that do not end are reported by who closed the run; a forked child has no part.
         with suppress(CompileError, ForkedRun):
-            taken.give_back()
+            new_lease.give_back()
 
 
 def make_claim(
@@ -369,10 +369,10 @@ def newest(cells: Mapping[str, ParameterStorage]) -> dict[str, Array]:
             cell.reclaim()
             if cell.lease is not None:
                 groups.setdefault(cell.lease, []).append(cell)
-        found = {cell: cell.array for cell in cells.values() if cell.lease is None}
+        by_cell = {cell: cell.array for cell in cells.values() if cell.lease is None}
     for other, members in groups.items():
-        found |= other.read(members)
-    arrays = {name: found[cell] for name, cell in cells.items()}
+        by_cell |= other.read(members)
+    arrays = {name: by_cell[cell] for name, cell in cells.items()}
     return {name: array for name, array in arrays.items() if array is not None}
 
 
@@ -382,21 +382,21 @@ def assign_values(arrays: Mapping[ParameterStorage, Array]) -> None:
     Callable from any thread.
     """
     groups: dict[Lease, dict[ParameterStorage, Array]] = {}
-    own: dict[ParameterStorage, Array] = {}
+    unleased: dict[ParameterStorage, Array] = {}
     with _LOCK:
         for cell, array in arrays.items():
             cell.reclaim()
             if cell.lease is None:
-                own[cell] = array
+                unleased[cell] = array
             else:
                 groups.setdefault(cell.lease, {})[cell] = array
         for other, members in groups.items():
             other.write(members)
         # A lease for an instant: its one assignment to `left` gives all cells their values at once.
-        carrier = Lease({str(i): cell for i, cell in enumerate(own)}, None)
-        for cell in own:
+        carrier = Lease({str(i): cell for i, cell in enumerate(unleased)}, None)
+        for cell in unleased:
             cell.lease = carrier
-        carrier.end({str(i): array for i, array in enumerate(own.values())})
+        carrier.end({str(i): array for i, array in enumerate(unleased.values())})
 
 
 def fill(arrays: Mapping[ParameterStorage, Array]) -> None:

@@ -195,16 +195,16 @@ class Module:
                 f"{find_source()}: cannot load {type(self).__name__}: expected arrays by path, as"
                 f" state() returns them, got {type(arrays).__name__}"
             )
-        own = dict(self.named_stored())
-        missing = [name for name in own if name not in arrays]
-        unknown = [name for name in arrays if name not in own]
+        by_path = dict(self.named_stored())
+        missing = [name for name in by_path if name not in arrays]
+        unknown = [name for name in arrays if name not in by_path]
         if missing or unknown:
             raise CompileError(
                 f"{find_source()}: cannot load {type(self).__name__}:"
                 f" missing {missing or 'nothing'}, unknown {unknown or 'nothing'}"
             )
         assign_values(
-            {stored.cell: stored.checked(arrays[path], path) for path, stored in own.items()}
+            {stored.cell: stored.checked(arrays[path], path) for path, stored in by_path.items()}
         )
 
     def cells(self) -> dict[str, ParameterStorage]:
@@ -237,7 +237,7 @@ def initialise(model: Module, seed: int, but: Collection[str] = ()) -> None:
 def _tree(module: Module, seen: set[int]) -> list[str]:
     """Return a module's own line and, indented, those of the modules below it."""
     seen.add(id(module))
-    own: list[str] = []
+    parts: list[str] = []
     below: list[str] = []
     for name, item in _members(module, ""):
         shared = " (shared)" if id(item) in seen else ""
@@ -247,10 +247,10 @@ def _tree(module: Module, seen: set[int]) -> list[str]:
         elif isinstance(item, ModelTensor):
             seen.add(id(item))
             note = " buffer" if isinstance(item, Buffer) else " frozen" if item.is_frozen else ""
-            own.append(f"{name} {item.type}{note}{_layout(item)}{shared}")
+            parts.append(f"{name} {item.type}{note}{_layout(item)}{shared}")
         else:
-            own.append(f"{name}={item!r}")
-    return [f"{type(module).__name__}({', '.join(own)})", *below]
+            parts.append(f"{name}={item!r}")
+    return [f"{type(module).__name__}({', '.join(parts)})", *below]
 
 
 def _layout(item: ModelTensor) -> str:

@@ -185,11 +185,11 @@ def lay_out(layer: str, sbp: LayerWords | None, **parameters: Parameter | None) 
 
     Raises CompileError with the user's line.
     """
-    own = {name: parameter for name, parameter in parameters.items() if parameter is not None}
+    present = {name: parameter for name, parameter in parameters.items() if parameter is not None}
     if sbp is not None:
-        ranks = {name: parameter.ndim for name, parameter in own.items()}
+        ranks = {name: parameter.ndim for name, parameter in present.items()}
         for name, words in layouts_of(sbp, ranks, layer).items():
-            own[name].sbp = words
+            present[name].sbp = words
 
 
 _GIVEN: InitSpec = (("kind", "given"),)

@@ -44,7 +44,7 @@ def _lstm_step(given: Tensor, state: State, w: Weights) -> State:
     h, c = state
     # Cut before they are added: so all that follows the product has one shape, and is one kernel.
     parts = [shape.chunk(sums, 4, -1) for sums in (given, dense.linear(h, w["weight_hh"]))]
-    i, f, g, o = [before + own for before, own in zip(*parts, strict=True)]
+    i, f, g, o = [before + after for before, after in zip(*parts, strict=True)]
     c = activation.sigmoid(f) * c + activation.sigmoid(i) * activation.tanh(g)
     h = activation.sigmoid(o) * activation.tanh(c)
     return dense.linear(h, w["weight_hr"]) if "weight_hr" in w else h, c
@@ -53,12 +53,12 @@ def _lstm_step(given: Tensor, state: State, w: Weights) -> State:
 def _gru_step(given: Tensor, state: State, w: Weights) -> State:
     (h,) = state
     # The bias is added to each part, not to whole rows: see the LSTM.
-    own = list(shape.chunk(dense.linear(h, w["weight_hh"]), 3, -1))
+    parts = list(shape.chunk(dense.linear(h, w["weight_hh"]), 3, -1))
     if "bias_hh" in w:
-        own = [part + b for part, b in zip(own, shape.chunk(w["bias_hh"], 3), strict=True)]
+        parts = [part + b for part, b in zip(parts, shape.chunk(w["bias_hh"], 3), strict=True)]
     r, z, n = shape.chunk(given, 3, -1)
-    r, z = activation.sigmoid(r + own[0]), activation.sigmoid(z + own[1])
-    n = activation.tanh(n + r * own[2])
+    r, z = activation.sigmoid(r + parts[0]), activation.sigmoid(z + parts[1])
+    n = activation.tanh(n + r * parts[2])
     return (n + z * (h - n),)
 
 
@@ -101,13 +101,13 @@ class _Recurrent(Module):
         extents: list[tuple[int, ...]] = [(rows, fan_in), (rows, out)]
         extents += [(rows,) if self.bias else ()] * 2
         extents += [(out, self.hidden_size) if out != self.hidden_size else ()]
-        for name, own in zip(_NAMES, extents, strict=True):
-            if own:
-                setattr(self, name + suffix, Parameter(own, init))
+        for name, size in zip(_NAMES, extents, strict=True):
+            if size:
+                setattr(self, name + suffix, Parameter(size, init))
 
     def _weights(self, suffix: str) -> Weights:
-        found = {name: getattr(self, name + suffix, None) for name in _NAMES}
-        return {name: weight for name, weight in found.items() if weight is not None}
+        weights = {name: getattr(self, name + suffix, None) for name in _NAMES}
+        return {name: weight for name, weight in weights.items() if weight is not None}
 
     def _products(self, x: Tensor, w: Weights) -> Tensor:
         """Return x [..., in] by the input weights, with all biases that can be added before."""
@@ -120,8 +120,8 @@ class _Recurrent(Module):
         """Return a first state as tensors of some types, or zeros for None."""
         if hx is None:
             return tuple([arranging.zeros(t.shape, dtype=t.dtype) for t in types])
-        given = hx if len(types) > 1 and isinstance(hx, (tuple, list)) else (hx,)
-        states = tuple([as_tensor(s) for s in given])
+        listed = hx if len(types) > 1 and isinstance(hx, (tuple, list)) else (hx,)
+        states = tuple([as_tensor(s) for s in listed])
         if [s.type for s in states] != types:
             raise CompileError(
                 f"{find_source()}: the first state of {type(self).__name__} is"
@@ -194,7 +194,7 @@ class _Layers(_Recurrent):
         firsts = [s.reshape(count, x.shape[1], s.shape[-1]) for s in self._given(hx, types)]
         x, lasts = self._run(x, firsts, None if lengths is None else self._seen(x, lengths))
         parts = zip(lasts, types, strict=True)
-        states = tuple([shape.stack(own).reshape(*type_.shape) for own, type_ in parts])
+        states = tuple([shape.stack(layers).reshape(*type_.shape) for layers, type_ in parts])
         output = x[:, 0] if is_single else x.transpose(0, 1) if self.batch_first else x
         return output, states if len(states) > 1 else states[0]
 
@@ -205,14 +205,14 @@ class _Layers(_Recurrent):
         lasts: list[list[Tensor]] = [[] for _ in firsts]
         for layer in range(self.num_layers):
             x = dropout(x, self.dropout) if layer and self.dropout else x
-            found: list[Tensor] = []
+            outputs: list[Tensor] = []
             for suffix in self._suffixes(layer):
                 first = tuple([state[len(lasts[0])] for state in firsts])
                 last, hs = self._scan(x, first, seen, suffix)
-                found.append(hs)
-                for own, state in zip(lasts, last, strict=True):
-                    own.append(state)
-            x = shape.concat(found, -1) if len(found) > 1 else found[0]
+                outputs.append(hs)
+                for layers, state in zip(lasts, last, strict=True):
+                    layers.append(state)
+            x = shape.concat(outputs, -1) if len(outputs) > 1 else outputs[0]
         return x, lasts
 
     def _scan(
@@ -228,8 +228,8 @@ class _Layers(_Recurrent):
             new = self._rule.step(entry[0], state, weights)
             if entry[1] is None:
                 return new, new[0]
-            kept = [elementwise.where(entry[1], n, s) for n, s in zip(new, state, strict=True)]
-            return tuple(kept), elementwise.where(entry[1], new[0], 0.0)
+            merged = [elementwise.where(entry[1], n, s) for n, s in zip(new, state, strict=True)]
+            return tuple(merged), elementwise.where(entry[1], new[0], 0.0)
 
         entries = self._products(x, weights), seen
         return control.scan(step, first, entries, reverse=suffix.endswith("_reverse"))
@@ -316,8 +316,8 @@ class _SingleStep(_Recurrent):
         x, weights = as_tensor(x), self._weights("")
         type_ = TensorType(x.dtype, (*x.shape[:-1], self.hidden_size))
         state = self._given(hx, [type_] * self._rule.num_states)
-        made = self._rule.step(self._products(x, weights), state, weights)
-        return made if len(made) > 1 else made[0]
+        states = self._rule.step(self._products(x, weights), state, weights)
+        return states if len(states) > 1 else states[0]
 
 
 class RNNCell(_SingleStep):

@@ -66,8 +66,8 @@ class Attention(Module):
         apart = (self.heads, dim // self.heads)
         if self.qkv is None:
             check_heads(self.heads, self.q.weight)
-            made = [part(x).reshape(batch, length, *apart) for part in (self.q, self.k, self.v)]
-            return [part.permute(0, 2, 1, 3) for part in made]
+            heads = [part(x).reshape(batch, length, *apart) for part in (self.q, self.k, self.v)]
+            return [part.permute(0, 2, 1, 3) for part in heads]
         together = self.qkv(x).reshape(batch, length, 3, *apart)
         parts = functional.chunk(together.permute(2, 0, 3, 1, 4), 3)
         return [part.reshape(batch, self.heads, length, dim // self.heads) for part in parts]
@@ -143,12 +143,12 @@ _ACTIVATIONS: dict[str, Function] = {"relu": functional.relu, "gelu": functional
 
 
 def _activation(given: str | Function) -> Function:
-    found = _ACTIVATIONS.get(given) if isinstance(given, str) else given
-    if found is None or not callable(found):
+    function = _ACTIVATIONS.get(given) if isinstance(given, str) else given
+    if function is None or not callable(function):
         raise CompileError(
             f"{find_source()}: activation must be 'relu', 'gelu' or a function, got {given!r}"
         )
-    return found
+    return function
 
 
 class _ResidualLayer(Module):

@@ -90,8 +90,8 @@ class Adafactor(RecipeOptimizer):
         least = float(np.finfo(type_.dtype.value).eps) if self.eps[0] is None else self.eps[0]
         attrs: dict[str, AttrValue] = {"eps1": float(least), "eps2": float(self.eps[1])}
         if type_.rank < 2:
-            own = states("ada_squares")
-            return UpdateRecipe(ADAFACTOR_VECTOR_UPDATE, own, attrs)
+            squares = states("ada_squares")
+            return UpdateRecipe(ADAFACTOR_VECTOR_UPDATE, squares, attrs)
         *outer, rows, columns = type_.shape
         factors = (
             OptimizerState("ada_rows", shape=(*outer, rows, 1)),
@@ -230,8 +230,8 @@ class RMSprop(RecipeOptimizer):
 
     def recipe(self, name: str, type_: TensorType) -> UpdateRecipe:
         """Return how one parameter is updated."""
-        own = ["rms_square", *["rms_mean"] * self.centered, *["momentum"] * bool(self.momentum)]
-        return UpdateRecipe(RMSPROP_UPDATES[self.centered, bool(self.momentum)], states(*own))
+        names = ["rms_square", *["rms_mean"] * self.centered, *["momentum"] * bool(self.momentum)]
+        return UpdateRecipe(RMSPROP_UPDATES[self.centered, bool(self.momentum)], states(*names))
 
 
 @dataclass(frozen=True)
@@ -304,12 +304,12 @@ class EMA:
         number = TensorType(DType.FLOAT64, ())
         with trace.scope("optimizer"):
             count = trace.variable(COUNT, number, "optimizer", _ZEROS)
-            done = Tensor(trace, count)
-            kept = as_tensor(float(self.decay), DType.FLOAT64)
+            steps = Tensor(trace, count)
+            decay = as_tensor(float(self.decay), DType.FLOAT64)
             if self.warmup is not None:
-                kept = minimum(1.0 - (done + 1.0) ** -float(self.warmup), kept)
-            share = where(done == 0.0, 1.0, 1.0 - kept)
-            _approach(trace, count, done + 1.0, as_tensor(1.0, DType.FLOAT64))
+                decay = minimum(1.0 - (steps + 1.0) ** -float(self.warmup), decay)
+            share = where(steps == 0.0, 1.0, 1.0 - decay)
+            _approach(trace, count, steps + 1.0, as_tensor(1.0, DType.FLOAT64))
             for name, type_ in parameters.items():
                 average = trace.variable(AVERAGE + name, type_, "optimizer", _ZEROS)
                 now = Tensor(trace, trace.variable(name, type_, "parameter", ()))
@@ -320,8 +320,8 @@ def _approach(trace: Trace, average: ValueId, now: Tensor, share: Tensor) -> Non
     b = trace.builder
     declared = b.producer_of(average)
     with b.at("optimizer", declared.source, Phase.UPDATE, declared.device):
-        made = b.emit_one(EMA_UPDATE, average, now._value_in(trace), share._value_in(trace))
-    b.writes.append(Write(average, made))
+        value = b.emit_one(EMA_UPDATE, average, now._value_in(trace), share._value_in(trace))
+    b.writes.append(Write(average, value))
 
 
 def averages_in(variables: Mapping[str, Array]) -> dict[str, Array]:

@@ -94,24 +94,24 @@ def check_groups(groups: object, known: Sequence[str], optimizer: str) -> None:
         raise CompileError(
             f"{find_source()}: groups must be a list of af.optim.group(...), got {came}"
         )
-    for own in groups:
-        if not isinstance(own, Group):
+    for one in groups:
+        if not isinstance(one, Group):
             raise CompileError(
-                f"{find_source()}: groups must be a list of af.optim.group(...), one is {own!r:.60}"
+                f"{find_source()}: groups must be a list of af.optim.group(...), one is {one!r:.60}"
             )
-        for name, _ in own.options:
+        for name, _ in one.options:
             if name not in known:
                 raise CompileError(
-                    f"{own.source}: {optimizer} has no setting {name!r} for a group; it has"
+                    f"{one.source}: {optimizer} has no setting {name!r} for a group; it has"
                     f" {', '.join(known)}"
                 )
 
 
 def check_patterns(groups: Sequence[Group], paths: Sequence[str]) -> None:
     """Raise CompileError, with the line of the group, for a pattern that matches no parameter."""
-    for own in groups:
-        for pattern in own.patterns:
-            chosen(pattern, paths, f"{own.source}: a group of an optimizer")
+    for group in groups:
+        for pattern in group.patterns:
+            chosen(pattern, paths, f"{group.source}: a group of an optimizer")
 
 
 MATRICES = "matrices"
@@ -200,12 +200,12 @@ def _declared(
     rules = []
     for name, type_ in parameters.items():
         # The first group that matches decides, as `group` says.
-        own = next((g for g in optimizer.groups if g.matches(name)), None)
-        if own is not None and own.is_frozen:
+        group = next((g for g in optimizer.groups if g.matches(name)), None)
+        if group is not None and group.is_frozen:
             continue
-        settings = _settings_for(optimizer, own, type_)
+        settings = _settings_for(optimizer, group, type_)
         recipe = settings.recipe(name, type_)
-        rate = rates.of(settings.lr, 1.0 if own is None else own.lr_scale, type_.dtype)
+        rate = rates.of(settings.lr, 1.0 if group is None else group.lr_scale, type_.dtype)
         rules.append(
             UpdateRule(
                 op=recipe.op,
@@ -225,11 +225,11 @@ def _declared(
 
 def _attrs(settings: RecipeOptimizer, recipe: UpdateRecipe) -> dict[str, AttrValue]:
     """Return the attributes of the op: what the recipe says, and settings of their names."""
-    given = {**vars(settings), **recipe.attrs}
-    given |= {f"beta{i}": beta for i, beta in enumerate(given.pop("betas", ()), 1)}
-    given = given if settings.maximize else {k: v for k, v in given.items() if k != "maximize"}
-    own = recipe.definition.attributes
-    return {a.name: a.type(given[a.name]) for a in own if a.name in given}
+    values = {**vars(settings), **recipe.attrs}
+    values |= {f"beta{i}": beta for i, beta in enumerate(values.pop("betas", ()), 1)}
+    values = values if settings.maximize else {k: v for k, v in values.items() if k != "maximize"}
+    attributes = recipe.definition.attributes
+    return {a.name: a.type(values[a.name]) for a in attributes if a.name in values}
 
 
 def _settings_for(optimizer: Any, own: Group | None, type_: TensorType) -> RecipeOptimizer:
@@ -244,15 +244,15 @@ def _settings_for(optimizer: Any, own: Group | None, type_: TensorType) -> Recip
 
 def _with(optimizer: Any, options: Mapping[str, object]) -> Any:
     """Return an optimizer without groups and with other settings, whose class checks them."""
-    kept = {f.name: getattr(optimizer, f.name) for f in fields(optimizer)}
-    return type(optimizer)(**(kept | {"groups": ()} | dict(options)))
+    settings = {f.name: getattr(optimizer, f.name) for f in fields(optimizer)}
+    return type(optimizer)(**(settings | {"groups": ()} | dict(options)))
 
 
 def _declare(trace: Trace, state: OptimizerState, name: str, type_: TensorType) -> Any:
     shape = type_.shape if state.shape is None else state.shape
     init = (("kind", "constant"), ("value", state.start)) if state.start else (("kind", "zeros"),)
-    own = TensorType(type_.dtype, shape)
-    return trace.variable(f"{state.name}/{name}", own, "optimizer", init)
+    state_type = TensorType(type_.dtype, shape)
+    return trace.variable(f"{state.name}/{name}", state_type, "optimizer", init)
 
 
 class _RateTable:
@@ -285,11 +285,11 @@ def check_settings(optimizer: RecipeOptimizer) -> None:
         check = _CHECKS.get(name)
         if check is not None:
             check(getattr(optimizer, name), name)
-    known = [name for name in names if name not in ("groups", "decay_only")]
-    check_groups(optimizer.groups, known, type(optimizer).__name__)
-    for own in optimizer.groups:
-        if own.options:
-            _with(optimizer, dict(own.options))
+    settings = [name for name in names if name not in ("groups", "decay_only")]
+    check_groups(optimizer.groups, settings, type(optimizer).__name__)
+    for group in optimizer.groups:
+        if group.options:
+            _with(optimizer, dict(group.options))
 
 
 def _check_share(value: object, name: str) -> None:
@@ -372,8 +372,8 @@ def on(patterns: Patterns, optimizer: Optimizer, *, loss: str = "loss") -> Optim
         )
     if not isinstance(loss, str) or not loss:
         raise CompileError(f"{where}: loss must be a key of what the job returns, got {loss!r}")
-    kept = patterns if isinstance(patterns, str) else tuple(patterns)
-    return OptimizerPart(kept, optimizer, loss, where)
+    globs = patterns if isinstance(patterns, str) else tuple(patterns)
+    return OptimizerPart(globs, optimizer, loss, where)
 
 
 def is_optimizer(value: object) -> bool:
@@ -400,11 +400,11 @@ def claims(
     that has nothing to train.
     """
     owner: dict[str, OptimizerPart] = {}
-    found = []
+    path_lists = []
     for part in parts:
-        named = chosen(part.patterns, paths, f"{part.source}: on()") if paths else ()
-        own = [path for path in named if path in trained]
-        for path in own:
+        matching = chosen(part.patterns, paths, f"{part.source}: on()") if paths else ()
+        part_paths = [path for path in matching if path in trained]
+        for path in part_paths:
             other = owner.setdefault(path, part)
             if other is not part:
                 raise CompileError(
@@ -412,10 +412,10 @@ def claims(
                     f" {other.patterns!r} at {other.source}; one optimizer can train it: take it"
                     f" out of the other with '!{path}'"
                 )
-        if not own and len(parts) > 1:
+        if not part_paths and len(parts) > 1:
             raise CompileError(
                 f"{part.source}: all that {part.patterns!r} names is frozen, or left out with"
                 " trainable=; leave the part out, or unfreeze() some of it"
             )
-        found.append(own)
-    return found
+        path_lists.append(part_paths)
+    return path_lists

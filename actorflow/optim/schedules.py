@@ -33,17 +33,17 @@ def rate_at(lr: float | Schedule, step: Tensor) -> Tensor:
     Raises CompileError for what is no scalar of that dtype or of float32.
     """
     dtype = step.type.dtype
-    given: object = lr(step) if callable(lr) else lr
-    if isinstance(given, Real):
-        return as_tensor(float(given), dtype)
+    rate: object = lr(step) if callable(lr) else lr
+    if isinstance(rate, Real):
+        return as_tensor(float(rate), dtype)
     allowed = [TensorType(d, ()) for d in (DType.FLOAT32, dtype)]
-    if not isinstance(given, Tensor) or given.type not in allowed:
-        came = given.type if isinstance(given, Tensor) else type(given).__name__
+    if not isinstance(rate, Tensor) or rate.type not in allowed:
+        came = rate.type if isinstance(rate, Tensor) else type(rate).__name__
         raise CompileError(
             f"{source_of(lr)}: a schedule must return a {dtype.value} scalar or a number, it"
             f" returned {came}"
         )
-    return given.to(dtype)
+    return rate.to(dtype)
 
 
 def check_rate(lr: float | Schedule) -> None:
@@ -123,7 +123,7 @@ def multi_step(lr: float, *, milestones: Sequence[int], gamma: float = 0.1) -> S
 
     def schedule(step: Tensor) -> Tensor:
         rates = [rate * factor**count for count in range(len(ends) + 1)]
-        return _pieces(step, ends, [step * 0.0 + own for own in rates])
+        return _pieces(step, ends, [step * 0.0 + value for value in rates])
 
     return _exact(schedule)
 

@@ -289,8 +289,8 @@ RAISE, WARN, SKIP = POLICIES = ("raise", "warn", "skip")
 def check_policy_name(on_nan: object) -> None:
     """Raise CompileError when there is no policy of the name."""
     if on_nan not in POLICIES:
-        known = ", ".join([repr(policy) for policy in POLICIES])
-        raise CompileError(f"{find_source()}: on_nan must be one of {known}, got {on_nan!r}")
+        names = ", ".join([repr(policy) for policy in POLICIES])
+        raise CompileError(f"{find_source()}: on_nan must be one of {names}, got {on_nan!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,12 +277,12 @@ class JobOptions:
         """
         if self.device is not None and self.devices is not None:
             raise ValueError("give device, for one, or devices, for several, but not both")
-        given = self.devices if self.device is None else (self.device,)
-        if given is None:
+        devices = self.devices if self.device is None else (self.device,)
+        if devices is None:
             return ()
-        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
-            raise ValueError(f'devices must be a list such as ["sim:0", "sim:1"], got {given!r}')
-        return distinct_devices(given)
+        if isinstance(devices, str) or not isinstance(devices, Sequence) or not devices:
+            raise ValueError(f'devices must be a list such as ["sim:0", "sim:1"], got {devices!r}')
+        return distinct_devices(devices)
 
     def check(self, job: str) -> None:
         """Raise CompileError, with the user's line, for what no job can be made with."""
@@ -337,14 +337,14 @@ class JobOptions:
 
     def _check_clip(self, where: SourceLocation, job: str) -> None:
         for name, most in (("clip_norm", math.inf), ("clip_value", _LARGEST_VALUE)):
-            given = getattr(self, name)
-            if given is None:
+            value = getattr(self, name)
+            if value is None:
                 continue
             what = f"{where}: {name} of job {job!r}"
-            if not 0.0 < checked_number(given, name) <= most:
-                shown = " or float('inf')" if most == math.inf else ""
+            if not 0.0 < checked_number(value, name) <= most:
+                extra = " or float('inf')" if most == math.inf else ""
                 raise CompileError(
-                    f"{what} must be a finite number above 0{shown}, got {given!r}; leave it out to"
+                    f"{what} must be a finite number above 0{extra}, got {value!r}; leave it out to"
                     " clip nothing"
                 )
             if not self.train:

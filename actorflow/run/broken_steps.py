@@ -54,8 +54,8 @@ def check_policy(plan: Plan, on_nan: str) -> None:
 def skips(plan: Plan) -> bool:
     """Whether the plan's steps drop their updates where loss or gradients are not finite."""
     counters = [plan.views[v.view].type for v in plan.state if v.name == SKIPPED]
-    shown = [f for f in plan.fields if f.name == SKIPPED and plan.views[f.view].type == _COUNTER]
-    is_counted = counters == [_COUNTER] and bool(shown)
+    fields = [f for f in plan.fields if f.name == SKIPPED and plan.views[f.view].type == _COUNTER]
+    is_counted = counters == [_COUNTER] and bool(fields)
     return is_counted and bool(plan.option("skips_broken_steps"))
 
 

@@ -147,8 +147,8 @@ class FitCall:
         for warning in self._runner.settings.warnings:
             self._warn(warning)
         if self._options.progress:
-            if said := device_notice(self._plan, self._runner.settings):
-                self._notice(said)
+            if notice := device_notice(self._plan, self._runner.settings):
+                self._notice(notice)
             for line in summarise(self._plan):
                 self._notice(line)
 
@@ -303,10 +303,10 @@ def fit(runner: FittedRunner, options: FitOptions) -> FitResult:
 def _ending(first: int, last: int, steps: int, reasons: list[str], *, is_kept: bool) -> str:
     """Return why a run ended, or nothing where it simply came to its end."""
     if reasons and last < steps:
-        kept = (
+        hint = (
             "it is checkpointed: run again to continue" if is_kept else "nothing was kept on disk"
         )
-        return f"stopped by {reasons[0]} after step {last}; {kept}"
+        return f"stopped by {reasons[0]} after step {last}; {hint}"
     if first >= steps:
         return f"nothing to do: {first} steps are done, {steps} were asked for"
     return f"the data ended after step {last} of {steps}" if last < steps else ""

@@ -124,13 +124,13 @@ class LiveVariables:
         CompileError where the run is being closed in the middle of a step, and where ranks may be
         at different steps, or have written different values.
         """
-        wanted = tuple(names)
-        self._check_agreed("read", wanted)
+        all_names = tuple(names)
+        self._check_agreed("read", all_names)
         # Names of no stage at all, which the job does not read, are kept by their cells. What is
         # one stage's own is asked for by the ranks of others all the same.
-        far = [name for name in wanted if name in self._split or name not in self]
+        far = [name for name in all_names if name in self._split or name not in self]
         are_joined = bool(far) or self._has_stages
-        copies = self._joined(wanted) if are_joined else self._own(wanted)
+        copies = self._joined(all_names) if are_joined else self._own(all_names)
         if self.can_be_lost and copies is not None and len(copies) == len(self._registers):
             self.last_read = copies
         return copies
@@ -140,14 +140,14 @@ class LiveVariables:
         self.agree_on_writes()
         group, counter = self._group, [name for name in ("step",) if name in self]
         here = [name for name in wanted if name in self]
-        while (own := self._own((*here, *counter))) is not None:
+        while (values := self._own((*here, *counter))) is not None:
             # Outputs of a step come before its updates: a rank may have been read too early. One
             # that updates nothing is never too early.
-            said = group.all_gather_object(
-                "read variables between steps", steps_done(own) if counter else None
+            steps = group.all_gather_object(
+                "read variables between steps", steps_done(values) if counter else None
             )
-            if len({*said} - {None}) <= 1:
-                parts = {name: own[name] for name in here}
+            if len({*steps} - {None}) <= 1:
+                parts = {name: values[name] for name in here}
                 return all_gather_variables(self._plan, parts, group.all_gather_object, group.rank)
         return None
 
@@ -174,18 +174,18 @@ class LiveVariables:
         and where ranks may be at different steps. Of several ranks each is told all names, those of
         other stages as well: what is written has to be the same on all.
         """
-        known = {name: array for name, array in values.items() if name in self}
-        check_values(self._plan, known)
+        own_values = {name: array for name, array in values.items() if name in self}
+        check_values(self._plan, own_values)
         self._check_agreed("written", tuple(values))
         with self._lock:
             # A new dict each time: readers hold the old one without a lock.
-            self.pending = {**self.pending, **known}
+            self.pending = {**self.pending, **own_values}
             if self.last_read is not None:
-                self.last_read = {**self.last_read, **known}
+                self.last_read = {**self.last_read, **own_values}
             if values and not self._group.is_alone:
                 self._written |= values
                 self._wrote = users_line()
-        if known and self._group.is_alone:
+        if own_values and self._group.is_alone:
             # Alone the write may take effect at any step's edge. Several ranks wait for `flush`,
             # which is called at the same step on all.
             self._loop.run_when_quiescent(
@@ -230,13 +230,13 @@ class LiveVariables:
         of the actors that update, unless it finds some of them further than others. Counters that
         were ahead of the updates are set back to them.
         """
-        done = self._updates()
-        if done is None:
+        updates = self._updates()
+        if updates is None:
             return None
         variables = {name: self._variables.read(name) for name in self.names}
         # After an end in order counters and updates agree; only a failure or a cut sets them apart.
-        if done and (self._failed is not None or self._loop.is_cut):
-            self._set_back(variables, max(done), self._failed)
+        if updates and (self._failed is not None or self._loop.is_cut):
+            self._set_back(variables, max(updates), self._failed)
         for array in variables.values():
             array.flags.writeable = False
         return {**variables, **self._cut(self.pending)}
@@ -294,8 +294,8 @@ class LiveVariables:
             self._variables.write(name, array)
         with self._lock:
             # By identity: a value that was written again meanwhile stays for the next visit.
-            left = self.pending
-            self.pending = {n: a for n, a in left.items() if a is not written.get(n)}
+            pending = self.pending
+            self.pending = {n: a for n, a in pending.items() if a is not written.get(n)}
 
     # -- when ------------------------------------------------------------------------------------
 
@@ -343,8 +343,8 @@ class LiveVariables:
             evaluates |= further
         kernels = [int(a.id) for a in actors if a.kind in _KERNELS]
         # One that reads weights in bfloat16 alone is part of a step, too.
-        kept = [v for v in self._plan.variables if v.role != SCRATCH]
-        state = {self._plan.views[v.view].register for v in kept}
+        variables = [v for v in self._plan.variables if v.role != SCRATCH]
+        state = {self._plan.views[v.view].register for v in variables}
         within = [a for a in kernels if a not in evaluates and not actors[a].is_flushed]
         steps = [a for a in within if not self._touched(actors[a]).isdisjoint(state)]
         # The repetition vector is of a whole period, which may hold many steps: the gcd is one
@@ -373,7 +373,7 @@ class LiveVariables:
         if self.lost_with:
             return None
         ended, failed = self._loop.ended_firings(), self._failed
-        done: set[int] = set()
+        counts: set[int] = set()
         for actor in self._plan.actors:
             first = self._first_update(actor)
             is_failed = failed is not None and actor.name == failed.actor
@@ -384,8 +384,8 @@ class LiveVariables:
             if first is None:
                 continue
             # `ended_firings` counts the failed firing as ended.
-            done.add(ended[actor.id] - is_failed)
-        return None if len(done) > 1 else done
+            counts.add(ended[actor.id] - is_failed)
+        return None if len(counts) > 1 else counts
 
     def _is_cut(self, actor: Actor, first_update: int | None, launch: int | None) -> bool:
         """Whether an actor that failed in this launch can have changed variables before it."""

@@ -46,9 +46,9 @@ def runner_on(
     have no part in the run; a line says so.
     """
     cells = model.cells()
-    with nullcontext() if claim is None else leased(cells, claim, loop) as held:
+    with nullcontext() if claim is None else leased(cells, claim, loop) as open_lease:
         try:
-            yield Runner(plan, values=newest(cells), seed=seed, lease=held, group=group)
+            yield Runner(plan, values=newest(cells), seed=seed, lease=open_lease, group=group)
         finally:
             if claim is not None:
                 _say_replaced(model, cells, claim)
@@ -90,8 +90,8 @@ class OpenModel:
         self.runner = runner
         self._cells = model.cells()
         self._claim = claim
-        own = {} if claim is None else claim.part_of(self._cells)
-        self._others = {name: cell for name, cell in self._cells.items() if name not in own}
+        trained = {} if claim is None else claim.part_of(self._cells)
+        self._others = {name: cell for name, cell in self._cells.items() if name not in trained}
         self._lease: Lease | None = None
         # The arrays that the plan has, by identity: cells never change theirs in place.
         self._seen: dict[str, Array] = {}
@@ -103,13 +103,13 @@ class OpenModel:
 
         Raises CompileError where another run trains the model.
         """
-        held = None if self._claim is None else self._hold(self._claim)
+        open_lease = None if self._claim is None else self._hold(self._claim)
         try:
             self._take_over(self._others)
             return self.runner.step(batches)
         finally:
-            if held is not None:
-                held.end_step()
+            if open_lease is not None:
+                open_lease.end_step()
 
     def close(self) -> dict[str, Array]:
         """End the plan; the model has the newest values. Return all variables as they were left."""
@@ -119,22 +119,22 @@ class OpenModel:
 
     def _hold(self, claim: Claim) -> Lease:
         """Return the lease, held for the time of a step."""
-        held = self._lease
+        open_lease = self._lease
         # False: somebody brought the values home since, and a new lease is taken.
-        if held is not None and held.begin_step():
-            return held
-        if held is not None:
-            self._seen |= held.left_by_name()
+        if open_lease is not None and open_lease.begin_step():
+            return open_lease
+        if open_lease is not None:
+            self._seen |= open_lease.left_by_name()
         # The line of this step, for the error of whoever else wants to train.
-        held = lease(self._cells, replace(claim, source=find_source()), is_stepped=True)
+        open_lease = lease(self._cells, replace(claim, source=find_source()), is_stepped=True)
         try:
             self._take_over(claim.part_of(self._cells))
-            self.runner.hold(held)
+            self.runner.hold(open_lease)
         except BaseException:
-            held.end(None)
+            open_lease.end(None)
             raise
-        self._lease = held
-        return held
+        self._lease = open_lease
+        return open_lease
 
     def _take_over(self, cells: Mapping[str, ParameterStorage]) -> None:
         """Write what others changed in some cells since into the plan's memory."""

@@ -127,11 +127,11 @@ class Positions:
     def note(self, batch: int, state: State) -> None:
         """Keep the position after `batch` batches."""
         self._states[batch] = state
-        # Batch `done` is over: its position is wanted only where the plan takes a snapshot after
+        # Batch `past` is over: its position is wanted only where the plan takes a snapshot after
         # it.
-        done = batch - self._in_flight - 1
-        if done % self._stride and done > self._oldest:
-            self._states.pop(done, None)
+        past = batch - self._in_flight - 1
+        if past % self._stride and past > self._oldest:
+            self._states.pop(past, None)
 
     def after(self, batch: int) -> State:
         """Return the position after `batch` batches and forget those before it."""
@@ -142,8 +142,8 @@ class Positions:
         """Forget positions before `batch`. Linear in what is kept."""
         # `list` copies the keys at once, while the fetching thread may insert; pop takes a default
         # for the same reason.
-        for kept in [kept for kept in list(self._states) if kept < batch]:
-            self._states.pop(kept, None)
+        for number in [number for number in list(self._states) if number < batch]:
+            self._states.pop(number, None)
         self._oldest = batch
 
 
@@ -257,7 +257,7 @@ class DataPort:
         if fills is not None and set(views) != set(source.spec()):
             fills = None
         # Who reads its own rows alone has said by its fingerprint what the whole is.
-        given = None if fills is not None and self._parts else self._given
+        reporter = None if fills is not None and self._parts else self._given
 
         def fetch() -> None:
             if self._is_at_end() or not fetching.begin():
@@ -275,10 +275,10 @@ class DataPort:
                     raise SourceExhausted  # whoever gave it up has said so
                 if fills is None:
                     self._copy(batch, views)
-                if given is not None:
+                if reporter is not None:
                     step, place = divmod(self._batch, self._batches_per_step)
                     is_last = place == self._batches_per_step - 1
-                    given.see(step + 1, batch, is_last=is_last)
+                    reporter.see(step + 1, batch, is_last=is_last)
                 if self._positions is not None and position is not None:
                     self._positions.note(self._batch + 1, position)
             except SourceExhausted:
@@ -512,8 +512,8 @@ class MetricsPort:
     def _of_step(self, tokens: tuple[Token, ...], of_step: Token) -> dict[str, Any]:
         if self._batches_per_step == 1 and not self._is_evaluation:
             return _taken(tokens[0])
-        told = [n for n, v in tokens[-1].items() if v.ndim == 0 or not self._is_evaluation]
-        return {name: _mean([t[name] for t in tokens]) for name in told} | _taken(of_step)
+        names = [n for n, v in tokens[-1].items() if v.ndim == 0 or not self._is_evaluation]
+        return {name: _mean([t[name] for t in tokens]) for name in names} | _taken(of_step)
 
     def close(self) -> None:
         """Nothing blocks here."""

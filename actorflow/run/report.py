@@ -348,8 +348,8 @@ class Reporter:
 
     def evaluation(self, step: int, means: Mapping[str, float]) -> None:
         """Print the results of an evaluation and write them to the metrics file; any thread."""
-        shown = "  ".join([f"{name} {_number(value)}" for name, value in means.items()])
-        self.notice(f"evaluation after step {step}: {shown}")
+        text = "  ".join([f"{name} {_number(value)}" for name, value in means.items()])
+        self.notice(f"evaluation after step {step}: {text}")
         file = self._file
         if file is not None:
             file.append(

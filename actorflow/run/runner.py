@@ -174,8 +174,8 @@ class Runner:
             ),
         )
         # An iterator that is still alive at exit would wait for threads that are gone by then.
-        left = f"rank {self.group.rank} left its loop over stream"
-        drain = partial(drain_outputs, run, outputs, left)
+        reason = f"rank {self.group.rank} left its loop over stream"
+        drain = partial(drain_outputs, run, outputs, reason)
         stopped_by: list[str] = []
         # Before `start`: a stop of another rank may come with the first step.
         run.ask = stopped_by.append
@@ -250,11 +250,11 @@ class Runner:
         names = {variable.name for variable in self.plan.state}
         # Copies, where the caller could still write into its array.
         all_values = {n: frozen(a) for n, a in values.items()}
-        known = {n: a for n, a in all_values.items() if n in names}
-        check_values(self.plan, known)
+        own_values = {n: a for n, a in all_values.items() if n in names}
+        check_values(self.plan, own_values)
         if self._live is not None:
             self._live.write(all_values)
-        self.given = {**self.given, **known}
+        self.given = {**self.given, **own_values}
 
     def variables(self) -> dict[str, Array]:
         """Return all variables, read-only and whole, as they are after the last finished step.
@@ -320,8 +320,8 @@ class Runner:
         """
         if restored is None:
             check_same_values(self.group, self.plan, self.given)
-        given = {**self.given, **(restored or {})}
-        return initial_values(self.plan, given, self.seed, self.group.rank)
+        values = {**self.given, **(restored or {})}
+        return initial_values(self.plan, values, self.seed, self.group.rank)
 
     def _whole_first(self) -> dict[str, Array]:
         values = initial_values(self.plan, self.given, self.seed, rank=None)
@@ -335,29 +335,29 @@ class Runner:
         """
         if run is not self._open or run.loop.is_inherited:
             return
-        variables, failed = run.whole_variables(), None
+        variables, failure = run.whole_variables(), None
         # `given` stays by identity if nothing is taken over; that is asked below.
         before = self.given
         if variables is None:
             why = f"a step of plan {self.plan.name!r} failed inside its updates"
-            left = run.variables.last_read
+            values = run.variables.last_read
             if lost_with := run.variables.lost_with:
                 why = f"the variables of plan {self.plan.name!r} went with a device: {lost_with}"
-                self.given = before = {**self.given, **(left or {})}
-            then = "that were read last" if lost_with and left else "before the run"
+                self.given = before = {**self.given, **(values or {})}
+            then = "that were read last" if lost_with and values else "before the run"
             logger.warning("%s; the variables go back to those %s", why, then)
         elif self.plan.mesh.num_ranks == 1:
             self.given = variables
         else:
-            failed = self._join(run, variables, apart)
+            failure = self._join(run, variables, apart)
         self._open = self._live = None
         if self._lease is not None:
             # What other stages trained came with the rest; what was given before may be old by now.
-            left = {} if self.given is before else self.given
-            whole = {**left, **self._whole_first()}
-            self._lease.end({n: frozen(a) for n, a in whole.items()})
-        if failed is not None:
-            raise failed
+            values = {} if self.given is before else self.given
+            arrays = {**values, **self._whole_first()}
+            self._lease.end({n: frozen(a) for n, a in arrays.items()})
+        if failure is not None:
+            raise failure
 
     def _join(
         self, run: Run, parts: Mapping[str, Array], apart: str

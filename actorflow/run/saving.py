@@ -55,17 +55,17 @@ def job_state(plan: Plan, group: ProcessGroup = SINGLE_PROCESS) -> JobState:
     All ranks call it at the same place.
     """
     saved, written = {*saved_variables(plan)}, {*written_variables(plan)}
-    own = [
+    entries = [
         (v.name, v.role, str(whole_type(plan, v)), v.name in written)
         for v in plan.state
         if v.name in saved
     ]
-    said = cast(
-        "list[Any]", group.all_gather_object("tell its variables for checkpoints", tuple(own))
+    answers = cast(
+        "list[Any]", group.all_gather_object("tell its variables for checkpoints", tuple(entries))
     )
     # By rank, so all ranks have one order. A variable that several ranks hold is one entry of a
     # dict.
-    rows = [row for rows in said for row in rows]
+    rows = [row for rows in answers for row in rows]
     return JobState(
         {name: type_ for name, _, type_, _ in rows},
         {name: role for name, role, _, _ in rows},
@@ -262,15 +262,15 @@ def start_from(
 def _newest(
     manager: CheckpointManager, expected: Expected, group: ProcessGroup
 ) -> LoadedCheckpoint | None:
-    found = manager.latest(expected) if group.is_first else None
+    loaded = manager.latest(expected) if group.is_first else None
     step = group.all_gather_object(
-        "find the checkpoint to go on from", None if found is None else found.manifest.step
+        "find the checkpoint to go on from", None if loaded is None else loaded.manifest.step
     )
     if isinstance(step[0], int) and not group.is_first:
-        found = manager.load(step[0], expected)
+        loaded = manager.load(step[0], expected)
     # Until all have read it nobody trains, and writes others that would have it removed.
     group.all_gather_object("read the checkpoint", None)
-    return found
+    return loaded
 
 
 def _of_nan(step: int, sound: int | None) -> str:
@@ -298,12 +298,12 @@ def _compare_kernels(step: int, wrote: Any, plan: Plan, report: Callable[[str], 
     """Report work that both plans do, each with another kernel; older checkpoints do not say."""
     if not isinstance(wrote, Mapping):
         return
-    own = _kernels(plan)
-    others = [work for work in own if wrote.get(work, own[work]) != own[work]]
+    ours = _kernels(plan)
+    others = [work for work in ours if wrote.get(work, ours[work]) != ours[work]]
     if others:
         first = others[0]
         report(
-            f"the checkpoint of step {step} continues with other kernels ({first}: {own[first]} in"
+            f"the checkpoint of step {step} continues with other kernels ({first}: {ours[first]} in"
             f" place of {printable(str(wrote[first]))}; {len(others)} in all): not bit for bit;"
             " deterministic=True fixes the choice"
         )

@@ -321,16 +321,16 @@ def _record(kind: Any, values: Mapping[str, Any]) -> Any:
     """Return a record of some values, each of the type that the field has."""
     if type(values) is not dict:
         raise DecodeError(values, "an object")
-    read = {}
+    fields = {}
     for name, type_ in kind.__annotations__.items():
         # Annotations are texts under `from __future__ import annotations`.
         is_none = values[name] is None and type_.endswith("| None")
         try:
-            read[name] = None if is_none else _READ[type_](values[name])
+            fields[name] = None if is_none else _READ[type_](values[name])
         except DecodeError as wrong:
             wrong.way = wrong.way or name
             raise
-    return kind(**read)
+    return kind(**fields)
 
 
 class Listener:

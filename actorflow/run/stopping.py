@@ -91,8 +91,8 @@ class Stopper:
         self._calls[name] = time.monotonic()
         try:
             function(step, results)
-        except StopTraining as asked:
-            self.ask(reason_of(asked, name))
+        except StopTraining as stop:
+            self.ask(reason_of(stop, name))
         except BaseException as error:
             if self._run is not None and self._run.loop.is_inherited:
                 raise  # a child that was forked in the function has no run to stop

@@ -122,8 +122,8 @@ class Run:
     def __init__(self, plan: Plan, source: DataSource, options: RunOptions) -> None:
         settings = options.settings
         set_blas_threads(plan, settings, options.warn)
-        if said := device_notice(plan, settings):
-            logger.info(said)
+        if notice := device_notice(plan, settings):
+            logger.info(notice)
         self.plan = plan
         self._on_finished = options.on_finished
         self.ask: Callable[[str], object] = lambda reason: self.stop()
@@ -317,17 +317,17 @@ class Run:
         newest = "" if self._saver is None else self._saver.newest
         # All ranks come to this gather before one of them may raise, so that none waits for it in
         # vain.
-        said: list[Any] = group.all_gather_object(
+        rows: list[Any] = group.all_gather_object(
             "end after one step", (changed, self._data.num_steps, newest)
         )
-        if changed := next((row[0] for row in said if row[0]), ""):
+        if changed := next((row[0] for row in rows if row[0]), ""):
             # The rank with the fewest steps of data is the one that the others waited for.
-            late = min(range(len(said)), key=lambda rank: said[rank][1])
+            late = min(range(len(rows)), key=lambda rank: rows[rank][1])
             text = (
                 f"the data source of rank {late} gave no batch for step {step + 1} when the run was"
                 f" to stop, and others had begun that step, in which {changed!r} is changed at"
                 f" once: the state after step {step} is lost, and not saved;"
-                f" {said[0][2] or 'the run writes no checkpoints'}"
+                f" {rows[0][2] or 'the run writes no checkpoints'}"
             )
             raise DataError(text) if late == group.rank else PeerFailed(text, rank=late)
         if self._checkpoint is not None:
@@ -356,8 +356,8 @@ class Run:
         # The port learns of its last step before the loop may run it.
         if is_last and self._checkpoint is not None:
             self._checkpoint.last_step = steps
-        own = max(0, steps - self._first_step) * self._batches_per_step
-        self.loop.grant(own, is_last=is_last)
+        batches = max(0, steps - self._first_step) * self._batches_per_step
+        self.loop.grant(batches, is_last=is_last)
 
     def _end_at(self, step: int) -> None:
         self._grant(step, is_last=True)
@@ -409,12 +409,12 @@ class Run:
     def _note_loss(self, error: ActorflowError) -> None:
         """Add a note to an error that says what is left if a device took the variables along."""
         if self.bound.variables.lost_with:
-            kept = "no checkpoint was to be written" if self._saver is None else self._saver.newest
+            saved = "no checkpoint was to be written" if self._saver is None else self._saver.newest
             is_read = self.variables.last_read is not None
-            left = "the values that were read last" if is_read else "its values from before the run"
+            rest = "the values that were read last" if is_read else "its values from before the run"
             error.add_note(
                 "the variables lay in the memory of the device and are lost;"
-                f" {kept}. The model has {left}"
+                f" {saved}. The model has {rest}"
             )
 
     @property
@@ -485,8 +485,8 @@ class Run:
             elif variable.role == EVALUATED:
                 variables.write(variable.name, np.asarray(self._evaluated_batches(), np.int64))
         if "batches" in variables:
-            done = self._first_step * self._batches_per_step
-            variables.write("batches", np.asarray(done, np.int64))
+            count = self._first_step * self._batches_per_step
+            variables.write("batches", np.asarray(count, np.int64))
 
     def _evaluated_batches(self) -> int:
         """Return how many batches the runs before this one have evaluated."""

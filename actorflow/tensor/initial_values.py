@@ -90,13 +90,13 @@ def initial_value(
         return _drawn(type_, own, lambda count: generator.uniform(low, high, count))
     if kind == "normal":
         std = _number(spec, "std", name)
-        drawn = _drawn(type_, own, lambda count: generator.standard_normal(count) * std + mean)
+        values = _drawn(type_, own, lambda count: generator.standard_normal(count) * std + mean)
         if "zero_row" in spec:
             # range() takes a negative row as Python does, and refuses one that is not there.
             zero_row = range(type_.shape[0])[int(_number(spec, "zero_row", name))]
             if own[0].start <= zero_row < own[0].stop:
-                drawn[zero_row - own[0].start] = 0.0
-        return drawn
+                values[zero_row - own[0].start] = 0.0
+        return values
     if kind == "truncated_normal":
         std, *ends = [_number(spec, key, name) for key in ("std", "low", "high")]
         low, high = [(end - mean) / std for end in ends]
@@ -144,11 +144,11 @@ def _is_own(
 ) -> npt.NDArray[np.bool_]:
     """Return which of some elements of a whole, numbered row by row, a part has."""
     numbers = np.arange(begin, begin + count)
-    found = np.ones(count, np.bool_)
+    is_own = np.ones(count, np.bool_)
     for extent, rows in zip(reversed(shape), reversed(own), strict=True):
         numbers, index = np.divmod(numbers, extent)
-        found &= (index >= rows.start) & (index < rows.stop)
-    return found
+        is_own &= (index >= rows.start) & (index < rows.stop)
+    return is_own
 
 
 def _truncated(generator: np.random.Generator, count: int, low: float, high: float) -> Array:
@@ -161,25 +161,25 @@ def _truncated(generator: np.random.Generator, count: int, low: float, high: flo
     is_wide = math.erf(high / math.sqrt(2.0)) - math.erf(low / math.sqrt(2.0)) > 0.2
     # The density is largest there, so the ratio below is at most 1.
     nearest = min(max(0.0, low), high)
-    found = np.empty(0)
-    while found.size < count:
+    numbers = np.empty(0)
+    while numbers.size < count:
         if is_wide:
-            drawn = generator.standard_normal(count)
-            drawn = drawn[(drawn >= low) & (drawn <= high)]
+            draws = generator.standard_normal(count)
+            draws = draws[(draws >= low) & (draws <= high)]
         else:
-            drawn = generator.uniform(low, high, count)
-            kept = np.exp((nearest**2 - drawn**2) / 2.0)
-            drawn = drawn[generator.uniform(0.0, 1.0, count) < kept]
-        found = np.concatenate([found, drawn])
-    return found[:count]
+            draws = generator.uniform(low, high, count)
+            density = np.exp((nearest**2 - draws**2) / 2.0)
+            draws = draws[generator.uniform(0.0, 1.0, count) < density]
+        numbers = np.concatenate([numbers, draws])
+    return numbers[:count]
 
 
 def _orthogonal(generator: np.random.Generator, type_: TensorType, gain: float) -> Array:
     """Return a matrix of orthonormal rows, or columns where these are fewer (Saxe et al., 2014)."""
     rows = type_.shape[0]
     columns = math.prod(type_.shape[1:])
-    drawn = generator.standard_normal((max(rows, columns), min(rows, columns)))
-    q, r = np.linalg.qr(drawn)
+    matrix = generator.standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(matrix)
     q = q * np.where(np.diagonal(r) < 0, -1.0, 1.0)  # or it would not be uniform (Mezzadri, 2007)
     q = q.T if rows < columns else q
     return np.ascontiguousarray(q.reshape(type_.shape) * gain, type_.dtype.value)
@@ -187,13 +187,13 @@ def _orthogonal(generator: np.random.Generator, type_: TensorType, gain: float) 
 
 def _dirac(type_: TensorType, groups: int) -> Array:
     """Return the weight of a convolution that hands channels on, in each group its first ones."""
-    made = np.zeros(type_.shape, type_.dtype.value)
+    weight = np.zeros(type_.shape, type_.dtype.value)
     middle = [extent // 2 for extent in type_.shape[2:]]
-    own = type_.shape[0] // groups
+    per_group = type_.shape[0] // groups
     for group in range(groups):
-        for channel in range(min(own, type_.shape[1])):
-            made[(group * own + channel, channel, *middle)] = 1
-    return made
+        for channel in range(min(per_group, type_.shape[1])):
+            weight[(group * per_group + channel, channel, *middle)] = 1
+    return weight
 
 
 class InitialValues(Mapping[str, Array]):
@@ -218,8 +218,8 @@ class InitialValues(Mapping[str, Array]):
         own = None if part is None or rank is None else shard_slices(part, plan.mesh, rank)
         if name not in self._given:
             return initial_value(name, whole_type(plan, variable), variable.init, self._seed, own)
-        given = self._given[name]
-        return given if own is None else np.ascontiguousarray(given[own])
+        value = self._given[name]
+        return value if own is None else np.ascontiguousarray(value[own])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._variables)

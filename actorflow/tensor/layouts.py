@@ -175,7 +175,7 @@ def constraint(
                 f"{where}: {what} names axis {STAGE!r}: its ranks run different ops, and have no"
                 " parts of one tensor; say what runs where with af.stage"
             )
-    words, found = dict(layout), []
+    words, axes = dict(layout), []
     rows = list(type_.shape)
     for name, parts in zip(mesh.names, mesh.shape, strict=True):
         word = words.get(name)
@@ -191,8 +191,8 @@ def constraint(
             rows[word.axis] //= parts
         # An axis of one rank constrains nothing, and would make other plans of equal graphs.
         if word is not None and parts > 1:
-            found.append((name, str(word)))
-    return tuple(found)
+            axes.append((name, str(word)))
+    return tuple(axes)
 
 
 def laid_out(trace: Trace, value: ValueId, given: object, axes: Words) -> ValueId:
@@ -294,15 +294,15 @@ def device_number(trace: Trace, name: str) -> int:
 
     Raises CompileError where it is none of the job's.
     """
-    named, own = parsed_device(name), trace.devices
-    if named not in own:
-        wanted = ", ".join([repr(str(d)) for d in (*own, named)])
+    named, devices = parsed_device(name), trace.devices
+    if named not in devices:
+        listed = ", ".join([repr(str(d)) for d in (*devices, named)])
         raise CompileError(
             f"{find_source()}: {str(named)!r} is none of the job's devices, which are"
-            f" {', '.join(map(str, own))}; name all that it uses: @af.job(devices=[{wanted}])"
+            f" {', '.join(map(str, devices))}; name all that it uses: @af.job(devices=[{listed}])"
         )
     trace.names_devices = True
-    return own.index(named)
+    return devices.index(named)
 
 
 def place_traced(trace: Trace) -> None:
@@ -313,36 +313,36 @@ def place_traced(trace: Trace) -> None:
     if len(trace.devices) == 1 or not trace.names_devices:
         return
     b = trace.builder
-    chosen = _by_operands(b, trace.devices)
-    _by_readers(b.nodes, chosen)
+    places = _by_operands(b, trace.devices)
+    _by_readers(b.nodes, places)
     made_by = {value: index for index, node in enumerate(b.nodes) for value in node.outputs}
     for rule in b.updates:
         for state in rule.state:
-            chosen[made_by[state]] = chosen[made_by[rule.variable]]
+            places[made_by[state]] = places[made_by[rule.variable]]
     for node in b.nodes:
         if node.op is EMA_UPDATE and b.producer_of(node.inputs[1]).op is VARIABLE:
             # An average lies beside its parameter, which would be copied in every step else.
-            chosen[made_by[node.inputs[0]]] = chosen[made_by[node.inputs[1]]]
+            places[made_by[node.inputs[0]]] = places[made_by[node.inputs[1]]]
     for index, node in enumerate(b.nodes):
         for _, over in node.writes:  # what is assigned is brought to where the buffer lies
-            chosen[index] = chosen[made_by[node.inputs[over]]]
-    b.nodes = [replace(n, device=d) for n, d in zip(b.nodes, chosen, strict=True)]
+            places[index] = places[made_by[node.inputs[over]]]
+    b.nodes = [replace(n, device=d) for n, d in zip(b.nodes, places, strict=True)]
 
 
 def _by_operands(b: GraphBuilder, devices: tuple[Device, ...]) -> list[int]:
     """Return, per node, its device: that of its region, or of what it reads; UNPLACED if open."""
     lies = [UNPLACED] * len(b.types)
-    chosen: list[int] = []
+    places: list[int] = []
     for node in b.nodes:
         place = UNPLACED if is_source.get(node.op) else node.device
         if node.op is COPY_TO:
             place = node.attrs.int_("to")
         elif node.device == UNPLACED and not is_source.get(node.op):
             place = _of_operands(b, node, lies, devices)
-        chosen.append(place)
+        places.append(place)
         for value in node.outputs:
             lies[value] = place
-    return chosen
+    return places
 
 
 def _of_operands(

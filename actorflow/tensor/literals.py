@@ -83,10 +83,10 @@ def dtype_named(name: DType | npt.DTypeLike, what: str) -> DType:
             raise TypeError
         dtype = name if isinstance(name, DType) else DType(np.dtype(name).name)
     except (TypeError, ValueError):
-        known = ", ".join(d.value for d in DType if d is not DType.BFLOAT16)
+        names = ", ".join(d.value for d in DType if d is not DType.BFLOAT16)
         if not isinstance(name, str) or name != DType.BFLOAT16.value:
             raise CompileError(
-                f"{find_source()}: {what} {name} is not supported; use one of {known}"
+                f"{find_source()}: {what} {name} is not supported; use one of {names}"
             ) from None
         dtype = DType.BFLOAT16
     if dtype is DType.BFLOAT16:
@@ -163,8 +163,8 @@ def of_ranks(
         ranked.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect
         return ranked
 
-    own = inspect.signature(function)
-    signature = own.replace(parameters=[*own.parameters.values()][1:])
+    full = inspect.signature(function)
+    signature = full.replace(parameters=[*full.parameters.values()][1:])
     return of_rank(1), of_rank(2), of_rank(3)
 
 
@@ -184,20 +184,20 @@ def promote(dtypes: Iterable[DType]) -> DType:
 
     Raises CompileError for uint64 with a signed integer: no integer dtype holds all of both.
     """
-    given = list(dict.fromkeys(dtypes))
-    highest = max([_category(dtype) for dtype in given])
-    own = [dtype for dtype in given if _category(dtype) == highest]
-    size = max([dtype.itemsize for dtype in own])
-    widest = [dtype for dtype in own if dtype.itemsize == size]
+    distinct = list(dict.fromkeys(dtypes))
+    highest = max([_category(dtype) for dtype in distinct])
+    candidates = [dtype for dtype in distinct if _category(dtype) == highest]
+    size = max([dtype.itemsize for dtype in candidates])
+    widest = [dtype for dtype in candidates if dtype.itemsize == size]
     if highest == 2:
         return widest[0] if len(widest) == 1 else DType.FLOAT32
-    unsigned = [dtype.itemsize for dtype in own if dtype.value.startswith("uint")]
-    signed = [dtype.itemsize for dtype in own if not dtype.value.startswith("uint")]
+    unsigned = [dtype.itemsize for dtype in candidates if dtype.value.startswith("uint")]
+    signed = [dtype.itemsize for dtype in candidates if not dtype.value.startswith("uint")]
     if not unsigned or not signed:
         return widest[0]
     bits = 8 * max(*signed, 2 * max(unsigned))
     if bits > 64:
-        listed = " and ".join([str(dtype) for dtype in own])
+        listed = " and ".join([str(dtype) for dtype in candidates])
         raise CompileError(
             f"{find_source()}: no integer dtype holds all of {listed}; cast one of them with"
             " .to('int64') or .to('float64')"
@@ -214,12 +214,12 @@ def result_type(operands: Sequence[Any]) -> DType:
         [t.dtype for t in tensors if not t.ndim],
         [_of_number(n) for n in numbers],
     )
-    found: DType | None = None
+    best: DType | None = None
     for level in levels:
         if level:
-            own = promote(level)
-            found = own if found is None or _category(own) > _category(found) else found
-    return DType.FLOAT32 if found is None else found
+            dtype = promote(level)
+            best = dtype if best is None or _category(dtype) > _category(best) else best
+    return DType.FLOAT32 if best is None else best
 
 
 def _of_number(number: float) -> DType:

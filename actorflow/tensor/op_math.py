@@ -33,12 +33,12 @@ def in_float32(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def computed(*args: Any, **kwargs: Any) -> Any:
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dtype.is_float]
-        if not any([x.dtype in HALVES for x in given]):
+        xs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dtype.is_float]
+        if not any([x.dtype in HALVES for x in xs]):
             return function(*args, **kwargs)
         wide = {name: widened(x) for name, x in kwargs.items()}
-        made = function(*[widened(x) for x in args], **wide)
-        return rounded(made, result_type(given))
+        results = function(*[widened(x) for x in args], **wide)
+        return rounded(results, result_type(xs))
 
     return computed
 

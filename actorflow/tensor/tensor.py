@@ -331,8 +331,8 @@ def apply_many(op: Op, *operands: Operand, **attrs: AttrValue) -> tuple[Tensor, 
     if len(places) > 1 or not partner.is_float:
         op, operands, partner = _alike(op, places, operands, partner)
     values = [_value_of(trace, o, partner) for o in operands]
-    made = trace.emit(op, values, Attrs(attrs))
-    return tuple(Tensor(trace, v) for v in made)
+    results = trace.emit(op, values, Attrs(attrs))
+    return tuple(Tensor(trace, v) for v in results)
 
 
 _OF_BOOLS = {arithmetic.ADD: arithmetic.MAXIMUM, arithmetic.MUL: arithmetic.MINIMUM}
@@ -342,10 +342,10 @@ _OF_BOOLS = {arithmetic.ADD: arithmetic.MAXIMUM, arithmetic.MUL: arithmetic.MINI
 @functools.cache
 def _meeting(op: Op) -> tuple[int, ...]:
     """Return the places of operands that meet in one dtype: those of an op of ours, by elements."""
-    found = definition.get(op) if definition.has(op) else None
-    if found is None or found.traces_at_once or not found.signature.is_elementwise:
+    entry = definition.get(op) if definition.has(op) else None
+    if entry is None or entry.traces_at_once or not entry.signature.is_elementwise:
         return ()
-    specs = enumerate(found.signature.inputs)
+    specs = enumerate(entry.signature.inputs)
     return tuple([i for i, spec in specs if spec.elements not in ("int", "bool")])
 
 
@@ -353,13 +353,13 @@ def _alike(
     op: Op, places: tuple[int, ...], operands: tuple[Operand, ...], partner: DType
 ) -> tuple[Op, tuple[Operand, ...], DType]:
     """Return an op on operands of one dtype, cast where they are of several, and that dtype."""
-    given = list(operands)
-    places = tuple([i for i in places if i < len(given)])
+    values = list(operands)
+    places = tuple([i for i in places if i < len(values)])
     for i in places:
-        if isinstance(given[i], (np.ndarray, np.generic)) and not isinstance(given[i], float):
-            given[i] = as_tensor(given[i])
-    known = (Tensor, bool, int, float)  # of anything else the value says what is wrong
-    meeting = [given[i] for i in places if isinstance(given[i], known)]
+        if isinstance(values[i], (np.ndarray, np.generic)) and not isinstance(values[i], float):
+            values[i] = as_tensor(values[i])
+    kinds = (Tensor, bool, int, float)  # of anything else the value says what is wrong
+    meeting = [values[i] for i in places if isinstance(values[i], kinds)]
     if not meeting:
         return op, operands, partner
     dtype = result_type(meeting)
@@ -367,9 +367,9 @@ def _alike(
     if not dtype.is_float and definition.get(op).signature.inputs[places[0]].elements == "float":
         dtype = DType.FLOAT32
     for i in places:
-        if isinstance(given[i], Tensor) and given[i].dtype is not dtype:
-            given[i] = apply(CAST, given[i], dtype=dtype.value)
-    return _OF_BOOLS.get(op, op) if dtype is DType.BOOL else op, tuple(given), dtype
+        if isinstance(values[i], Tensor) and values[i].dtype is not dtype:
+            values[i] = apply(CAST, values[i], dtype=dtype.value)
+    return _OF_BOOLS.get(op, op) if dtype is DType.BOOL else op, tuple(values), dtype
 
 
 def as_tensor(operand: Operand, partner: DType = DType.FLOAT32) -> Tensor:
@@ -436,13 +436,13 @@ def integers(*given: Any, what: str) -> tuple[int, ...]:
 def _resolve_shape(tensor: Tensor, given: tuple[int, ...]) -> tuple[int, ...]:
     if given.count(-1) > 1:
         raise CompileError(f"{find_source()}: reshape to {given} has more than one -1")
-    known = 1
+    product = 1
     for extent in given:
-        known *= extent if extent != -1 else 1
+        product *= extent if extent != -1 else 1
     total = tensor.type.num_elements
     # Otherwise the op's own check refuses the shape, in its words.
-    if -1 in given and known and total % known == 0:
-        return tuple(total // known if e == -1 else e for e in given)
+    if -1 in given and product and total % product == 0:
+        return tuple(total // product if e == -1 else e for e in given)
     return given
 
 
@@ -482,15 +482,15 @@ def validate_arguments(function: F) -> F:
             return function(*args, **kwargs)
         if is_without_sbp and "sbp" in kwargs:
             _refuse_sbp(type(args[0]).__name__)
-        given = list(args)
+        positional = list(args)
         for place, value in enumerate(args):
             check = checks.get(places[place] if place < len(places) else rest)
             if check is not None:
-                given[place] = check(value)
+                positional[place] = check(value)
         for name, value in kwargs.items():
             if name in checks:
                 kwargs[name] = checks[name](value)
-        return function(*given, **kwargs)
+        return function(*positional, **kwargs)
 
     return called  # type: ignore[return-value]  # of the same signature
 

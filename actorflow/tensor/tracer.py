@@ -157,8 +157,8 @@ def _roots() -> tuple[str, ...]:
     folders = [_HOUSE / wing for wing in WINGS]
     folders += [_PYTHON, Path(np.__file__).parent]
     # Both spellings: code that was imported over a link has the path of the link.
-    found = {str(folder) + os.sep for folder in folders}
-    return tuple(sorted(found | {str(folder.resolve()) + os.sep for folder in folders}))
+    roots = {str(folder) + os.sep for folder in folders}
+    return tuple(sorted(roots | {str(folder.resolve()) + os.sep for folder in folders}))
 
 
 InitSpec = tuple[tuple[str, PlainValue], ...]

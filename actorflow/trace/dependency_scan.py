@@ -326,8 +326,8 @@ def slots_of(kind: type) -> list[str]:
     """Return the names of the slots of a class and its bases, as `getattr` takes them."""
     names: list[str] = []
     for part in reversed(kind.__mro__):
-        given = part.__dict__.get("__slots__", ())
-        for name in [given] if isinstance(given, str) else list(given):
+        slots = part.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else list(slots):
             # Python mangles a private slot to _Class__name; the class's leading underscores are
             # dropped.
             is_private = name.startswith("__") and not name.endswith("__")
@@ -442,11 +442,11 @@ def reduced(value: Any) -> object:
 
     Raises whatever an object raises that cannot be copied.
     """
-    made = value.__reduce_ex__(4)
-    if isinstance(made, str):
-        return made
+    parts = value.__reduce_ex__(4)
+    if isinstance(parts, str):
+        return parts
     # Arguments, state, and the items of list and dict, which come as iterators: to be taken once.
-    return [made[1], *made[2:3], *[part and list(part) for part in made[3:5]]]
+    return [parts[1], *parts[2:3], *[part and list(part) for part in parts[3:5]]]
 
 
 def _inside(what: str, item: object, key: object) -> str:
@@ -494,9 +494,9 @@ def read_job(
 
 def _walk(reading: DependencyScan, what: str, value: Any, key: str) -> None:
     try:
-        for kinds, read in _READERS:
+        for kinds, reader in _READERS:
             if isinstance(value, kinds):
-                read(reading, what, value, key)
+                reader(reading, what, value, key)
                 return
         if type(value).__module__ in _HARMLESS_MODULES:
             reading.row(what, type(value).__qualname__)

@@ -77,10 +77,10 @@ class Guard:
 
     def mapping(self, value: Mapping[Any, Any]) -> None:
         """Note a dict, or a view of one: keys, their order, and values."""
-        (held,) = (value,) if isinstance(value, dict) else gc.get_referents(value)
-        self.items(held)
-        if all([type(key) is str for key in held]):  # the walk over the values has other keys too
-            self._keyed.append(held)
+        (keyed,) = (value,) if isinstance(value, dict) else gc.get_referents(value)
+        self.items(keyed)
+        if all([type(key) is str for key in keyed]):  # the walk over the values has other keys too
+            self._keyed.append(keyed)
 
     def items(self, value: Collection[Any]) -> None:
         """Note a list or set."""
@@ -146,7 +146,7 @@ class Guard:
                 and all(map(is_, gc.get_referents(*self._containers), self._held))
                 and all(map(is_, self._read_rest(), self._rest))
                 and all([_kind(a) == k and array_digest(a) == d for a, k, d in self._arrays])
-                and all([read() == text for read, text in self._contents])
+                and all([reader() == text for reader, text in self._contents])
             )
         except Exception:  # a slot or cell that is empty now, a property of the user that raises
             return False

@@ -111,7 +111,7 @@ def _add_update(
     parts = list(zip(options.parts, claims(options.parts, paths, trainable), strict=True))
     _check_names(model)
     trained = {}
-    for name in [name for _, own in parts for name in own]:
+    for name in [name for _, names in parts for name in names]:
         parameter = trainable[name]
         if not trace.has_variable(name):
             raise CompileError(
@@ -134,9 +134,9 @@ def _add_update(
     # Declared here, so that every training has them, also one that draws nothing.
     seed_of(trace)
     step_of(trace)
-    for part, own in parts:
+    for part, names in parts:
         objective = losses[part.loss]._value_in(trace)
-        rules = part.optimizer.rules(trace, {name: trained[name] for name in own})
+        rules = part.optimizer.rules(trace, {name: trained[name] for name in names})
         b.updates += [replace(rule, objective=objective) for rule in rules]
     if options.averaging is not None:
         options.averaging.add_to(trace, trained)
@@ -182,8 +182,8 @@ def _add_assignments(trace: Trace) -> None:
         if assigned.value != assigned.variable:
             device = b.producer_of(assigned.variable).device
             with b.at(assigned.scope, assigned.source, Phase.UPDATE, device):
-                made = b.emit_one(ASSIGN, assigned.variable, assigned.value)
-            b.writes.append(Write(assigned.variable, made))
+                value = b.emit_one(ASSIGN, assigned.variable, assigned.value)
+            b.writes.append(Write(assigned.variable, value))
 
 
 def _check_scale_name(trace: Trace, where: SourceLocation, job: str) -> None:
@@ -271,17 +271,17 @@ def grad(
         _float_in(trace, tensor, f"input {name}")
         for name, tensor in zip(names, tensors, strict=True)
     ]
-    made = emit_gradients(trace.builder, seeds, values)
+    gradients = emit_gradients(trace.builder, seeds, values)
     for name, value in zip(names, values, strict=True):
-        if value not in made and not allow_unused:
+        if value not in gradients and not allow_unused:
             raise CompileError(
                 f"{find_source()}: no output of af.grad depends on input {name}; give"
                 " allow_unused=True to get None for it"
             )
-    found = [Tensor(trace, made[value]) if value in made else None for value in values]
+    grads = [Tensor(trace, gradients[value]) if value in gradients else None for value in values]
     if isinstance(inputs, (Module, Mapping)):
-        return dict(zip(names, found, strict=True))
-    return found[0] if isinstance(inputs, Tensor) else tuple(found)
+        return dict(zip(names, grads, strict=True))
+    return grads[0] if isinstance(inputs, Tensor) else tuple(grads)
 
 
 def _named(inputs: Wanted) -> tuple[list[Any], list[Any]]:

@@ -91,12 +91,12 @@ def unscanned_functions(called: Called, read: list[CodeType]) -> list[str]:
     What we call ourselves is read, or belongs to an op and not to the job.
     """
     # The code of nested functions is part of the code that was read.
-    known = {part for code in read for part in parts_of(code)}
+    scanned = {part for code in read for part in parts_of(code)}
     missed = [
         f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
         for code, module, caller in called.values()
         if is_users(code.co_filename) and is_users_module(module) and not is_ours(caller)
-        if code not in known and code.co_name not in _NOT_OF_THE_TRACE
+        if code not in scanned and code.co_name not in _NOT_OF_THE_TRACE
         if not is_generated(code, module)
     ]
     return sorted(missed)
@@ -253,14 +253,14 @@ class TraceCache:
         reading = self._read(model, spec)
         identity = tuple(reading.rows)
         # An unsure trace is traced again even where all rows are equal: they are not complete.
-        known = next((t for t in self._traced if t.identity == identity), None)
-        if known is None or known.unsure:
-            return self._trace_again(model, spec, reading, known)
+        cached = next((t for t in self._traced if t.identity == identity), None)
+        if cached is None or cached.unsure:
+            return self._trace_again(model, spec, reading, cached)
         self._num_quiet = 0
-        kept = TraceResult(
-            known.graph, known.digest, known.identity, spec, reading.guard.close(), ""
+        renewed = TraceResult(
+            cached.graph, cached.digest, cached.identity, spec, reading.guard.close(), ""
         )
-        return self._keep(kept, known)
+        return self._keep(renewed, cached)
 
     def _read(self, model: Module, spec: Spec) -> DependencyScan:
         return read_job(self._function, self._optimizer, model, spec, self._called)
@@ -279,12 +279,12 @@ class TraceCache:
         graph, called = self._watch(model, spec)
         digest = hash_graph(graph)
         # A generator whose state moved during the trace was drawn from, by whoever it was.
-        drawn = [what for what, state in _states(before).items() if state != states[what]]
+        generators = [what for what, state in _states(before).items() if state != states[what]]
         # Read anew: what a trace fills in itself belongs to the identity, or it would never hold
         # again.
         after = self._read(model, spec)
-        unsure = [f"draws random numbers from {what}" for what in drawn]
-        if after.rows != before.rows and not drawn:
+        unsure = [f"draws random numbers from {what}" for what in generators]
+        if after.rows != before.rows and not generators:
             # A cache that the trace filled is no matter, a count that decides the graph is one.
             again, later = self._watch(model, spec)
             called |= later
@@ -300,16 +300,16 @@ class TraceCache:
         missed = unscanned_functions(called, [*before.codes, *after.codes])
         unsure += [f"calls {name}, which no name in the code leads to" for name in missed]
         guard = after.guard.close()
-        made = TraceResult(graph, digest, tuple(after.rows), spec, guard, ", and ".join(unsure))
-        self._say_unsure(made.unsure)
+        trace = TraceResult(graph, digest, tuple(after.rows), spec, guard, ", and ".join(unsure))
+        self._say_unsure(trace.unsure)
         # The rows changed and the graph did not: the plan stays, and the log names what is traced
         # in vain.
         same = next((t for t in self._traced if t.digest == digest), None)
         if same is not None:
             self._say_quiet(tuple(before.rows), same)
-            return self._keep(made, same)
+            return self._keep(trace, same)
         self._say_changed(tuple(before.rows), known)
-        return self._keep(made, known)
+        return self._keep(trace, known)
 
     def _keep(self, made: TraceResult, instead_of: TraceResult | None) -> TraceResult:
         self._traced = [t for t in self._traced if t is not instead_of] + [made]
