@@ -186,8 +186,8 @@ def sweep(instance: Instance, is_reversed: bool, limit: int) -> IntArray | None:
     if is_reversed:
         # Time backwards: [lower, upper) becomes [n - upper, n - lower).
         lower, upper = instance.num_sections - upper, instance.num_sections - lower
-    offsets, every = np.zeros(size.size, np.int64), np.arange(size.size)
-    is_packed = sweep_onto(every[:0], every, (lower, upper, size), offsets, limit)
+    offsets, indices = np.zeros(size.size, np.int64), np.arange(size.size)
+    is_packed = sweep_onto(indices[:0], indices, (lower, upper, size), offsets, limit)
     return offsets if is_packed else None
 
 

@@ -539,15 +539,15 @@ def _search(instance: Instance, capacity: int, granule: int, max_nodes: int) -> 
     for style, order, factor in _schedule(instance):
         sets = BufferSets.build(instance, order)
         limit = min((num_buffers * 4 // 3 + 200) * factor, max_nodes - nodes)
-        result = search(PackingRules(sets, granule, style), spare, limit)
-        nodes += result.nodes
-        if result.outcome is not Outcome.OUT_OF_NODES or nodes >= max_nodes:
+        packing = search(PackingRules(sets, granule, style), spare, limit)
+        nodes += packing.nodes
+        if packing.outcome is not Outcome.OUT_OF_NODES or nodes >= max_nodes:
             break
-    offsets = np.array(result.offsets, np.int64)
+    offsets = np.array(packing.offsets, np.int64)
     # From ranks in the preorder back to buffers.
     if offsets.size:
         offsets[order] = offsets.copy()
-    return Result(result.outcome, nodes, tuple(offsets.tolist()))
+    return Result(packing.outcome, nodes, tuple(offsets.tolist()))
 
 
 def _schedule(instance: Instance) -> Iterator[tuple[BranchingRule, IntArray, int]]:

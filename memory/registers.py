@@ -96,17 +96,17 @@ def repetition_vector(num_actors: int, edges: Sequence[RateEdge]) -> tuple[int, 
         ValueError: an edge names a missing actor, or a rate is below 1.
     """
     touching = _edges_of(num_actors, edges)
-    result = [0] * num_actors
+    repetitions = [0] * num_actors
     for root in range(num_actors):
-        if result[root] == 0:
+        if repetitions[root] == 0:
             firings = _relative_firings(root, edges, touching)
             # Exact fractions first, then the smallest whole numbers of the component.
             scale = lcm(*(f.denominator for f in firings.values()))
-            whole = [int(f * scale) for f in firings.values()]
-            divisor = gcd(*whole)
-            for actor, count in zip(firings, whole, strict=True):
-                result[actor] = count // divisor
-    return tuple(result)
+            counts = [int(f * scale) for f in firings.values()]
+            divisor = gcd(*counts)
+            for actor, count in zip(firings, counts, strict=True):
+                repetitions[actor] = count // divisor
+    return tuple(repetitions)
 
 
 def _relative_firings(

@@ -234,10 +234,10 @@ def read_up_to(fs: Fs, fd: int, buffer: memoryview) -> int:
     """Fill `buffer` (a view of bytes); return how many came, fewer only at the end of the file."""
     filled = 0
     while filled < len(buffer):
-        came = fs.readinto(fd, buffer[filled : filled + MAX_IO_BYTES])
-        if came == 0:
+        count = fs.readinto(fd, buffer[filled : filled + MAX_IO_BYTES])
+        if count == 0:
             break
-        filled += came
+        filled += count
     return filled
 
 

@@ -152,22 +152,22 @@ def commit(
         OSError: the system refused. Nothing has changed then, save that the new checkpoint may have
             its final name already: complete, but not known to outlive a power cut.
     """
-    tmp = directory / tmp_name(draft.step, draft.attempt)
+    draft_path = directory / tmp_name(draft.step, draft.attempt)
     final = directory / step_name(draft.step)
     aside = directory / aside_name(draft.step, draft.attempt)
     try:
-        fs.mkdir(tmp)
+        fs.mkdir(draft_path)
         confirm()  # now: a directory that took the place of ours has no such entry
-        _write_content(fs, tmp, draft, shards, arrays)
+        _write_content(fs, draft_path, draft, shards, arrays)
         # The names of the files must be on disk before the directory gets the name that says that
         # it is complete; POSIX orders nothing by itself.
-        fs.fsync_dir(tmp)
+        fs.fsync_dir(draft_path)
         # Again: writing took long enough for the directory to be replaced.
         confirm()
         if is_there:  # a rename onto a directory that is not empty fails; `recover` knows `aside`
             fs.rename(final, aside)
         try:
-            fs.rename(tmp, final)
+            fs.rename(draft_path, final)
         except BaseException:
             if is_there:
                 # Also after a ^C: between the two renames the step has no name.
@@ -175,7 +175,7 @@ def commit(
             raise
     except BaseException:
         with suppress(OSError):  # the first error is the one to tell; `recover` removes what stays
-            remove_tree(fs, tmp)
+            remove_tree(fs, draft_path)
         raise
     # Outside of the try: the checkpoint is whole under its final name, so it must not be removed.
     fs.fsync_dir(directory)
@@ -192,10 +192,10 @@ def _write_content(
         has_nan = has_nan or shard_has_nan
         files.append(file)
         tensors += entries
-    data = encode(replace(draft, files=tuple(files), tensors=tuple(tensors), has_nan=has_nan))
+    content = encode(replace(draft, files=tuple(files), tensors=tuple(tensors), has_nan=has_nan))
     fd = fs.create(tmp / MANIFEST_NAME)
     try:
-        write_all(fs, fd, memoryview(data))
+        write_all(fs, fd, memoryview(content))
         fs.fsync(fd)
     finally:
         fs.close(fd)

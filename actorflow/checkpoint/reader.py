@@ -174,12 +174,12 @@ class CheckpointReader:
                     raise CheckpointDamaged(
                         f"{path}: a manifest of {size_bytes} bytes is too large"
                     )
-                data = bytearray(size_bytes)
-                came = read_up_to(fs, fd, memoryview(data))
+                content = bytearray(size_bytes)
+                count = read_up_to(fs, fd, memoryview(content))
             finally:
                 fs.close(fd)
         try:
-            manifest = decode(bytes(data[:came]))
+            manifest = decode(bytes(content[:count]))
         except CheckpointDamaged as error:
             raise CheckpointDamaged(f"{path}: {error}") from error
         if manifest.step != step:

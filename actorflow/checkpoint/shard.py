@@ -185,28 +185,28 @@ def write_shard(
     Needs no memory beyond a copy of one tensor, and that only if it is not contiguous
     little-endian.
     """
-    whole = xxhash.xxh3_128()
-    written: list[TensorEntry] = []
+    file_hash = xxhash.xxh3_128()
+    entries: list[TensorEntry] = []
     has_nan = False
     fd = fs.create(directory / spec.name)
     try:
         header = spec.header()
-        whole.update(header)
+        file_hash.update(header)
         write_all(fs, fd, memoryview(header))
         for tensor in spec.in_file_order():
             hasher = xxhash.xxh3_128()
             for chunk in _chunks(tensors[tensor.name]):
                 has_nan = has_nan or _has_nan(chunk)
-                data = _bytes_of(chunk)
-                whole.update(data)
-                hasher.update(data)
-                write_all(fs, fd, data)
-            written.append(replace(tensor, xxh3_128=hasher.hexdigest()))
+                content = _bytes_of(chunk)
+                file_hash.update(content)
+                hasher.update(content)
+                write_all(fs, fd, content)
+            entries.append(replace(tensor, xxh3_128=hasher.hexdigest()))
         # Through the descriptor that wrote: Linux reports a write-back error to it for certain.
         fs.fsync(fd)
     finally:
         fs.close(fd)
-    return FileEntry(spec.name, spec.size_bytes(), whole.hexdigest()), written, has_nan
+    return FileEntry(spec.name, spec.size_bytes(), file_hash.hexdigest()), entries, has_nan
 
 
 def _chunks(array: Array) -> list[Array]:

@@ -509,13 +509,13 @@ def drawing(
         if options.without is not None:
             raise CompileError("--without draws two maps side by side, on a page: use .html")
         check_pillow()
-    beside = None if options.without is None else load(options.without)
+    other_plan = None if options.without is None else load(options.without)
 
     def draw(plan: Plan, store_all: Plan | None) -> str:
         if path.suffix == ".png":
             write_png(plan, path)
         else:
-            path.write_text(render_html(plan, beside or store_all), encoding="utf-8")
+            path.write_text(render_html(plan, other_plan or store_all), encoding="utf-8")
         return f"memory map in {path} ({format_bytes(path.stat().st_size)})"
 
     return draw

@@ -319,10 +319,10 @@ def _check_scratch(scratch: View | None, needed: int) -> None:
         if needed:
             raise PlanFormatError(f"needs {needed} bytes of workspace and has none")
         return
-    there = scratch.type.size_bytes
+    size = scratch.type.size_bytes
     # Aligned to 64 bytes, a line of the cache.
     is_block = scratch.type.dtype is DType.UINT8 and scratch.type.rank == 1 and _is_dense(scratch)
-    if not is_block or scratch.offset_bytes % _ALIGNMENT or there < needed:
+    if not is_block or scratch.offset_bytes % _ALIGNMENT or size < needed:
         raise PlanFormatError(f"needs {needed} bytes of workspace, has {scratch.type}")
 
 

@@ -64,13 +64,13 @@ def check_fits(plan: Plan, hardware: Hardware, make: Callable[[int], object]) ->
     `make` compiles the job again within a budget in bytes; it is asked for the smallest budget that
     does, which the error names.
     """
-    for device, needed, there in _overfull(plan, hardware):
+    for device, needed, available in _overfull(plan, hardware):
         where = f"{device} ({plan.option('gpu')!s})"
         among = ", ".join(map(str, hardware.devices))
         spread = f", spread over {among} as well as was found" if len(hardware.devices) > 1 else ""
         raise OutOfMemory(
             f"job {plan.name!r} needs {exact_bytes(needed)} on {where}, which has"
-            f" {exact_bytes(there)}{spread}; {_mend(make, there)}"
+            f" {exact_bytes(available)}{spread}; {_mend(make, available)}"
         )
 
 

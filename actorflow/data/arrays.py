@@ -256,8 +256,8 @@ class ArraySource:
     ) -> None:
         self._batch = positive("batch", batch)
         self._spec = {
-            name: TensorType(of.dtype, (self._batch, *of.shape[1:]))
-            for name, of in spec_of(arrays).items()
+            name: TensorType(type_.dtype, (self._batch, *type_.shape[1:]))
+            for name, type_ in spec_of(arrays).items()
         }
         self._arrays = {name: np.asarray(array) for name, array in arrays.items()}
         self._num_samples = _equal_length(self._arrays)
@@ -311,7 +311,7 @@ class ArraySource:
         Raises:
             StopIteration: all epochs are over.
         """
-        out = {name: np.empty(of.shape, of.dtype.value) for name, of in self._spec.items()}
+        out = {name: np.empty(type_.shape, type_.dtype.value) for name, type_ in self._spec.items()}
         self.next_into(out)
         return out
 

@@ -422,7 +422,7 @@ class IterableSource:
 
     def fingerprint(self) -> str:
         """Return the fingerprint given and a hash of the spec; the content is not known."""
-        types = "".join(f"{name}:{of};" for name, of in sorted(self._spec.items()))
+        types = "".join(f"{name}:{type_};" for name, type_ in sorted(self._spec.items()))
         return f"iterable:{xxhash.xxh3_128(types.encode()).hexdigest()}:{self._given_fingerprint}"
 
     def _started(self) -> Iterator[Mapping[str, npt.NDArray[Any]]]:

@@ -245,8 +245,8 @@ def agreed_plan(
     CompileError where they have not the same job.
     """
     job = request.options.name
-    here = _AGREED if is_agreed else _fingerprint(found), digest_of_job(request)
-    rows = cast("list[tuple[str, str]]", group.all_gather_object(f"compile job {job!r}", here))
+    own_row = _AGREED if is_agreed else _fingerprint(found), digest_of_job(request)
+    rows = cast("list[tuple[str, str]]", group.all_gather_object(f"compile job {job!r}", own_row))
     has, digests = [has for has, _ in rows], [digest for _, digest in rows]
     # All ranks see the same digests, so all of them take this branch, or none.
     if len({*digests}) > 1:

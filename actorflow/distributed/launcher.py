@@ -36,9 +36,9 @@ def split_cores(cores: Sequence[int], num_ranks: int) -> list[tuple[int, ...]] |
     """
     if len(cores) < num_ranks:
         return None
-    each, more = divmod(len(cores), num_ranks)
+    share, extra = divmod(len(cores), num_ranks)
     # The first `more` ranks have each + 1 cores, so rank r begins after min(r, more) extra ones.
-    cuts = [rank * each + min(rank, more) for rank in range(num_ranks + 1)]
+    cuts = [rank * share + min(rank, extra) for rank in range(num_ranks + 1)]
     ordered = sorted(cores)
     return [tuple(ordered[a:b]) for a, b in pairwise(cuts)]
 
@@ -81,13 +81,13 @@ class OutputTail:
     def read(self) -> bool:
         """Keep what has come; return whether more may come. Never blocks."""
         try:
-            data = os.read(self.fd, _READ_BYTES)
+            output = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
             return True
-        self._num_bytes += len(data)
+        self._num_bytes += len(output)
         # Only the end is kept: a rank may print for days, and the reason of its failure comes last.
-        self._kept = (self._kept + data)[-MOST_BYTES:]
-        return bool(data)
+        self._kept = (self._kept + output)[-MOST_BYTES:]
+        return bool(output)
 
     def drain(self) -> None:
         """Keep all that has come. What is under way from processes that live on may be missed."""
@@ -276,15 +276,15 @@ class _Launcher:
                 # Signals before messages before exits: a rank's last words are served before its
                 # death is judged.
                 while any([rank.status is None for rank in self._ranks]):
-                    came = dict(self._poller.poll(self._timeout_ms(now_s)))
+                    events = dict(self._poller.poll(self._timeout_ms(now_s)))
                     # Once a turn: what falls due while it is looked at is done in the next one.
                     now_s = time.monotonic()
-                    if bell in came:
+                    if bell in events:
                         _empty(bell)
                     self._pass_on_signals(now_s)
                     self._coordinator.serve()
-                    self._read_output(came)
-                    self._reap(came, now_s)
+                    self._read_output(events)
+                    self._reap(events, now_s)
                     self._look_for_stopped(now_s)
                     self._look_for_silent(now_s)
                     self._escalate(now_s)

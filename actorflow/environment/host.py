@@ -156,10 +156,10 @@ def _busy_ticks(text: str) -> int:
 def _busy_cores(wait: Callable[[float], None]) -> float | None:
     stat = Path("/proc/stat")
     try:
-        begun, before = time.monotonic(), stat.read_text(encoding="ascii")
+        begin_s, before = time.monotonic(), stat.read_text(encoding="ascii")
         wait(_BUSY_WINDOW_S)
-        after, ended = stat.read_text(encoding="ascii"), time.monotonic()
-        num_ticks = (ended - begun) * os.sysconf("SC_CLK_TCK")
+        after, end_s = stat.read_text(encoding="ascii"), time.monotonic()
+        num_ticks = (end_s - begin_s) * os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, AttributeError):
         return None
     return busy_cores(before, after, max(num_ticks, 1.0))
@@ -293,13 +293,13 @@ def gpu_for(devices: Sequence[Device], named: str | None, settings: Settings) ->
     """
     if named is not None:
         check_gpu(named, devices)
-    ours = [device for device in devices if is_cuda(device)]
-    if not ours:
+    gpus = [device for device in devices if is_cuda(device)]
+    if not gpus:
         return ""
     acted = [device for device in devices if device.kind is DeviceKind.SIM]
     if acted:
         raise CompileError(
-            f"it runs on {ours[0]} and on {acted[0]}, which is simulated, and a GPU copies from and"
+            f"it runs on {gpus[0]} and on {acted[0]}, which is simulated, and a GPU copies from and"
             " to none of those; name GPUs and the host, or simulated devices and the host"
         )
     if named is not None:
@@ -308,7 +308,7 @@ def gpu_for(devices: Sequence[Device], named: str | None, settings: Settings) ->
         return gpu_called(settings.gpu, "ACTORFLOW_GPU").name
     if settings.emulated_gpus:
         return EMULATED
-    return _gpu_here(ours[0]).name
+    return _gpu_here(gpus[0]).name
 
 
 def _gpu_here(device: Device) -> Gpu:

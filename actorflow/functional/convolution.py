@@ -60,10 +60,10 @@ def convolved(
     """
     name = f"conv{rank}d"
     images, weight = batched(x, rank, name), as_tensor(weight)
-    strides, apart = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    strides, dilations = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
     _expect_weight(weight, rank, name)
     if isinstance(padding, str):
-        low, high = _named_padding(padding, weight.shape[2:], strides, apart)
+        low, high = _named_padding(padding, weight.shape[2:], strides, dilations)
     else:
         low = high = per_axis(padding, rank, "padding", least=0)
     y = apply(
@@ -73,7 +73,7 @@ def convolved(
         strides=strides,
         low=low,
         high=high,
-        dilation=apart,
+        dilation=dilations,
         groups=checked_size(groups, "groups"),
     )
     return _finished(y, bias, x, rank)
@@ -106,16 +106,16 @@ def transposed(
     name = f"conv_transpose{rank}d"
     images, weight = batched(x, rank, name), as_tensor(weight)
     _expect_weight(weight, rank, name)
-    strides, apart = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
+    strides, dilations = per_axis(stride, rank, "stride"), per_axis(dilation, rank, "dilation")
     low = per_axis(padding, rank, "padding", least=0)
     more = per_axis(output_padding, rank, "output_padding", least=0)
-    if any([m >= max(s, d) for m, s, d in zip(more, strides, apart, strict=True)]):
+    if any([m >= max(s, d) for m, s, d in zip(more, strides, dilations, strict=True)]):
         raise CompileError(
             f"{find_source()}: {name} needs an output_padding below the stride or the dilation,"
-            f" got {list(more)} for a stride of {list(strides)} and a dilation of {list(apart)}"
+            f" got {list(more)} for a stride of {list(strides)} and a dilation of {list(dilations)}"
         )
     # Rows that a window reaches over, dilation included.
-    spans = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], apart, strict=True)]
+    spans = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], dilations, strict=True)]
     spatial = tuple(
         [
             # The input extent that this convolution maps to n; `m` picks one of the s that do.
@@ -137,7 +137,7 @@ def transposed(
         strides=strides,
         low=low,
         high=high,
-        dilation=apart,
+        dilation=dilations,
         groups=checked_size(groups, "groups"),
         spatial=spatial,
     )

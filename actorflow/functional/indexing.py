@@ -369,8 +369,8 @@ def scatter(x: Tensor, dim: int, index: Index, src: Operand) -> Tensor:
 def scatter_add(x: Tensor, dim: int, index: Index, src: Tensor) -> Tensor:
     """Return x with src[i][j][k] added to out[index[i][j][k]][j][k] for `dim` 0, and so on."""
     x = as_tensor(x)
-    at = index_value(index, "the index of scatter_add")
-    rows = _elements(x, checked_axis(x, dim), at, "scatter_add")
+    indices = index_value(index, "the index of scatter_add")
+    rows = _elements(x, checked_axis(x, dim), indices, "scatter_add")
     source = _source(x, src, rows.shape)
     return x + rows.added(source.reshape(*rows.shape, 1)).reshape(x.shape)
 

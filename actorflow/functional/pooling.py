@@ -73,10 +73,10 @@ def max_pool(
     """
     images = batched(x, rank, f"max_pool{rank}d")
     kernel, strides, low = _window_sizes(rank, kernel_size, stride, padding)
-    apart = per_axis(dilation, rank, "dilation")
-    spans = tuple([(k - 1) * d + 1 for k, d in zip(kernel, apart, strict=True)])
+    dilations = per_axis(dilation, rank, "dilation")
+    spans = tuple([(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)])
     high = _high(images.shape[2:], spans, strides, low, ceil_mode)
-    attrs = {"kernel": kernel, "strides": strides, "low": low, "high": high, "dilation": apart}
+    attrs = {"kernel": kernel, "strides": strides, "low": low, "high": high, "dilation": dilations}
     y, taps = apply_many(MAX_POOL, images, **attrs)
     if not return_indices:
         return unbatched(y, x, rank)
@@ -87,7 +87,7 @@ def max_pool(
     first = sum([f * step for f, step in zip(np.ix_(*firsts), steps, strict=True)])
     far = as_tensor(np.zeros(y.shape, np.int64))
     for number, tap in enumerate(np.ndindex(*kernel)):
-        shift = sum([k * d * step for k, d, step in zip(tap, apart, steps, strict=True)])
+        shift = sum([k * d * step for k, d, step in zip(tap, dilations, steps, strict=True)])
         # The op tells which element of its window won; its place follows from where the window
         # begins, which is constant.
         far = where(taps == number, np.full((), shift, np.int64), far)

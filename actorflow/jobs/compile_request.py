@@ -201,8 +201,8 @@ def _of_averages(graph: Graph, training: Graph, job: str) -> Graph:
 def check_results(outputs: Mapping[str, Any], job: str) -> None:
     """Raise CompileError when an evaluation has no scalar to report."""
     if not any([type_.shape == () for type_ in outputs.values()]):
-        came = ", ".join(f"{name!r}: {type_}" for name, type_ in outputs.items())
+        types = ", ".join(f"{name!r}: {type_}" for name, type_ in outputs.items())
         raise CompileError(
-            f"job {job!r} evaluates to {came}; an evaluation reports means of scalars, so return"
+            f"job {job!r} evaluates to {types}; an evaluation reports means of scalars, so return"
             " at least one, such as a loss"
         )

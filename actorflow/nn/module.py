@@ -224,12 +224,12 @@ def initialise(model: Module, seed: int, but: Collection[str] = ()) -> None:
     stored = {path: s for path, s in model.named_stored() if path not in but}
     # First values are drawn without the lock, which takes long; `fill` leaves cells that got some
     # meanwhile.
-    has = newest({path: s.cell for path, s in stored.items()})
+    values = newest({path: s.cell for path, s in stored.items()})
     fill(
         {
             s.cell: frozen(initial_value(path, s.type, s.init, seed))
             for path, s in stored.items()
-            if path not in has
+            if path not in values
         }
     )
 

@@ -352,9 +352,9 @@ class LiveVariables:
         per_step = gcd(*[repetitions[a] for a in steps])
         rounds = [tuple([(a, repetitions[a] // per_step) for a in steps])] if steps else []
         if evaluates:
-            each = repetitions[ids["evaluation"]]
+            per_evaluation = repetitions[ids["evaluation"]]
             parts = [a for a in kernels if a in evaluates]
-            rounds.append(tuple([(a, repetitions[a] // each) for a in parts]))
+            rounds.append(tuple([(a, repetitions[a] // per_evaluation) for a in parts]))
         return QuiescentCondition(frozenset(kernels), tuple(rounds))
 
     def _touched(self, actor: Actor) -> set[RegisterId]:

@@ -102,9 +102,9 @@ def _write(stream: Any, text: str) -> None:
         stream.flush()
         return
     stream.flush()  # what the program itself has printed comes first
-    data = memoryview(text.encode(stream.encoding, "backslashreplace"))
-    while data:
-        data = data[os.write(fd, data) :]
+    buffer = memoryview(text.encode(stream.encoding, "backslashreplace"))
+    while buffer:
+        buffer = buffer[os.write(fd, buffer) :]
 
 
 def _plain_file(stream: Any) -> int | None:

@@ -99,8 +99,8 @@ def _infix(op: Op) -> tuple[_Infix, _Infix]:
 
 
 def _operator(name: str, x: Tensor, other: Any) -> Tensor:
-    result: Tensor = METHODS[name](x, other)
-    return result
+    y: Tensor = METHODS[name](x, other)
+    return y
 
 
 class Tensor:

@@ -159,8 +159,8 @@ def _count_step(trace: Trace) -> None:
     """Count the steps of the job, by which each has random numbers of its own."""
     step = step_of(trace)._value_in(trace)
     with trace.scope("optimizer"):
-        counted = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
-    trace.builder.writes.append(Write(step, counted))
+        next_step = trace.emit(INCREMENT, [step], NO_ATTRS)[0]
+    trace.builder.writes.append(Write(step, next_step))
 
 
 def _trainable(

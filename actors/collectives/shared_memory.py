@@ -158,7 +158,7 @@ class CollectiveLaunch:
             blocks = []
         regions = (ByteBlocks * max(1, len(blocks)))(*blocks)
         tables = _addresses(rows, group.segments)
-        pointers = [segments.addresses([ctypes.addressof(of) for of in table]) for table in tables]
+        pointers = [segments.addresses([ctypes.addressof(x) for x in table]) for table in tables]
         state = CollectiveState(
             group=ctypes.addressof(group.struct),
             digest=digest,
@@ -485,8 +485,8 @@ class SharedMemory:
         """Return the chain of ranks that wait for one another, from `rank` to the last."""
         chain = [rank]
         # Stops at a rank that was seen: ranks that wait in a circle must not be followed for ever.
-        while (further := self._waited_for(chain[-1])) not in (None, self._rank, *chain):
-            chain.append(cast("int", further))
+        while (next_rank := self._waited_for(chain[-1])) not in (None, self._rank, *chain):
+            chain.append(cast("int", next_rank))
         return chain
 
     def _waited_for(self, rank: int) -> int | None:

@@ -150,8 +150,8 @@ def _check_names(
 
 def _meets(plan: Plan, actor: Actor) -> bool:
     """Whether an actor meets other ranks in memory of the host."""
-    on = plan.streams[actor.stream].device
-    return actor.kind is ActorKind.COMM and on.kind is DeviceKind.HOST
+    device = plan.streams[actor.stream].device
+    return actor.kind is ActorKind.COMM and device.kind is DeviceKind.HOST
 
 
 def _check_ranks(plan: Plan, communicator: Communicator | None) -> None:

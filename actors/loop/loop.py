@@ -305,33 +305,33 @@ class Loop:
     def ended_firings(self) -> tuple[int, ...]:
         """Return how many firings of each actor are over, failed ones too; exact after the end."""
         dispatcher = self._dispatcher
-        every = range(dispatcher.table.num_actors)
+        actors = range(dispatcher.table.num_actors)
         ended = {a: worker.firings[a] for worker in dispatcher.workers for a in worker.actors}
-        return tuple([ended.get(a, dispatcher.machine.firing_index(a) + 1) for a in every])
+        return tuple([ended.get(a, dispatcher.machine.firing_index(a) + 1) for a in actors])
 
     def _progress(self) -> object:
         """Return a value that changes with every firing that begins or ends."""
         machine = self._dispatcher.machine
-        every = range(machine.table.num_actors)
+        actors = range(machine.table.num_actors)
         ended = [tuple(worker.firings) for worker in self._dispatcher.workers]
-        return [(machine.firing_index(a), machine.state(a)) for a in every], ended
+        return [(machine.firing_index(a), machine.state(a)) for a in actors], ended
 
     def _examine(self) -> RunSnapshot:
         """Return what every actor does now; exact when nothing moves."""
         dispatcher = self._dispatcher
         machine = dispatcher.machine
-        every = range(machine.table.num_actors)
+        actors = range(machine.table.num_actors)
         inline = dispatcher.in_flight(self._thread)
         running = [inline, *[worker.in_flight() for worker in dispatcher.workers]]
         ended = {a: worker.firings[a] for worker in dispatcher.workers for a in worker.actors}
         return RunSnapshot(
             plan=dispatcher.plan,
             table=machine.table,
-            states=tuple([machine.state(a) for a in every]),
-            firings=tuple([machine.firing_index(a) + 1 for a in every]),
-            lacks=tuple([machine.missing_messages(a) for a in every]),
+            states=tuple([machine.state(a) for a in actors]),
+            firings=tuple([machine.firing_index(a) + 1 for a in actors]),
+            lacks=tuple([machine.missing_messages(a) for a in actors]),
             in_flight={r.actor: r for r in running if r is not None},
-            is_delivered=tuple([ended.get(a, 0) <= machine.firing_index(a) for a in every]),
+            is_delivered=tuple([ended.get(a, 0) <= machine.firing_index(a) for a in actors]),
             dispatcher=None if inline is None else inline.actor,
             is_halted=machine.is_halted,
             now_ns=self._clock(),

@@ -266,7 +266,7 @@ class Wiring:
 
 def wire(table: MachineTable) -> Wiring:
     """Return the columns of a table. Linear in actors and edges."""
-    every = range(table.num_actors)
+    actors = range(table.num_actors)
     size = max(table.num_actors, len(table.edges)) << KIND_BITS
     # Negative codes index from the end: the padding makes them meet nobody, not the last edge.
     owners = [addressee(table, code) for code in range(size)] + [None] * size
@@ -284,9 +284,9 @@ def wire(table: MachineTable) -> Wiring:
         # An initial token lies in a slot, which is not free then.
         level[free] = limit[free] - edge.initial
         refill[free] = edge.consume
-    frees = [tuple([message(Message.FREE, e) for e in table.inputs[a]]) for a in every]
-    takes = [_takes(table, a) for a in every]
-    readies = [tuple([message(Message.READY, e) for e in table.outputs[a]]) for a in every]
+    frees = [tuple([message(Message.FREE, e) for e in table.inputs[a]]) for a in actors]
+    takes = [_takes(table, a) for a in actors]
+    readies = [tuple([message(Message.READY, e) for e in table.outputs[a]]) for a in actors]
     return Wiring(
         owner=tuple([table.num_actors if owner is None else owner for owner in owners]),
         refill=tuple(refill),

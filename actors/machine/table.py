@@ -160,12 +160,12 @@ class MachineTable:
         none.
         """
         num_actors = len(names)
-        every = range(num_actors)
+        actors = range(num_actors)
         is_flushed, is_detached = set(flushed), set(detached)
         for edge in edges:
             _check_slots(edge, names)
-        inputs: list[list[int]] = [[] for _ in every]
-        outputs: list[list[int]] = [[] for _ in every]
+        inputs: list[list[int]] = [[] for _ in actors]
+        outputs: list[list[int]] = [[] for _ in actors]
         for index, edge in enumerate(edges):
             inputs[edge.consumer].append(index)
             outputs[edge.producer].append(index)
@@ -176,7 +176,7 @@ class MachineTable:
             admission[source] = len(all_edges)
             # After the register's edges, so that `inputs` and `outputs` index those alone.
             all_edges.append(Edge("admission", OUTSIDE, source, 1, 1, 0))
-        for a in every:
+        for a in actors:
             if not inputs[a] and admission[a] is None:
                 raise InternalError(
                     f"actor {names[a]!r} has no input and is no source: it never ends"
@@ -190,9 +190,9 @@ class MachineTable:
             inputs=tuple([tuple(row) for row in inputs]),
             outputs=tuple([tuple(row) for row in outputs]),
             admission=tuple(admission),
-            is_flushed=tuple([a in is_flushed for a in every]),
-            is_detached=tuple([a in is_detached for a in every]),
-            streams=tuple(every if streams is None else streams),
+            is_flushed=tuple([a in is_flushed for a in actors]),
+            is_detached=tuple([a in is_detached for a in actors]),
+            streams=tuple(actors if streams is None else streams),
             repetitions=repetitions,
             firings_per_step=firings_per_step,
         )

@@ -121,17 +121,17 @@ class SteadyStateDetector:
         rows: Sequence[Row],
         lengths: Sequence[int],
     ) -> None:
-        every = table.repetitions
+        repetitions = table.repetitions
         # Reversed, so that of actors with the same repetitions the lowest one stays.
-        first = {count: a for a, count in reversed(list(enumerate(every)))}
+        first = {count: a for a, count in reversed(list(enumerate(repetitions)))}
         self._table = table
-        self._last = [periods * count for count in every]
+        self._last = [periods * count for count in repetitions]
         self._phases = phases
         self._rows = rows
         self._lengths = lengths
         self._kept: dict[int, _RoundStart | None] = {}
         # Short periods are unrolled whole: comparing would cost more than it leaves out.
-        if max(every, default=0) > LONG_PERIOD:
+        if max(repetitions, default=0) > LONG_PERIOD:
             self._kept = dict.fromkeys(first.values())
         self._wait = dict.fromkeys(self._kept, 1)
         self._count = dict.fromkeys(self._kept, 0)

@@ -105,8 +105,8 @@ def wait_table(table: MachineTable, device_streams: Collection[int], max_ahead: 
     if not device_streams:  # a run on the host alone waits for no event: do not look for any
         none: tuple[tuple[EventWait, ...], ...] = ((),) * table.num_actors
         return WaitTable(none, none, (0,) * table.num_actors, ())
-    every = range(table.num_actors)
-    is_on_device = [table.streams[a] in device_streams for a in every]
+    actors = range(table.num_actors)
+    is_on_device = [table.streams[a] in device_streams for a in actors]
     waits = [
         tuple(
             [
@@ -116,12 +116,12 @@ def wait_table(table: MachineTable, device_streams: Collection[int], max_ahead: 
                 and not (is_on_device[a] and table.streams[a] == table.streams[w.actor])
             ]
         )
-        for a in every
+        for a in actors
     ]
     implied = _implied(table, waits)
     throttles = _throttles(table, max_ahead)
     # The throttle waits for events up to a window back: the ring holds at least these.
-    num_events = [throttles[a].window if is_on_device[a] else 0 for a in every]
+    num_events = [throttles[a].window if is_on_device[a] else 0 for a in actors]
     for row in waits:
         for wait in row:
             num_events[wait.actor] = max(num_events[wait.actor], _ring_length(table, wait))

@@ -77,9 +77,9 @@ class MultiRankSimulator:
         self._options = options
         self._links = Random(f"{options.seed} links")
         self._prices = _Prices(ranks, options.network)
-        every = range(ranks.mesh.num_ranks)
-        self.marks = [(options.slowdowns[rank], *self._durations_ns(rank)) for rank in every]
-        self._kinds = tuple(every) if options.jitter else ranks.equivalence_classes(self.marks)
+        all_ranks = range(ranks.mesh.num_ranks)
+        self.marks = [(options.slowdowns[rank], *self._durations_ns(rank)) for rank in all_ranks]
+        self._kinds = tuple(all_ranks) if options.jitter else ranks.equivalence_classes(self.marks)
         # Reversed, so that the lowest rank of each kind stays.
         first = {kind: rank for rank, kind in reversed(list(enumerate(self._kinds)))}
         self.first_rank = [first[kind] for kind in range(len(first))]

@@ -401,7 +401,7 @@ def _lag(order: MachineTable, edge: Edge) -> int:
 
 def _path(order: MachineTable, start: tuple[int, int], end: tuple[int, int]) -> str:
     """Return the actors on the shortest way back from a firing to another one, or a later one."""
-    came: dict[tuple[int, int], tuple[int, int] | None] = {start: None}
+    predecessor: dict[tuple[int, int], tuple[int, int] | None] = {start: None}
     front = deque([start])
     while front:
         place = front.popleft()
@@ -413,14 +413,14 @@ def _path(order: MachineTable, start: tuple[int, int], end: tuple[int, int]) -> 
         ]
         past.append((actor, firing - 1))
         for other in past:
-            if other[1] >= 0 and other not in came:
-                came[other] = place
+            if other[1] >= 0 and other not in predecessor:
+                predecessor[other] = place
                 front.append(other)
     names: list[str] = []
     step: tuple[int, int] | None = place
     while step is not None:
         names.append(order.names[step[0]])
-        step = came[step]
+        step = predecessor[step]
     return " > ".join([name for i, name in enumerate(names) if i == 0 or names[i - 1] != name])
 
 

@@ -373,8 +373,8 @@ def is_noticed(subject: Subject, source: str, limit_s: float) -> bool:
         os._exit(_run_tests(subject, source))
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
             return status != 0
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)

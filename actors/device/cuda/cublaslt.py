@@ -343,9 +343,9 @@ class CublasLt:
             ctypes.byref(count),
         )
         fitting = [
-            bytes(result.algorithm)
-            for result in results[: count.value]
-            if result.state == 0 and result.workspace_bytes <= workspace_bytes
+            bytes(entry.algorithm)
+            for entry in results[: count.value]
+            if entry.state == 0 and entry.workspace_bytes <= workspace_bytes
         ]
         if code or not fitting:
             raise CudaError(
@@ -510,20 +510,20 @@ class LibraryTrial:
         Raises CudaError where that is each of them.
         """
         times: list[tuple[float, int]] = []
-        failed: CudaError | None = None
+        failure: CudaError | None = None
         self.duration_ns(ways.fill)
         for number, run in enumerate(ways.runs):
             try:
                 self.duration_ns(run)  # the first run loads what the library needs
-                took = median([self.duration_ns(run) for _ in range(TRIALS)])
+                median_ns = median([self.duration_ns(run) for _ in range(TRIALS)])
             except CudaError as error:
                 if not is_of_library(error):
                     raise
-                failed = error
+                failure = error
             else:
-                times.append((took, number))
-        if not times and failed is not None:
-            raise failed
+                times.append((median_ns, number))
+        if not times and failure is not None:
+            raise failure
         return first_of_fastest(times)
 
     def _free(self) -> None:

@@ -312,10 +312,10 @@ class Cudnn:
             graph.deselect_workspace_greater_than(workspace_bytes)
             graph.check_support()
             graph.build_plans()
-            needed = int(graph.get_workspace_size())
-            if needed > workspace_bytes:
-                raise RuntimeError(f"it needs {needed:,}")
-        return CudnnChoice(graph, needed)
+            size = int(graph.get_workspace_size())
+            if size > workspace_bytes:
+                raise RuntimeError(f"it needs {size:,}")
+        return CudnnChoice(graph, size)
 
     def run(
         self, choice: CudnnChoice, addresses: tuple[int, ...], workspace: int, stream: int

@@ -227,8 +227,8 @@ class CudaCond:
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Ask for the larger frame: a body's results are taken before the next one runs."""
         bodies = [body for name, _ in _BODIES if isinstance(body := attrs[name], SubPlan)]
-        moved = sum([2 * operand.type.size_bytes for operand in outputs])
-        copies = 2 * len(outputs) * self.gpu.call_ns + self.gpu.bytes_ns(moved)
+        moved_bytes = sum([2 * operand.type.size_bytes for operand in outputs])
+        copies = 2 * len(outputs) * self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes)
         if len(bodies) != len(_BODIES):  # a device is chosen before there are plans
             return KernelNeeds(duration_ns=copies)
         if not all([x.is_dense for x in (*inputs, *outputs)]):

@@ -174,8 +174,8 @@ class CudaPooling:
         dtype = inputs[0].type.dtype
         if dtype not in _ROWS or len(windows_of(attrs).kernel) > _MOST_AXES:
             return None
-        moved = sum([x.type.size_bytes for x in (*inputs, *outputs)])
-        return KernelNeeds(duration_ns=self.gpu.call_ns + self.gpu.bytes_ns(moved))
+        moved_bytes = sum([x.type.size_bytes for x in (*inputs, *outputs)])
+        return KernelNeeds(duration_ns=self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes))
 
     def bind(
         self,

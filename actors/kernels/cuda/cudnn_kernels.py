@@ -307,8 +307,12 @@ class CudnnConvolution:
         if call is None or workspace is None:
             raise InternalError(f"cuDNN does not take {', '.join([str(x.type) for x in views])}")
         places = tuple([view.address for view in views])
-        its = RunCudnn(call, places, workspace.address, _workspace_bytes(call))
-        return (AlternativeCalls(((its,), self._instead.bind(attrs, inputs, outputs, workspace))),)
+        library_call = RunCudnn(call, places, workspace.address, _workspace_bytes(call))
+        return (
+            AlternativeCalls(
+                ((library_call,), self._instead.bind(attrs, inputs, outputs, workspace))
+            ),
+        )
 
 
 def _convolution_call(
@@ -386,9 +390,9 @@ def _duration_ns(gpu: Gpu, call: ConvCall) -> float:
     """Return the time of the products or of the bytes, and of what is turned: read and written."""
     _, weight, y = call.roles
     flops = 2.0 * math.prod(y.shape) * math.prod(weight.shape[1:])
-    moved = sum([tensor.size_bytes for tensor in call.tensors])
+    moved_bytes = sum([tensor.size_bytes for tensor in call.tensors])
     turned = _turned(call)
-    work = max(gpu.product_ns(weight.dtype, flops) / _CONVOLUTION_RATE, gpu.bytes_ns(moved))
+    work = max(gpu.product_ns(weight.dtype, flops) / _CONVOLUTION_RATE, gpu.bytes_ns(moved_bytes))
     return work + gpu.bytes_ns(2 * sum(turned)) + (1 + len(turned)) * gpu.call_ns
 
 

@@ -151,8 +151,8 @@ class RowSums:
     def duration_ns(self, gpu: Gpu, itemsize: int) -> float:
         """Return an estimate: rows are read once, and so are sums of pieces; the sort is extra."""
         digits = -(-self.rows.bit_length() // 8)
-        moved = self.num * self.columns * itemsize + 2 * self.pieces[-1].size_bytes
-        return 9 * gpu.call_ns + gpu.bytes_ns(moved) + digits * gpu.bytes_ns(32 * self.num)
+        moved_bytes = self.num * self.columns * itemsize + 2 * self.pieces[-1].size_bytes
+        return 9 * gpu.call_ns + gpu.bytes_ns(moved_bytes) + digits * gpu.bytes_ns(32 * self.num)
 
     def calls(
         self, pieces: tuple[int, ...], dy: DeviceView, ids: DeviceView, out: int, picks: int
@@ -245,8 +245,8 @@ class CudaEmbedding:
         axes = collapse_axes(out.shape[:-1], (out.strides_bytes[:-1],), in_order=True)
         if not are_ids(ids) or len(axes) > MAX_OUTER:
             return None
-        moved = 2.0 * out.type.size_bytes + ids.type.size_bytes
-        return KernelNeeds(duration_ns=self.gpu.call_ns + self.gpu.bytes_ns(moved))
+        moved_bytes = 2.0 * out.type.size_bytes + ids.type.size_bytes
+        return KernelNeeds(duration_ns=self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes))
 
     def bind(
         self,
@@ -342,8 +342,8 @@ class CudaLastPlace:
         (ids,), (out,) = inputs, outputs
         if not (are_ids(ids) and out.is_dense):
             return None
-        moved = float(out.type.size_bytes + ids.type.size_bytes)
-        return KernelNeeds(duration_ns=2 * self.gpu.call_ns + self.gpu.bytes_ns(moved))
+        moved_bytes = float(out.type.size_bytes + ids.type.size_bytes)
+        return KernelNeeds(duration_ns=2 * self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes))
 
     def bind(
         self,
@@ -394,8 +394,8 @@ class CudaEmbeddingUpdate:
         is_dense = all([x.is_dense for x in (table, *rest, *outputs)])
         if sums is None or not is_dense or not is_by_elements(fused_program(attrs, "program")):
             return None
-        moved = (1.0 + 2 * len(outputs)) * dy.type.size_bytes
-        own_ns = self.gpu.call_ns + self.gpu.bytes_ns(moved)
+        moved_bytes = (1.0 + 2 * len(outputs)) * dy.type.size_bytes
+        own_ns = self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes)
         return KernelNeeds(
             size_bytes(_pieces(sums, table.type)),
             tuple(enumerate((0, *range(3, 2 + len(outputs))))),  # the states come after dy and ids

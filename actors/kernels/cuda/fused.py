@@ -141,9 +141,9 @@ class CudaJoinedUpdates:
         is_taken = is_by_elements(program) and len(numbers) <= _MOST_NUMBERS
         if not is_taken or count > most_joined(len(full)) or not all([x.is_dense for x in inputs]):
             return None
-        moved = sum([x.type.size_bytes for x in (*inputs, *outputs)])
+        moved_bytes = sum([x.type.size_bytes for x in (*inputs, *outputs)])
         over = tuple([(k, k) for k in range(len(outputs))])
-        return KernelNeeds(0, over, self.gpu.call_ns + self.gpu.bytes_ns(moved))
+        return KernelNeeds(0, over, self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes))
 
     def bind(
         self,

@@ -292,9 +292,9 @@ def _library_bytes(gpu: Gpu, form: Gemm) -> int:
 def _call_ns(gpu: Gpu, form: Gemm, batch: _BatchCall) -> float:
     item = form.dtype.itemsize
     places = [batch.count if step else 1 for step in batch.steps]
-    moved = places[0] * form.m * form.n * form.out_dtype.itemsize
-    moved += (places[1] * form.m + places[2] * form.n) * form.k * item
-    return gpu.call_ns + max(_products_ns(gpu, form, batch.count), gpu.bytes_ns(moved))
+    moved_bytes = places[0] * form.m * form.n * form.out_dtype.itemsize
+    moved_bytes += (places[1] * form.m + places[2] * form.n) * form.k * item
+    return gpu.call_ns + max(_products_ns(gpu, form, batch.count), gpu.bytes_ns(moved_bytes))
 
 
 def _products_ns(gpu: Gpu, form: Gemm, count: int) -> float:

@@ -381,8 +381,8 @@ class CudaRecurrence:
         (out,) = outputs
         if not (all(map(_are_walked, inputs)) and out.is_dense):
             return None
-        moved = 5.0 * out.type.size_bytes
-        return KernelNeeds(duration_ns=self.gpu.call_ns + self.gpu.bytes_ns(moved))
+        moved_bytes = 5.0 * out.type.size_bytes
+        return KernelNeeds(duration_ns=self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes))
 
     def bind(
         self,

@@ -430,11 +430,11 @@ def stopwatch_c(clock: Clock) -> MeasureC:
         first()
         before = clock()
         first()
-        once = max(clock() - before, 1)
-        copies = max(1, min(_MOST_COPIES, _SAMPLE_NS // once))
+        once_ns = max(clock() - before, 1)
+        copies = max(1, min(_MOST_COPIES, _SAMPLE_NS // once_ns))
         # Without the interpreter in between, which takes longer than a short launch.
         chain = NativeChain((first,) * copies)
-        samples = _FEW_SAMPLES if once > 10 * _SAMPLE_NS else _SAMPLES
+        samples = _FEW_SAMPLES if once_ns > 10 * _SAMPLE_NS else _SAMPLES
         if probe.on_all_threads:
             samples = _SHARED_SAMPLES
         return median([_run(chain, clock) for _ in range(samples)]) / copies

@@ -187,9 +187,9 @@ def calibrate(measure: Measure, measure_c: MeasureC | None = None) -> Rates:
     Each is measured in several rounds and the least time counts: a neighbour that makes the machine
     slow for a moment rarely meets the same probe twice.
     """
-    every = tuple(probes())
+    all_probes = tuple(probes())
     # Whole rounds, not each probe twice in a row: a slow moment then meets a probe once.
-    rounds = [[measure(probe) for probe in every] for _ in range(_ROUNDS)]
+    rounds = [[measure(probe) for probe in all_probes] for _ in range(_ROUNDS)]
     rates = Rates(
         0.0,
         0.0,
@@ -197,7 +197,7 @@ def calibrate(measure: Measure, measure_c: MeasureC | None = None) -> Rates:
         (0.0,) * len(DISTANCES_BYTES),
         (0.0,) * len(EXTENTS) ** 3,
     )
-    for probe, duration_ns in zip(every, map(min, *rounds), strict=True):
+    for probe, duration_ns in zip(all_probes, map(min, *rounds), strict=True):
         rates = _solve(probe, duration_ns, rates)
     return rates if measure_c is None else replace(rates, in_c=calibrate_c(measure_c))
 
@@ -243,8 +243,8 @@ def stopwatch(clock: Clock) -> Measure:
             launches = [_bind(probe) for _ in range(probe.num_copies)]
             # The first run meets cold caches and is not counted.
             _run(launches, 1, clock)
-            once = max(_run(launches, 1, clock), 1)
-            repeats = max(1, int(_PROBE_NS / _SAMPLES / once))
+            once_ns = max(_run(launches, 1, clock), 1)
+            repeats = max(1, int(_PROBE_NS / _SAMPLES / once_ns))
             samples = sorted([_run(launches, repeats, clock) for _ in range(_SAMPLES)])
             return samples[_SAMPLES // 4] / (repeats * len(launches))
 

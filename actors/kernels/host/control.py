@@ -87,16 +87,16 @@ class ScanKernel:
         A device is chosen before the body has a plan: then the answer is a guess.
         """
         body = attrs["body"]
-        moved = sum([operand.type.size_bytes for operand in (*inputs, *outputs)])
+        moved_bytes = sum([operand.type.size_bytes for operand in (*inputs, *outputs)])
         if not isinstance(body, SubPlan):
-            return KernelNeeds(duration_ns=_COPY_NS_PER_BYTE * moved)
+            return KernelNeeds(duration_ns=_COPY_NS_PER_BYTE * moved_bytes)
         if not all([x.is_dense for x in (*inputs, *outputs)]):
             return None
         return KernelNeeds(
             workspace_bytes=frame_of(body.plan).size_bytes
             + sum([product.size_bytes for product in held_products(body).values()]),
             in_place=tuple([(i, i) for i in range(body.carries)]),
-            duration_ns=steps_of(attrs) * body.duration_ns + _COPY_NS_PER_BYTE * moved,
+            duration_ns=steps_of(attrs) * body.duration_ns + _COPY_NS_PER_BYTE * moved_bytes,
         )
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:

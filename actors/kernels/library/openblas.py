@@ -119,14 +119,14 @@ def blas_without_variables(environ: Mapping[str, str]) -> BlasInfo | None:
     clean = {name: value for name, value in environ.items() if name not in HOLDING_VARIABLES}
     try:
         # -P: this folder must not come before the standard library on the child's path.
-        ended = subprocess.run(
+        run = subprocess.run(
             [sys.executable, "-P", __file__],
             env=clean,
             capture_output=True,
             timeout=_CHILD_TIMEOUT_S,
             check=True,
         )
-        answer = json.loads(ended.stdout)
+        answer = json.loads(run.stdout)
         return None if answer is None else BlasInfo(**answer)
     except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return None

@@ -244,7 +244,7 @@ def _errors_in(said: str) -> str:
 
 def _version(command: tuple[str, ...]) -> str | None:
     try:
-        ended = subprocess.run(
+        run = subprocess.run(
             [*command, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=True
         )
     except OSError as error:
@@ -257,7 +257,7 @@ def _version(command: tuple[str, ...]) -> str | None:
         return None
     except subprocess.SubprocessError:
         return None
-    return ended.stdout.decode("utf-8", "replace").strip()
+    return run.stdout.decode("utf-8", "replace").strip()
 
 
 def _keep(built: Path, folder: Path | None, name: str) -> Path | None:

@@ -284,8 +284,8 @@ class NativePooling:
             *(*_three(x.shape[2:], 1), *_three(y.shape[2:], 1), *_three(ways.kernel, 1)),
             *(*_three(ways.strides, 1), *_three(ways.dilation, 1), *_three(ways.low, 0)),
         ]
-        where = runtime.address_in("pooling.c", "af_pool")
-        return native_launch(where, words, (inputs, outputs))
+        entry = runtime.address_in("pooling.c", "af_pool")
+        return native_launch(entry, words, (inputs, outputs))
 
 
 _OPS = {"max_pool": 0, "max_pool_grad": 1, "max_pool_pick": 2}

@@ -288,17 +288,17 @@ def _best_cut(op: str, roles: Arrays, groups: int) -> tuple[int, int]:
             break
         runs = min(len(roles[0]), -(-_CHUNKS // slices))
         if slices > 1:  # the other one is brought by the slice, however it lies
-            moved = float(slices * whole + (x if op == "conv_input_grad" else y))
+            moved_bytes = float(slices * whole + (x if op == "conv_input_grad" else y))
         else:
-            moved = float(moved_x + moved_y)
+            moved_bytes = float(moved_x + moved_y)
         if op == "conv_weight_grad":
-            moved += 1.5 * runs * weight
+            moved_bytes += 1.5 * runs * weight
         else:
-            moved += weight * (runs if slices > 1 else 2)
+            moved_bytes += weight * (runs if slices > 1 else 2)
         if slices * runs < _CHUNKS:  # cores that have nothing to do
-            moved += 16.0 * (x + y + weight) * (_CHUNKS - slices * runs) / _CHUNKS
-        if moved < least:
-            best, least = (slices, runs), moved
+            moved_bytes += 16.0 * (x + y + weight) * (_CHUNKS - slices * runs) / _CHUNKS
+        if moved_bytes < least:
+            best, least = (slices, runs), moved_bytes
     return best
 
 

@@ -80,18 +80,18 @@ class NativeEmbedding:
         """Return one launch."""
         (weight, ids), (out,) = inputs, outputs
         row_bytes = weight.shape[1] * weight.itemsize
-        moved = 2 * out.size * out.itemsize + ids.size * ROW_BYTES
+        moved_bytes = 2 * out.size * out.itemsize + ids.size * ROW_BYTES
         arguments: list[Word] = [
             *(address(weight), address(out)),
             *ids_words(ids),
             *(weight.shape[0], weight.strides[0], row_bytes),
             row_step(out.shape, out.strides) or 0,
-            *(launch.units_per_chunk(ids.size, moved), runtime.num_threads()),
+            *(launch.units_per_chunk(ids.size, moved_bytes), runtime.num_threads()),
             0,  # whether an id was bad
         ]
-        where = runtime.address_in("embedding.c", "af_embedding")
+        entry = runtime.address_in("embedding.c", "af_embedding")
         return native_launch(
-            where, arguments, (inputs, outputs), explain_ids(ids, weight.shape[0], axes_of(attrs))
+            entry, arguments, (inputs, outputs), explain_ids(ids, weight.shape[0], axes_of(attrs))
         )
 
 
@@ -129,9 +129,9 @@ class NativeEmbeddingGrad:
             *(cut.shift, cut.row_parts, cut.width, cut.column_parts, runtime.num_threads()),
             *[address(piece) for piece in pieces],
         ]
-        where = runtime.address_in("embedding.c", "af_embedding_grad")
+        entry = runtime.address_in("embedding.c", "af_embedding_grad")
         keep = (inputs, outputs, pieces)
-        return native_launch(where, arguments, keep, explain_ids(ids, rows, axes_of(attrs)))
+        return native_launch(entry, arguments, keep, explain_ids(ids, rows, axes_of(attrs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,8 @@ class NativeLastPlace:
         (ids,), (out,) = inputs, outputs
         arguments: list[Word] = [address(out), *ids_words(ids), out.size]
         explain = explain_ids(ids, out.size, axes_of(attrs))
-        where = runtime.address_in("embedding.c", "af_last_place")
-        return native_launch(where, arguments, (inputs, outputs), explain)
+        entry = runtime.address_in("embedding.c", "af_last_place")
+        return native_launch(entry, arguments, (inputs, outputs), explain)
 
 
 def rows_in_c(sort: BytePass, size_bytes: float) -> CWork:

@@ -59,9 +59,9 @@ class MoveKernel:
             return None
         if not can_copy(self.op, inputs, outputs):
             return None
-        moved = float(sum([x.type.size_bytes for x in outputs]))
-        in_c = partial(_moved_in_c, moved, all([x.is_dense for x in (*inputs, *outputs)]))
-        work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, moved),), in_c=in_c)
+        moved_bytes = float(sum([x.type.size_bytes for x in outputs]))
+        in_c = partial(_moved_in_c, moved_bytes, all([x.is_dense for x in (*inputs, *outputs)]))
+        work = Work(NATIVE_CALLS, passes=((BytePass.SIMPLE, moved_bytes),), in_c=in_c)
         return cost.needs(inputs, outputs, work, in_place=written_over(self.op))
 
     def bind(self, attrs: Attrs, inputs: Arrays, outputs: Arrays, workspace: Workspace) -> Launch:

@@ -176,8 +176,8 @@ class NativeArgsort:
             *(rows, x.shape[-1], _ALONG_TYPES.index(x.dtype.name), int(flag(attrs, "descending"))),
             *(launch.units_per_chunk(rows, 8 * out.nbytes), workers, address(entries)),
         ]
-        where = runtime.address_in("along.c", "af_argsort")
-        return native_launch(where, words, (inputs, outputs, entries))
+        entry = runtime.address_in("along.c", "af_argsort")
+        return native_launch(entry, words, (inputs, outputs, entries))
 
 
 def _sort_pieces(columns: int, workers: int) -> tuple[Piece, ...]:
@@ -210,8 +210,8 @@ class NativeRecurrence:
             *(rows, out.shape[-1], _ALONG_TYPES.index(out.dtype.name), int(flag(attrs, "reverse"))),
             *(launch.units_per_chunk(rows, 8 * out.nbytes), runtime.num_threads()),
         ]
-        where = runtime.address_in("along.c", "af_recurrence")
-        return native_launch(where, words, (inputs, outputs))
+        entry = runtime.address_in("along.c", "af_recurrence")
+        return native_launch(entry, words, (inputs, outputs))
 
 
 NATIVE_ALONG_KERNELS = (NativeArgsort(), NativeRecurrence())

@@ -205,8 +205,10 @@ class EmulatedDriver:
 
     def _inside(self, address: int, size_bytes: int, call: str) -> None:
         if self._cuda.memory.find(address, size_bytes) is None:
-            near = self._cuda.memory.find(address, 1)
-            where = f"leave {near}" if near is not None else "are neither of a device nor pinned"
+            nearest = self._cuda.memory.find(address, 1)
+            where = (
+                f"leave {nearest}" if nearest is not None else "are neither of a device nor pinned"
+            )
             message = f"{size_bytes} bytes at {address:#x} {where}"
             raise CudaError(message, code=INVALID_VALUE, call=call)
 
