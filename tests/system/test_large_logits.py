@@ -43,7 +43,7 @@ def limit(monkeypatch, tmp_path):
     """Set the bytes up to which logits stay, and rows per chunk; each limit has its own cache."""
 
     def set_limit(min_wide_bytes, chunk_rows=5):
-        def chunk(graph, hardware):
+        def chunk(graph, context):
             return regions.run(graph, WideFrom(min_wide_bytes, chunk_rows))
 
         passes = [replace(p, run=chunk) if p.name == "chunk_wide" else p for p in pipeline.PASSES]

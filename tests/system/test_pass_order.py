@@ -86,7 +86,7 @@ def allowed_orders():
 
 
 def trained(kind, passes, monkeypatch):
-    def small(graph, hardware):
+    def small(graph, context):
         return regions.run(graph, WideFrom(0, 5))
 
     passes = [replace(p, run=small) if p.name == "chunk_wide" else p for p in passes]

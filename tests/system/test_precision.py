@@ -14,6 +14,7 @@ from compiler.contract.types import DType, TensorType
 from compiler.graph.target import CompileOptions
 from compiler.pipeline import pipeline
 from compiler.pipeline.printer import print_plan, summarise
+from compiler.pipeline.rewrites import PassContext
 
 VOCAB, WIDTH, SEQ, BATCH = 29, 32, 16, 4
 
@@ -122,7 +123,7 @@ def test_weights_are_cast_once_a_step_and_few_other_values_are():
     options, hardware = CompileOptions("train", precision="bf16"), hardware_for((HOST,), "")
     for step in pipeline.PASSES[: [p.name for p in pipeline.PASSES].index("hold_weights")]:
         if step.is_wanted(options):
-            graph = step.apply(graph, hardware, options)
+            graph = step.run(graph, PassContext(hardware, options))
     casts = [node for node in graph.nodes if node.op.name == "cast"]
     variables = {v for node in graph.nodes if node.op.name == "variable" for v in node.outputs}
     weights = [node for node in casts if node.inputs[0] in variables]

@@ -190,7 +190,7 @@ class Head(nn.Module):
 
 
 def test_logits_that_never_exist_as_a_whole_have_these_losses(device, monkeypatch, tmp_path):
-    def chunk(graph, hardware):
+    def chunk(graph, context):
         return regions.run(graph, WideFrom(1, 5))
 
     passes = [replace(p, run=chunk) if p.name == "chunk_wide" else p for p in pipeline.PASSES]
