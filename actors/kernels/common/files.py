@@ -124,15 +124,16 @@ def prune(newest: Path, most_bytes: int) -> list[Path]:
     take more than `most_bytes`, and files that a writer left unfinished a day ago. Needs one look
     at each file of the folder. A folder that cannot be written stays as it is.
     """
-    now_s, files = time.time(), []
+    now_s, files, left_bytes = time.time(), [], most_bytes
     with suppress(OSError), os.scandir(newest.parent) as entries:
         for entry in entries:
             with suppress(OSError):
                 facts = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(facts.st_mode) and entry.name != newest.name:
+                if entry.name == newest.name:
+                    left_bytes -= facts.st_size
+                elif stat.S_ISREG(facts.st_mode):
                     files.append((facts.st_mtime, facts.st_size, Path(entry.path)))
     removed = [p for t, _, p in files if p.suffix == PARTIAL and now_s - t > _DAY_S]
-    left_bytes = most_bytes - (newest.stat().st_size if newest.exists() else 0)
     # Newest first: the budget is spent on what was used last.
     for used_s, size_bytes, path in sorted(files, reverse=True):
         if path.suffix == newest.suffix:
