@@ -4,8 +4,9 @@
 
 Prints tables in markdown: all lines, and those of code, without blank lines, comments and
 docstrings; then the comments of Python that are neither docstrings nor words to a tool, in percent
-of the lines that are not blank. Python and C are counted. A room is a folder of the product, down
-to what a reader looks up as one: see ROOMS.
+of the lines that are not blank; then the locals that are bare participles (PARTICIPLES), each once
+for every function that assigns it. Python and C are counted. A room is a folder of the product,
+down to what a reader looks up as one: see ROOMS.
 """
 
 from __future__ import annotations
@@ -26,17 +27,23 @@ DEPTH = {"actors": 3, "compiler": 2, "actorflow": 2, "memory": 2, "tests": 2}
 """Folders deep that a room has sub-rooms; what lies deeper counts to the room above."""
 
 ENDINGS = (".py", ".c", ".h")
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+PARTICIPLES = re.compile(
+    "found|made|given|held|told|seen|said|known|left|kept|asked|wanted|taken|shown|drawn|chosen|own|"
+    "done|read|put|met"
+)
 _TO_TOOLS = re.compile(r"#\s*(noqa|type:|fmt:|pragma|pylint|!)")
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Numbers of lines: all, those of code, and of Python those of comments and not blank."""
+    """Lines: all, of code, of Python comments and not blank; and locals that are participles."""
 
     whole: int = 0
     code: int = 0
     comments: int = 0
     filled: int = 0
+    participles: int = 0
 
     def __add__(self, other: Lines) -> Lines:
         return Lines(
@@ -44,6 +51,7 @@ class Lines:
             self.code + other.code,
             self.comments + other.comments,
             self.filled + other.filled,
+            self.participles + other.participles,
         )
 
 
@@ -105,7 +113,18 @@ def python_lines(text: str) -> Lines:
                 alone.add(token.start[0])
     blank = {n for n, line in enumerate(lines, 1) if not line.strip()}
     code = len(lines) - len(blank | docstrings | alone)
-    return Lines(len(lines), code, len(comments), len(lines) - len(blank))
+    filled = len(lines) - len(blank)
+    return Lines(len(lines), code, len(comments), filled, len(participles(ast.parse(text))))
+
+
+def participles(node: ast.AST, function: FunctionNode | None = None) -> set[tuple[int, str]]:
+    """Return the locals that are bare participles: the function's line, and the name."""
+    if isinstance(node, FunctionNode):
+        function = node
+    names: set[tuple[int, str]] = set()
+    if function is not None and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        names = {(function.lineno, node.id)} if PARTICIPLES.fullmatch(node.id) else names
+    return names.union(*[participles(child, function) for child in ast.iter_child_nodes(node)])
 
 
 def c_lines(text: str) -> Lines:
@@ -118,15 +137,19 @@ def c_lines(text: str) -> Lines:
 def table(now: dict[str, Lines], before: dict[str, Lines] | None) -> Iterator[str]:
     """Yield the lines of the table; a room that one side lacks has a dash there."""
     if before is None:
-        yield "| room | lines | code | comments |"
-        yield "|---|---:|---:|---:|"
+        yield "| room | lines | code | comments | participles |"
+        yield "|---|---:|---:|---:|---:|"
         for room, counted in now.items():
-            share = f"{percent(counted):.1f} %"
-            yield f"| {room} | {counted.whole:,} | {counted.code:,} | {share} |"
+            shares = f"{percent(counted):.1f} % | {counted.participles}"
+            yield f"| {room} | {counted.whole:,} | {counted.code:,} | {shares} |"
         return
     names = ("lines before", "now", "change", "code before", "now", "change")
-    yield "| room | " + " | ".join((*names, "comments before", "now")) + " |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    yield (
+        "| room | "
+        + " | ".join((*names, "comments before", "now", "participles before", "now"))
+        + " |"
+    )
+    yield "|---|" + "---:|" * 10
     for room in sorted({*now, *before}):
         old, new = before.get(room), now.get(room)
         cells = [room]
@@ -135,6 +158,7 @@ def table(now: dict[str, Lines], before: dict[str, Lines] | None) -> Iterator[st
             cells += ["-" if n is None else f"{n:,}" for n in counts]
             cells.append(f"{counts[1] - counts[0]:+,}" if None not in counts else "")
         cells += ["-" if side is None else f"{percent(side):.1f} %" for side in (old, new)]
+        cells += ["-" if side is None else str(side.participles) for side in (old, new)]
         yield "| " + " | ".join(cells) + " |"
 
 

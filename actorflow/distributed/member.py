@@ -50,7 +50,7 @@ from actorflow.distributed.messages import (
 from actorflow.distributed.shared_run import RunCallbacks, SharedRun
 from actorflow.environment.settings import logger
 from actorflow.tensor.tracer import is_users, users_line
-from actors.machine.thread_stacks import StackCall, thread_stacks
+from actors.machine.thread_stacks import MAX_CALLS, StackCall, thread_stacks
 from compiler.contract.attrs import PlainValue
 from compiler.contract.errors import ActorflowError, InternalError, PeerFailed
 
@@ -243,6 +243,8 @@ def user_stack_dump() -> str:
     texts = [_told(t, stacks[t.ident or 0]) for t in others[:_MOST_THREADS]]
     if main in threads and main.ident in stacks:
         texts.append(_told(main, stacks[main.ident]))
+    elif main in threads:
+        texts.append(f"thread {main.name!r}: not among the newest {MAX_CALLS} threads\n")
     return "\n".join(texts)
 
 

@@ -237,7 +237,7 @@ def _calls_below(thread: threading.Thread, code: CodeType) -> tuple[str, ...]:
     stack = thread_stacks().get(thread.ident or 0, ())
     calls: list[str] = []
     for call in stack:
-        if (call.file, call.function) == (code.co_filename, code.co_name):
+        if call.file == code.co_filename and call.function in (code.co_name, code.co_qualname):
             return tuple(calls[:_INNERMOST])
         calls.append(f"{call.file}:{call.line} in {call.function}")
     # A deep recursion hides where it began.

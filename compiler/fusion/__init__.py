@@ -5,7 +5,7 @@ straight-line program (`compiler.contract.program`). Products with the programs 
 region, which works on chunks of rows (`compiler.contract.region`). Updates join no cluster: each
 gets its program first, and many are joined last, once the byte budget is met. In the order of work:
 
-    merge_updates      an update as a program, and many updates as one launch
+    join_updates      an update as a program, and many updates as one launch
     prepare           reductions in stages, narrow broadcasts, dense operands
     recompute_cheap   cheap values of the forward pass, computed again where they are read
     members           how a node fits into a program, and how a cluster becomes one node

@@ -190,6 +190,7 @@ PASSES: tuple[Pass, ...] = (
             "updates by programs",
             # It sees that an average reads a parameter, while that is whole.
             "averages of new values",
+            "layouts of the step's variables",
         ),
         ("parts of values",),
         lambda options: bool(options.mesh),
@@ -237,6 +238,7 @@ PASSES: tuple[Pass, ...] = (
             "updates by programs",
             "products in bfloat16",
             "products in float16",
+            "devices of the step's variables",
         ),  # what runs, but for fusion
         ("a device for every node",),
         lambda options: len(options.devices) > 1,

@@ -136,7 +136,8 @@ def print_graph(graph: Graph) -> list[str]:
 
 def node_line(graph: Graph, node: Node) -> str:
     """Return a node's values, op, types, attributes, device but 0, stage, scope and line."""
-    made = ", ".join(f"%{v}: {graph.types[v]}" for v in node.outputs)
+    types = [graph.types[v : v + 1] or ("no type",) for v in node.outputs]  # or the graph is broken
+    made = ", ".join(f"%{v}: {type_}" for v, (type_,) in zip(node.outputs, types, strict=True))
     read = ", ".join(f"%{v}" for v in node.inputs)
     op = " + ".join(member_ops(node.op.name, node.attrs))
     attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, (bytes, Body, SubPlan))}

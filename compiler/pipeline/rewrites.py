@@ -331,7 +331,7 @@ class _Checked:
         try:
             check(result, self._added.name)
         except InternalError as error:
-            reason = str(error).partition(" (this is a bug")[0]
+            reason = error.reason.rstrip()
             raise CompileError(f"{self._added} returned a broken graph: {reason}") from None
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"

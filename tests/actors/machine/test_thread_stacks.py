@@ -73,8 +73,9 @@ def test_of_a_deep_recursion_the_innermost_calls_are_told(waiting):
     assert {call.function for call in calls[10:]} == {"deep"}
 
 
-def test_no_module_walks_frames_of_other_threads():
+@pytest.mark.parametrize("name", [sys._current_frames.__name__, "f_locals"])
+def test_no_module_reads_frames_or_locals_of_other_threads(name):
     rooms = [ROOT / room for room in ("actorflow", "actors", "compiler", "memory")]
     files = [file for room in rooms for file in room.rglob("*.py")]
     assert len(files) > 100
-    assert not [file for file in files if sys._current_frames.__name__ in file.read_text()]
+    assert not [file for file in files if name in file.read_text()]
