@@ -168,11 +168,15 @@ def _bce_with_logits(x: Expression, y: Expression, weight: Expression) -> Expres
 def _bce_with_logits_gradient(
     dloss: Expression, x: Expression, y: Expression, weight: Expression
 ) -> Three:
-    """The derived one has none at 0, where the absolute value has a kink."""
+    """The derived one has none at 0, where the absolute value has a kink.
+
+    The two parts of the loss that y mixes have the tail in common, all that they are for a tiny x:
+    their difference is taken without it.
+    """
     tail = (-abs(x)).exp().log1p()
-    above, below = x.maximum(0) + tail, tail - x.minimum(0)
     dx = (1 - y) * sigmoid(x) - weight * y * sigmoid(-x)
-    return dloss * dx, dloss * (weight * below - above), dloss * y * below
+    dy = (weight - 1) * tail - weight * x.minimum(0) - x.maximum(0)
+    return dloss * dx, dloss * dy, dloss * y * (tail - x.minimum(0))
 
 
 BCE_WITH_LOGITS = fused_op(

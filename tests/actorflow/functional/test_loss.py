@@ -264,3 +264,14 @@ def test_soft_margins_keep_what_is_small(sign, device):
     made = computed(function, device, "x", x=x)
     expected = np.logaddexp(0, -sign * x.astype(np.float64))
     np.testing.assert_allclose(made["losses"], expected, rtol=2e-6, atol=1e-37)
+
+
+def test_a_target_of_logits_of_any_size_has_minus_the_logit_as_gradient():
+    x = np.array([-np.inf, -1e30, -3.0, -1e-4, 1e-12, 1e-30, 0.0, 5.0, 90.0, np.inf], np.float32)
+
+    def slope(model, batch):
+        loss = af.binary_cross_entropy_with_logits(batch.x, batch.y, reduction="sum")
+        return {"dy": af.grad([loss], [batch.y])[0]}
+
+    batch = {"x": x, "y": np.linspace(0, 1, x.size, dtype=np.float32)}
+    assert af.job(slope, train=False).step(nn.Linear(1, 1), batch)["dy"].tolist() == (-x).tolist()
