@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -254,42 +255,28 @@ def test_an_aux_at_an_odd_address_is_no_aux(emulated_run, offset_bytes):
     assert rest
 
 
+KEPT = partial(check_forward, name="kept")
+BACKWARD = partial(check_backward, way=0)
 FAULTS = {
-    "another stride of aux": {"aux_stride": COLUMNS + 8},
-    "no bias": {"epilogue": LtEpilogue.GELU_AUX},
-    "nothing kept": {"epilogue": LtEpilogue.GELU_BIAS},
-    "no gelu": {"epilogue": LtEpilogue.BIAS},
+    "another stride of aux": (KEPT, {"aux_stride": COLUMNS + 8}),
+    "no bias": (KEPT, {"epilogue": LtEpilogue.GELU_AUX}),
+    "nothing kept": (KEPT, {"epilogue": LtEpilogue.GELU_BIAS}),
+    "no gelu": (KEPT, {"epilogue": LtEpilogue.BIAS}),
+    "another stride of the aux that is read": (BACKWARD, {"aux_stride": COLUMNS - 8}),
+    "no slope": (BACKWARD, {"epilogue": LtEpilogue.NONE}),
+    "no sums": (BACKWARD, {"epilogue": LtEpilogue.DGELU}),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found(emulated_run, monkeypatch, name):
+    check, wrong_fields = FAULTS[name]
     right = epilogues.EpilogueProduct._product
 
-    def wrong(*given):
-        call = right(*given)
-        return replace(call, product=replace(call.product, **FAULTS[name]))
+    def wrong(*args):
+        call = right(*args)
+        return replace(call, product=replace(call.product, **wrong_fields))
 
     monkeypatch.setattr(epilogues.EpilogueProduct, "_product", wrong)
     with pytest.raises(AssertionError):
-        check_forward(emulated_run, "kept", F32, seeds=(0,))
-
-
-GRADIENT_FAULTS = {
-    "another stride of aux": {"aux_stride": COLUMNS - 8},
-    "no slope": {"epilogue": LtEpilogue.NONE},
-    "no sums": {"epilogue": LtEpilogue.DGELU},
-}
-
-
-@pytest.mark.parametrize("name", GRADIENT_FAULTS)
-def test_a_fault_of_the_gradient_is_found(emulated_run, monkeypatch, name):
-    right = epilogues.EpilogueProduct._product
-
-    def wrong(*given):
-        call = right(*given)
-        return replace(call, product=replace(call.product, **GRADIENT_FAULTS[name]))
-
-    monkeypatch.setattr(epilogues.EpilogueProduct, "_product", wrong)
-    with pytest.raises(AssertionError):
-        check_backward(emulated_run, F32, 0, seeds=(0,))
+        check(emulated_run, dtype=F32, seeds=(0,))
