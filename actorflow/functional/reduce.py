@@ -131,9 +131,10 @@ def var(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = F
     axes = _axes(x, dim)
     count = math.prod([x.shape[i] for i in axes])
     # Detached: the variance does not change with what is subtracted from all numbers, so the
-    # gradient is right without.
+    # gradient is right without. Twice, because a mean of large numbers is rounded.
     difference = x - mean(x, axes, keepdim=True).detach()
-    _, variance = moments(difference, axes, keepdim=keepdim)
+    difference = difference - mean(difference, axes, keepdim=True).detach()
+    variance = mean(square(difference), axes, keepdim=keepdim)
     divisor = count - less
     # As torch: 0 * inf is NaN for one number.
     return variance * (count / divisor if divisor > 0 else math.inf)
@@ -144,10 +145,12 @@ def moments(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> tuple[Tens
 
     Where that is rounded their own mean is not 0: the variance is the mean of squares less its
     square (Chan, Golub & LeVeque, 1983), and 0 where the numbers are equal but for rounding.
+    Where the mean of squares overflows, the variance is infinite.
     """
     rest, squares = mean(x, dim, keepdim=keepdim), mean(square(x), dim, keepdim=keepdim)
     less = square(rest)
-    return rest, where((less > squares) | (less == math.inf), 0.0, squares - less)
+    variance = where(squares == math.inf, math.inf, squares - less)  # inf - inf would be NaN
+    return rest, where(less > squares, 0.0, variance)
 
 
 @with_numpy_names
@@ -201,7 +204,15 @@ def norm(
     # By squares: the general power has no finite gradient at 0.
     if power == 2.0:
         return _root(sum(square(x), dim, keepdim=keepdim))
-    return sum(size**power, dim, keepdim=keepdim) ** (1.0 / power)
+    # Divided by the largest: no power overflows, and the root of a sum of about 1 hardly depends on
+    # the last digit of 1 / p. Detached: the norm does not change with what it is divided by.
+    axes = _axes(x, dim)
+    if not math.prod(x.shape[i] for i in axes):
+        return sum(size, dim, keepdim=keepdim) ** (1.0 / power)  # of no elements
+    largest = amax(size, axes, keepdim=True).detach()
+    largest = where((largest > 0) & (largest < math.inf), largest, 1.0)
+    root = sum((size / largest) ** power, axes, keepdim=True) ** (1.0 / power) * largest
+    return root if keepdim else root.reshape([n for i, n in enumerate(x.shape) if i not in axes])
 
 
 @with_numpy_names

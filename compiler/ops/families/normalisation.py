@@ -34,8 +34,8 @@ def _centred(x: Expression) -> Three:
     difference = x - mean
     rest = difference.mean()
     squares, square = (difference * difference).mean(), rest * rest
-    is_rounding = (square > squares) | (square == math.inf)  # of numbers that are equal
-    return mean, rest, is_rounding.where(0.0, squares - square)
+    variance = (squares == math.inf).where(math.inf, squares - square)  # inf - inf would be NaN
+    return mean, rest, (square > squares).where(0.0, variance)  # numbers equal but for rounding
 
 
 def _layer_norm(

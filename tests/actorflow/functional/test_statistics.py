@@ -91,6 +91,44 @@ def test_equal_numbers_vary_by_no_more_than_a_rounding(number, count, device):
     assert np.isfinite(made["x"]).all()
 
 
+def test_squares_that_overflow_make_a_variance_infinite_and_its_gradient_not(device):
+    x = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32) * np.float32(1e30)
+    made = computed(lambda x: af.var(x, 1, keepdim=True), device, x)
+    assert (made["y"] == np.inf).all()
+    gradient = variance(x, (1,), 1)[1]
+    np.testing.assert_allclose(made["x"] / 1e30, gradient / 1e30, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "batch_norm", "instance_norm"])
+def test_what_is_normalised_is_0_where_its_variance_overflows(name, device):
+    of, _, others, _ = NORMS[name]
+    x = np.random.default_rng(2).normal(size=(5, *others)).astype(np.float32) * np.float32(1e30)
+    made = computed(of, device, x)
+    np.testing.assert_array_equal(made["y"], 0)
+    np.testing.assert_array_equal(made["x"], 0)
+
+
+@pytest.mark.parametrize("p", [3, 1.5, 5])
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+def test_a_norm_of_any_power_fits_where_its_elements_do(p, size, device):
+    x = (np.random.default_rng(3).normal(size=(4, 30)) * size).astype(np.float32)
+    made = computed(lambda x: af.norm(x, p, 1), device, x)
+    wide = x.astype(np.longdouble)
+    norm = (abs(wide) ** p).sum(1) ** (1 / np.longdouble(p))
+    np.testing.assert_allclose(made["y"], norm, rtol=1e-6)
+    ratio = abs(wide) / norm[:, None]
+    gradient = np.sign(wide) * ratio ** (p - 1) * weights_of(4)[:, None]
+    np.testing.assert_allclose(made["x"], gradient, atol=1e-5)
+
+
+def test_a_norm_of_zeros_and_of_nothing_is_0(device):
+    made = computed(lambda x: af.norm(x, 3, 1), device, np.zeros((2, 4), np.float32))
+    assert not made["y"].any()
+    assert not made["x"].any()
+    made = computed(lambda x: af.norm(x, 3, 1), device, np.zeros((2, 0), np.float32))
+    assert not made["y"].any()
+
+
 def normalised(x, axes, eps=1e-5):
     """Return what is normalised, and the gradient of its weighed sum, in long doubles."""
     x = x.astype(np.longdouble)
