@@ -16,9 +16,9 @@ FUNCTION_LINES = 80
 BUDGET = {
     "actorflow": 33_400,
     "actors": 43_100,
-    "compiler": 31_350,
+    "compiler": 31_500,
     "memory": 3_800,
-    "tests": 97_100,
+    "tests": 97_250,
     "benchmarks": 14_300,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

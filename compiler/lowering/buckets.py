@@ -34,7 +34,7 @@ from compiler.ops.primitives.shape import COPY, RESHAPE
 from compiler.ops.primitives.slicing import CONCAT, SLICE
 from compiler.ops.primitives.transfer import ALL_REDUCE, DEFERRED, PREFETCH, SEND, is_collective
 from compiler.sbp.collective_schedule import sorted_by
-from compiler.storage.order import needed_per_step, stage_edges
+from compiler.storage.order import needed_per_step, rank_edges
 from compiler.storage.storage import assign_storage, is_dense, launch_of_values, write_after_read
 
 ROW_BYTES = 64
@@ -178,7 +178,7 @@ class _Rows:
             outputs=tuple([replace(o, value=self.met.get(o.value, o.value)) for o in old.outputs]),
             writes=tuple([replace(w, value=self.met.get(w.value, w.value)) for w in old.writes]),
         )
-        reads = [(new[a], new[b]) for a, b in (*write_after_read(old), *stage_edges(old))]
+        reads = [(new[a], new[b]) for a, b in (*write_after_read(old), *rank_edges(old))]
         ordered = _sorted(graph, self.launches, self.per_step, places, reads)
         if ordered is None:
             raise InternalError("collectives wait for each other: theirs is no topological order")
@@ -186,7 +186,7 @@ class _Rows:
         delayed = _held(graph, launches)
         if delayed is graph:
             return graph
-        reads = [*write_after_read(graph), *stage_edges(graph)]
+        reads = [*write_after_read(graph), *rank_edges(graph)]
         resorted = _sorted(delayed, launches, self.per_step, range(len(delayed.nodes)), reads)
         return graph if resorted is None else resorted[0]
 

@@ -44,7 +44,7 @@ from compiler.storage.order import (
     is_returning,
     needed_per_step,
     overlaps_steps,
-    stage_edges,
+    rank_edges,
 )
 from compiler.storage.storage import Storage, assign_storage, launch_of_values, write_after_read
 
@@ -214,7 +214,7 @@ def _work(
     for reader, writer in write_after_read(graph):
         if storage.is_launch[reader]:
             before[launch_at[writer]].append(launch_at[reader])
-    for earlier, later in stage_edges(graph):
+    for earlier, later in rank_edges(graph):
         before[launch_at[later]].append(launch_at[earlier])
     meetings = [i for i, draft in enumerate(drafts) if is_comm.get(draft.node.op)]
     bound = [*meetings, *[i for i, draft in enumerate(drafts) if is_copy(draft.node)]]

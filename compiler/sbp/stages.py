@@ -285,7 +285,7 @@ def _counters(graph: Graph) -> set[ValueId]:
 #     recv up -> forward of the batch -> send up -> recv down -> backward -> send down
 #
 # What comes down is received when all that goes up has been sent: a launch says so by its operands.
-# One number over all stages is made after all of that (`compiler.storage.order.stage_edges`).
+# One number over all stages is made after all of that (`compiler.storage.order.rank_edges`).
 # What has no stage is made on each: counters, and what follows from them.
 #
 # Every stage knows all transfers, and numbers them alike, after the collectives there are.

@@ -25,6 +25,7 @@ from compiler.graph.registry import is_source
 from compiler.ops.families.updates import ACCUMULATE, PER_BATCH
 from compiler.ops.primitives.sources import INPUT, SCRATCH, VARIABLE
 from compiler.ops.primitives.transfer import RECEIVE, SEND, is_copy, is_over_stages, value_devices
+from compiler.storage.peer_edges import peer_edges
 from compiler.storage.storage import Storage, assign_storage, launch_of_values, write_after_read
 from memory.order import better_order
 
@@ -154,17 +155,18 @@ def is_returning(node: Node) -> bool:
 
 
 @cached_analysis
-def stage_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
-    """Return pairs (before, after) of launches: what a stage waits for beyond values.
+def rank_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """Return pairs (before, after) of launches: what a rank waits for beyond values.
 
     What all stages make together comes after all that it sends and receives for a batch: its end
-    would wait for it else, and with it what another stage needs for its part. Launches are indices
-    of nodes. O(nodes).
+    would wait for it else, and with it what another stage needs for its part. For writes see
+    `peer_edges`. Launches are indices of nodes. O(nodes).
     """
     nodes = list(enumerate(graph.nodes))
     over = [i for i, node in nodes if is_over_stages(node)]
     moves = [i for i, node in nodes if node.op in (SEND, RECEIVE)]
-    return (*_return_edges(graph), *[(i, j) for i in moves for j in over])
+    stages = [*_return_edges(graph), *[(i, j) for i in moves for j in over]]
+    return (*stages, *peer_edges(graph, needed_per_step(graph), stages))
 
 
 def _return_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
@@ -194,7 +196,7 @@ def run(graph: Graph) -> Graph:
 def order_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
     """Return pairs (before, after) of launches: values, control edges, updates after old readers.
 
-    Of a stage of a pipeline some come after what it is sent, too.
+    On a rank some wait for other ranks, too.
 
     Launches are indices of nodes. O(nodes).
     """
@@ -208,7 +210,7 @@ def order_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
     edges += [
         (reader, writer) for reader, writer in write_after_read(graph) if storage.is_launch[reader]
     ]
-    edges += stage_edges(graph)
+    edges += rank_edges(graph)
     return tuple(edges)
 
 

@@ -60,6 +60,7 @@ def test_a_signal_to_every_process_saves_the_last_step(begun, tmp_path, name, is
 BLOCKED = f"""
 import os, sys, time
 {STAGED}
+from compiler.storage import order
 rank, case = int(os.environ["RANK"]), eval(sys.argv[1])
 
 def block(here, step):
@@ -89,14 +90,18 @@ def on_step(step, metrics):
     block("on_step", step)
     block("told", step)
 
+if case.get("writes_at_once"):
+    order.peer_edges = lambda *args: []
+
 @af.job(optimizer=af.optim.AdamW(0.1), mesh=af.Mesh(**case["mesh"]), **case.get("job", {{}}))
 def train(model, batch):
     # What is dropped in a step follows from its number.
     return af.cross_entropy(af.dropout(model(batch.x), 0.1), batch.y)
 
-net = Normed() if case.get("is_normed") else Net()
-train.fit(net, Data(arrays, batch=12, seed=3), steps=case.get("steps", 1_000_000), on_step=on_step,
-          checkpoint=case["folder"], every=case.get("every", 1_000_000), progress=False)
+model = globals()[case.get("net", "Net")]()
+train.fit(model, Data(arrays, batch=12, seed=3), steps=case.get("steps", 1_000_000),
+          on_step=on_step, checkpoint=case["folder"], every=case.get("every", 1_000_000),
+          progress=False)
 """
 
 
@@ -191,10 +196,35 @@ def test_a_rank_that_is_stopped_goes_on_to_the_end_that_was_asked_for(tmp_path):
     assert_equal(saved, undisturbed(tmp_path, case, saved.manifest.step))
 
 
-def test_a_step_that_is_not_whole_is_not_saved_and_the_newest_checkpoint_is_named(tmp_path):
-    """A batch norm counts batches at the beginning of a step, for which nobody is needed."""
-    case = {"mesh": {"data": 2}, "every": 4, "is_normed": True, "blocks": {1: ("source", 7)}}
+NORMED = {
+    "whole batches": {"mesh": {"data": 2}, "every": 4},
+    "several batches a step": {"mesh": {"data": 2}, "job": {"accumulate": 2}},
+    "parts": {"mesh": {"data": 2}, "job": ZERO},
+    "an early stage": {"mesh": {"stage": 2}},
+    "several batches of a stage": {"mesh": {"stage": 2}, "job": {"accumulate": 2}},
+    "an early stage of each replica": {"mesh": {"stage": 2, "data": 2}},
+}
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("name", NORMED)
+def test_what_a_batch_norm_keeps_is_of_the_last_step_of_all(tmp_path, name):
+    """Its count of batches, and in an early stage its statistics, need no other rank."""
+    case = {"every": 1000, **NORMED[name], "net": "Normed"}
+    last = math.prod(case["mesh"].values()) - 1
+    case["blocks"] = {last: ("source", 15)}
     code, _, err = blocked(tmp_path, case)
+    assert code == 128 + signal.SIGTERM, err
+    saved = CheckpointManager(tmp_path / "run").latest()
+    assert saved.manifest.step == 14 // case.get("job", {}).get("accumulate", 1)
+    assert saved.tensors["norm.num_batches_tracked"] == 14
+    assert_equal(saved, undisturbed(tmp_path, case, saved.manifest.step))
+
+
+def test_a_step_that_is_not_whole_is_not_saved_and_the_newest_checkpoint_is_named(tmp_path):
+    """Without what orders writes, the count of batches is changed at the beginning of a step."""
+    case = {"mesh": {"data": 2}, "every": 4, "net": "Normed", "blocks": {1: ("source", 7)}}
+    code, _, err = blocked(tmp_path, case | {"writes_at_once": True})
     assert code == 1
     assert (
         "the data source of rank 1 gave no batch for step 7 when the run was to stop, and others"

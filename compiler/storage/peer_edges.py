@@ -1,0 +1,138 @@
+"""Edges that order writes of variables after launches for which every rank is needed.
+
+A run of ranks may be cut after the last step for which every rank has data; what some ranks have
+begun of the next step is dropped. The update of a trained parameter needs a gradient that the ranks
+sum, so no rank has run it by then. A batch norm's count of batches, and the statistics of one in an
+early stage, need nothing from the ranks that lack data: without these edges such a write would
+change the state of the step before.
+
+*Coverage.* Which ranks a launch has waited for follows from the graph of one rank, since all ranks
+of a stage have equal graphs: a collective along an axis has waited for whatever each rank along it
+has waited for. So what a launch covers is a set of products of axes. What comes from a lower stage
+covers all lower ones, what comes back from a higher stage all higher ones, and both together the
+whole axis.
+
+Guarantees: the edges close no circle, also with the turns of collectives. A write for which a
+collective or a transfer of its own step waits gets no edge: a cut that it spoils is refused
+(`changed_after` of `actorflow.run.live_variables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from compiler.graph.graph import Graph
+from compiler.graph.registry import is_comm
+from compiler.ops.families.updates import INCREMENT
+from compiler.ops.primitives.sources import INPUT, UNSAVED
+from compiler.ops.primitives.transfer import RECEIVE, SEND, STAGE, is_copy
+from compiler.storage.storage import assign_storage, launch_of_values, write_after_read
+
+Product = frozenset[str]
+"""Axes of the mesh; of the stages LOWER and HIGHER, which together are the axis."""
+
+LOWER, HIGHER = "lower stages", "higher stages"
+
+Coverage = frozenset[Product]
+"""Products none of which is part of another one; empty for what needs no batch."""
+
+
+Edge = tuple[int, int]
+"""Indices of two nodes, of which the first comes before the second."""
+
+
+def peer_edges(graph: Graph, per_step: Sequence[bool], stage_edges: Sequence[Edge]) -> list[Edge]:
+    """Return edges between launches for writes that cover too few ranks.
+
+    `per_step` marks nodes that run once per step of several batches, `stage_edges` are what else
+    orders launches beyond values. O(nodes x axes).
+    """
+    if not any([is_comm.get(node.op) for node in graph.nodes]):
+        return []
+    coverage = _coverage(graph)
+    whole = frozenset().union(*[product for row in coverage for product in row])
+    writers = [i for i in _writers(graph) if whole not in coverage[i]]
+    if not writers:
+        return []
+    edges = [*_dependences(graph), *stage_edges]
+    meetings = [i for i, node in enumerate(graph.nodes) if is_comm.get(node.op)]
+    before_meetings = _reached(meetings, [(b, a) for a, b in edges])
+    writers = [i for i in writers if i not in before_meetings]
+    after_writers = _reached(writers, edges)
+    is_launch = assign_storage(graph).is_launch
+    # What moves tensors has a stream of its own: a write behind it would be one more actor.
+    covering = [
+        i
+        for i, node in enumerate(graph.nodes)
+        if whole in coverage[i]
+        and i not in after_writers
+        and is_launch[i]
+        and not (is_comm.get(node.op) or is_copy(node))
+    ]
+    # The first of each rate: no later than need be, so that what is written is not kept for long.
+    first = {per_step[i]: i for i in reversed(covering)}
+    return [(first[per_step[i]], i) for i in writers if per_step[i] in first]
+
+
+def _coverage(graph: Graph) -> list[Coverage]:
+    """Return what each node has waited for."""
+    producers = graph.producers()
+    rows: list[Coverage] = []
+    for node in graph.nodes:
+        products = [p for value in node.inputs for p in rows[producers[value]]]
+        if node.op is INPUT:
+            products = [frozenset()]
+        elif node.op is RECEIVE:
+            products.append(frozenset([LOWER if node.attrs.bool_("is_up") else HIGHER]))
+        elif is_comm.get(node.op) and node.op is not SEND:
+            axis = node.attrs.str_("group")
+            parts = frozenset([LOWER, HIGHER] if axis == STAGE else [axis])
+            products = [product | parts for product in products]
+        rows.append(_union(products) if len(products) > 1 else frozenset(products))
+    return rows
+
+
+def _union(products: Iterable[Product]) -> Coverage:
+    """Return the products that cover what these do together, without those that others contain."""
+    ends = frozenset([LOWER, HIGHER])
+    joined: dict[Product, Product] = {}
+    for product in products:
+        # Along equal other axes, lower and higher stages are all stages.
+        joined[product - ends] = joined.get(product - ends, frozenset()) | product
+    rows = joined.values()
+    return frozenset([p for p in rows if not any([p < other for other in rows])])
+
+
+def _writers(graph: Graph) -> list[int]:
+    """Return the launches that write what checkpoints hold, but for counters.
+
+    Counters of the optimizer's steps are set back after a cut.
+    """
+    made_by, producers = launch_of_values(graph), graph.producers()
+    writers: dict[int, None] = {}
+    for write in graph.writes:
+        variable = graph.nodes[producers[write.variable]]
+        if variable.attrs.str_("role") not in UNSAVED:
+            writers[made_by[write.value]] = None
+    return [i for i in writers if i >= 0 and graph.nodes[i].op is not INCREMENT]
+
+
+def _dependences(graph: Graph) -> list[Edge]:
+    """Return the edges of nodes: values, control edges, updates after old readers."""
+    producers = graph.producers()
+    edges = [(producers[v], i) for i, n in enumerate(graph.nodes) for v in (*n.inputs, *n.after)]
+    return [*edges, *write_after_read(graph)]
+
+
+def _reached(starts: Iterable[int], edges: Iterable[Edge]) -> set[int]:
+    """Return the nodes to which a path leads, the starts themselves among them."""
+    successors: dict[int, list[int]] = {}
+    for before, after in edges:
+        successors.setdefault(before, []).append(after)
+    reached, todo = set(starts), list(starts)
+    while todo:
+        for after in successors.get(todo.pop(), ()):
+            if after not in reached:
+                reached.add(after)
+                todo.append(after)
+    return reached
