@@ -30,7 +30,7 @@ from actors.kernels.common.files import (
     DamagedFile,
     distrust_of_folder,
     mark_used,
-    prune,
+    prune_in_turn,
     read_checksummed,
     write_checksummed,
 )
@@ -218,7 +218,7 @@ class PlanCache:
             self._report(f"plan cache: cannot keep the plan in {self._directory}: {error}")
             return
         # After the write, and with the new file's name, so that it is not what goes.
-        prune(self._directory / f"{key}.plan", self._most_bytes)
+        prune_in_turn(self._directory / f"{key}.plan", self._most_bytes)
 
 
 def is_ready(plan: Plan, report: Callable[[str], None]) -> bool:

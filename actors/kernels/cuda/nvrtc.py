@@ -29,7 +29,7 @@ from actors.kernels.common.files import (
     distrust_of_file,
     distrust_of_folder,
     mark_used,
-    prune,
+    prune_in_turn,
     read_checksummed,
     write_checksummed,
 )
@@ -133,7 +133,7 @@ def _kept(text: KernelText, arch: str, folder: Path | None) -> _Built:
     if folder is not None:
         with contextlib.suppress(OSError):
             write_checksummed(folder / _name_of(text, arch), built.cubin)
-            prune(folder / _name_of(text, arch), KERNEL_BYTES)
+            prune_in_turn(folder / _name_of(text, arch), KERNEL_BYTES)
     return built
 
 

@@ -34,7 +34,7 @@ from actors.kernels.common.files import (
     DamagedFile,
     distrust_of_file,
     mark_used,
-    prune,
+    prune_in_turn,
     read_checksummed,
     write_checksummed,
 )
@@ -268,7 +268,7 @@ def _keep(built: Path, folder: Path | None, name: str) -> Path | None:
         write_checksummed(folder / name, built.read_bytes())
     except OSError:
         return None
-    prune(folder / name, KERNEL_BYTES)
+    prune_in_turn(folder / name, KERNEL_BYTES)
     return folder / name
 
 

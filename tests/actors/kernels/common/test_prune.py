@@ -12,6 +12,7 @@ from actors.kernels.common.files import (
     DamagedFile,
     mark_used,
     prune,
+    prune_in_turn,
     read_checksummed,
     write_checksummed,
 )
@@ -91,6 +92,19 @@ def test_a_file_of_the_future_is_young(fill):
 def test_a_folder_that_is_gone_costs_nothing(tmp_path):
     assert prune(tmp_path / "gone" / "new.x", 0) == []
     mark_used(tmp_path / "gone" / "new.x")
+
+
+def test_a_cache_that_grows_stays_near_its_bound_without_a_look_at_each_file(tmp_path, monkeypatch):
+    looks, most = [], 0
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: looks.append(folder) or scandir(folder))
+    for number in range(2000):
+        path = tmp_path / f"{number * 7919:032x}.x"
+        path.write_bytes(bytes(10))
+        prune_in_turn(path, 1000)
+        most = max(most, len(names(tmp_path)) if number % 50 == 0 else 0)
+    assert 30 <= len(looks) <= 130
+    assert 100 <= most <= 100 + 300
 
 
 def test_writers_readers_and_pruners_side_by_side_see_whole_files_or_none(tmp_path):
