@@ -372,6 +372,10 @@ class GraphBuilder:
         """Return the node that produces a value emitted earlier. O(1)."""
         return self.nodes[self._producers[value]]
 
+    def index_of_producer(self, value: ValueId) -> int:
+        """Return the place of that node among `nodes`. O(1)."""
+        return self._producers[value]
+
     def freeze(self) -> Graph:
         """Return the graph built so far."""
         return Graph(

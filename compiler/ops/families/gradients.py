@@ -11,7 +11,7 @@ result is deterministic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -46,22 +46,22 @@ from compiler.ops.primitives.sources import constant, scalar
 def emit_gradients(
     b: GraphBuilder, seeds: Mapping[ValueId, ValueId], wanted: Sequence[ValueId]
 ) -> dict[ValueId, ValueId]:
-    """Emit the gradients of the values `wanted`; O(nodes).
+    """Emit the gradients of the values `wanted`; O(nodes that `seeds` are made by).
 
     `seeds` has, by value that is differentiated, the gradient that flows into it. A wanted value
     that reaches none of them has no entry in the result. Raises CompileError naming op and user
     line where an op on the way has no gradient.
     """
-    nodes = tuple(b.nodes)
+    nodes = _makers(b, seeds)
     depends = _depends_on(b, nodes, wanted)
-    gradients = {value: seed for value, seed in seeds.items() if depends[value]}
+    gradients = {value: seed for value, seed in seeds.items() if value in depends}
     for node in reversed(nodes):
         flowing = tuple([gradients.get(v) for v in node.outputs])
-        if not any([depends[v] for v in node.inputs]) or all([g is None for g in flowing]):
+        if depends.isdisjoint(node.inputs) or all([g is None for g in flowing]):
             continue
         with b.like_node(node, Phase.BACKWARD):
             for value, gradient_value in zip(node.inputs, _pull(b, node, flowing), strict=True):
-                if gradient_value is None or not depends[value]:
+                if gradient_value is None or value not in depends:
                     continue
                 earlier = gradients.get(value)
                 if earlier is not None:
@@ -71,14 +71,23 @@ def emit_gradients(
     return {value: gradients[value] for value in wanted if value in gradients}
 
 
-def _depends_on(b: GraphBuilder, nodes: Sequence[Node], wanted: Sequence[ValueId]) -> list[bool]:
-    depends = [False] * len(b.types)
-    for value in wanted:
-        depends[value] = True
+def _makers(b: GraphBuilder, values: Iterable[ValueId]) -> list[Node]:
+    """Return the nodes that values are made by, directly or not, in their order."""
+    made_by, todo = set[int](), [b.index_of_producer(value) for value in values]
+    while todo:
+        index = todo.pop()
+        if index not in made_by:
+            made_by.add(index)
+            todo += [b.index_of_producer(value) for value in b.nodes[index].inputs]
+    return [b.nodes[index] for index in sorted(made_by)]
+
+
+def _depends_on(b: GraphBuilder, nodes: Sequence[Node], wanted: Sequence[ValueId]) -> set[ValueId]:
+    """Return the floats that nodes make of the values `wanted`, and these."""
+    depends = set(wanted)
     for node in nodes:
-        if node.op is not STOP_GRADIENT and any([depends[v] for v in node.inputs]):
-            for value in node.outputs:
-                depends[value] |= b.types[value].dtype.is_float
+        if node.op is not STOP_GRADIENT and not depends.isdisjoint(node.inputs):
+            depends.update([v for v in node.outputs if b.types[v].dtype.is_float])
     return depends
 
 
