@@ -94,7 +94,7 @@ def alone(tmp_path_factory):
     return found
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("n", "mesh", "more"),
     [
@@ -186,7 +186,7 @@ def test_a_stop_that_one_rank_asks_for_is_at_one_step_on_all(start, who):
     assert told(0) == told(1)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("options", "asked", "text"),
     [

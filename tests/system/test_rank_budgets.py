@@ -95,7 +95,7 @@ def smallest_budget(training, mesh):
     return max(named)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_within_the_smallest_budget_come_to_the_same_bits_and_less_is_refused(name):
     model, axes, options = CASES[name]
@@ -157,6 +157,7 @@ class TwoLosses(nn.Module):
             return self.last(af.tanh(h)).mean(1)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_blocks_run_again_between_what_a_stage_sends(accumulate):
     """Both losses go down with the gradient, which is made of what runs again after them."""
@@ -209,6 +210,7 @@ def deep_memory(zero=False, **options):
     return sum([memory.peak_bytes for memory in plan.memory])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("zero", [False, True])
 def test_several_batches_take_a_rank_as_many_bytes_as_one_and_the_sums(zero):
     blocks = nn.Sequential(*[nn.TransformerBlock(64, heads=2) for _ in range(6)])

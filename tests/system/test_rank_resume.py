@@ -143,6 +143,7 @@ def test_a_rank_that_dies_while_it_tells_its_parts_leaves_the_older_checkpoint(s
     assert max(losses(tmp_path / "run.log")) == 40, "and what came again is what was"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", ["data=2, stage=2", "data=2"])
 def test_by_time_all_ranks_save_what_is_after_one_step(start, tmp_path, options):
     """The first one is due at once, so that an early kill is no fresh start."""

@@ -41,7 +41,7 @@ def begun(tmp_path):
         yield begin
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("axes", ["data=2", "stage=2"])
 @pytest.mark.parametrize("is_last", [True, False])
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
@@ -159,7 +159,7 @@ SOURCES = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_stop_while_a_source_blocks_saves_the_last_step_of_all(tmp_path, name):
     case = SOURCES[name]
@@ -206,7 +206,7 @@ NORMED = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", NORMED)
 def test_what_a_batch_norm_keeps_is_of_the_last_step_of_all(tmp_path, name):
     """Its count of batches, and in an early stage its statistics, need no other rank."""

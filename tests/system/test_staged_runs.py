@@ -95,7 +95,7 @@ JOBS = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.no_gpu("ranks meet in memory of the host")
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ CASES += [("shared", 2, {"stage": 2, "model": 3}, {})]
 CASES += [("layers", 3, MESHES[0], {}), ("layers", 2, MESHES[0], {"zero": True})]
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.no_gpu("ranks meet in memory of the host")
 @pytest.mark.parametrize(("name", "every", "mesh", "asked"), CASES, ids=str)
 def test_a_job_on_a_mesh_with_stages_trains_as_one_rank_does(

@@ -29,6 +29,7 @@ def test_the_code_about_memory_runs_top_to_bottom(run_python):
 
 
 @pytest.mark.no_gpu("an op of a numpy function, and a kernel of one's own, are for the host")
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_the_code_about_extending_runs_top_to_bottom_with_a_compiler_and_without(
     run_python, native
@@ -39,6 +40,7 @@ def test_the_code_about_extending_runs_top_to_bottom_with_a_compiler_and_without
 
 
 @pytest.mark.no_gpu("the page is about the host's kernels")
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_the_code_about_kernels_runs_top_to_bottom_with_native_ones_and_without(run_python, native):
     blocks = blocks_of(ROOT / "docs" / "kernels.md")
