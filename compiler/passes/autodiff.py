@@ -75,12 +75,12 @@ def differentiate(graph: Graph) -> Graph:
 
 
 def _differentiate(b: GraphBuilder, graph: Graph, objective: ValueId) -> dict[ValueId, ValueId]:
-    wanted = tuple([rule.variable for rule in graph.updates if rule.objective == objective])
+    variables = tuple([rule.variable for rule in graph.updates if rule.objective == objective])
     # The seed carries the mean over batches, so that sums of gradients need no division.
     share = 1.0 if graph.accumulation is None else 1.0 / graph.accumulation.every
     with b.like_node(b.producer_of(objective), Phase.BACKWARD):
         seed = scalar(b, share, b.type_of(objective).dtype)
-    return emit_gradients(b, {objective: seed}, wanted)
+    return emit_gradients(b, {objective: seed}, variables)
 
 
 def _emit_update(b: GraphBuilder, rule: UpdateRule, grad: ValueId | None) -> None:
@@ -204,10 +204,10 @@ def _norm(b: GraphBuilder, first: Node, gradients: list[ValueId], stages: list[i
     """Emit the norm of some gradients, squares added up in the order of their making."""
     pairs = zip(gradients, stages, strict=True)
     # A view has the same squares: what it shows is summed without a copy.
-    shown = [(_shown(b, v), stage) for v, stage in pairs if b.type_of(v).num_elements]
+    views = [(_shown(b, v), stage) for v, stage in pairs if b.type_of(v).num_elements]
     with b.at("optimizer", first.source, Phase.UPDATE, first.device):
         # A gradient that is read twice counts twice.
-        return b.emit_one(SQRT, over_stages(b, SQUARE_SUM, sorted(shown), "sum", _WIDE))
+        return b.emit_one(SQRT, over_stages(b, SQUARE_SUM, sorted(views), "sum", _WIDE))
 
 
 def _scaled(
@@ -278,7 +278,7 @@ def rescale(graph: Graph) -> Graph:
     last = [node for node in graph.nodes if is_update(node) or node.op is RESCALE]
     made_by, flag = graph.producers(), updates[0].inputs[-1]
     b = GraphBuilder.continuing(_without(graph, last))
-    done: dict[ValueId, ValueId] = {}
+    without_skipped: dict[ValueId, ValueId] = {}
     for node in last:
         if node.op is RESCALE:
             b.nodes.append(_with_input(node, len(node.inputs) - 1, flag))
@@ -286,10 +286,10 @@ def rescale(graph: Graph) -> Graph:
         for position, value in enumerate(node.inputs):
             maker = graph.nodes[made_by[value]]
             if maker.op is VARIABLE and maker.attrs["name"] == "step":
-                if value not in done:
+                if value not in without_skipped:
                     with b.at("optimizer", node.source, Phase.UPDATE, node.device):
-                        done[value] = b.emit_one(SUB, value, _output(graph, SKIPPED))
-                node = _with_input(node, position, done[value])
+                        without_skipped[value] = b.emit_one(SUB, value, _output(graph, SKIPPED))
+                node = _with_input(node, position, without_skipped[value])
         b.nodes.append(node)
     return b.freeze()
 
@@ -305,8 +305,8 @@ def _times(b: GraphBuilder, value: ValueId, inverse: ValueId) -> ValueId:
 
 def _without(graph: Graph, nodes: list[Node]) -> Graph:
     # By identity: equal nodes may stand in a graph twice.
-    taken = {id(node) for node in nodes}
-    return replace(graph, nodes=tuple([node for node in graph.nodes if id(node) not in taken]))
+    removed = {id(node) for node in nodes}
+    return replace(graph, nodes=tuple([node for node in graph.nodes if id(node) not in removed]))
 
 
 def _with_input(node: Node, position: int, value: ValueId) -> Node:
@@ -446,9 +446,9 @@ def update_rows(graph: Graph) -> Graph:
 
 def _of_rows(graph: Graph, node: Node, gradient: Node) -> Node:
     """Return the update of the rows that were picked, or the one of the table where that is it."""
-    found, types = update.get(node.op), tuple([graph.types[v] for v in node.inputs])
-    program = found.program_for(types, node.attrs)
-    olds = tuple([old for _, old in found.over])
+    definition_of_op, types = update.get(node.op), tuple([graph.types[v] for v in node.inputs])
+    program = definition_of_op.program_for(types, node.attrs)
+    olds = tuple([old for _, old in definition_of_op.over])
     num_ids = graph.types[gradient.inputs[1]].num_elements
     if types[0].shape[0] <= num_ids or not keeps_rows(program, GRADIENT, olds):
         return node

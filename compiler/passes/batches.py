@@ -154,28 +154,29 @@ def chain_buffers(graph: Graph) -> Graph:
         return graph
     b = GraphBuilder.continuing(graph)
     every, batch = graph.accumulation.every, graph.accumulation.batch
-    seen: dict[ValueId, ValueId] = {}
-    held: dict[ValueId, ValueId] = {}
+    current: dict[ValueId, ValueId] = {}
+    scratch: dict[ValueId, ValueId] = {}
     for node in assigned:
         buffer = node.inputs[0]
         maker = b.producer_of(buffer)
         with b.like_node(maker):
             name = f"batch/{maker.attrs.str_('name')}"
-            (held[buffer],) = b.emit(VARIABLE, (), {**maker.attrs, "name": name, "role": SCRATCH})
-            seen[buffer] = b.emit_one(HANDED_ON, batch, buffer, held[buffer], every=every)
+            attrs = {**maker.attrs, "name": name, "role": SCRATCH}
+            (scratch[buffer],) = b.emit(VARIABLE, (), attrs)
+            current[buffer] = b.emit_one(HANDED_ON, batch, buffer, scratch[buffer], every=every)
     early = [n for n in b.nodes if n.op is VARIABLE] + [n for n in b.nodes if n.op is HANDED_ON]
     b.nodes = early  # variables need nothing, so that whoever reads one may come next
     for node in graph.nodes:
         if node.op is ASSIGN:
             buffer, value = node.inputs
             with b.like_node(node):
-                value = b.emit_one(HOLD, held[buffer], seen.get(value, value))
-            b.writes.append(Write(held[buffer], value))
+                value = b.emit_one(HOLD, scratch[buffer], current.get(value, value))
+            b.writes.append(Write(scratch[buffer], value))
             b.nodes.append(replace(node, inputs=(buffer, value)))
         elif node.op is not VARIABLE:
-            inputs = tuple([seen.get(v, v) for v in node.inputs])
+            inputs = tuple([current.get(v, v) for v in node.inputs])
             b.nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
-    b.outputs = [Output(o.name, seen.get(o.value, o.value)) for o in b.outputs]
+    b.outputs = [Output(o.name, current.get(o.value, o.value)) for o in b.outputs]
     return b.freeze()
 
 
@@ -205,17 +206,17 @@ def copy_outputs(graph: Graph) -> Graph:
 def _with_owned_outputs(graph: Graph) -> Graph:
     producers, storage = graph.producers(), assign_storage(graph)
     b = GraphBuilder.continuing(graph)
-    taken: set[ValueId] = set()
+    output_values: set[ValueId] = set()
     outputs: list[Output] = []
     for output in graph.outputs:
         value = output.value
         owns = storage.root[value] == value and storage.is_launch[producers[value]]
         # A second output of one value needs bytes of its own, as each has its own field.
-        if not owns or value in taken:
+        if not owns or value in output_values:
             node = graph.nodes[producers[value]]
             with b.like_node(node):
                 value = b.emit_one(COPY, value)
-        taken.add(value)
+        output_values.add(value)
         outputs.append(Output(output.name, value))
     if outputs == list(graph.outputs):
         return graph
@@ -237,10 +238,10 @@ def _with_old_values(graph: Graph) -> Graph:
                 continue
             # One copy serves all late readers of a value.
             if value not in copy_of:
-                copy_of[value] = made = new_value(types, graph.types[value])
+                copy_of[value] = copied = new_value(types, graph.types[value])
                 nodes.append(
                     replace(
-                        node, op=COPY, inputs=(value,), outputs=(made,), attrs=NO_ATTRS, after=()
+                        node, op=COPY, inputs=(value,), outputs=(copied,), attrs=NO_ATTRS, after=()
                     )
                 )
             inputs[position] = copy_of[value]

@@ -124,8 +124,8 @@ class _Twins:
         n, c, *spatial = self.types[image].shape
         axes = (0, *range(2, 2 + len(spatial)), 1)
         last = self._emit(node, TRANSPOSE, image, (n, *spatial, c), perm=axes)
-        own = (n, math.prod(spatial), c)
-        return self._emit(node, COPY, self._reshaped(node, last, own), own)
+        shape = (n, math.prod(spatial), c)
+        return self._emit(node, COPY, self._reshaped(node, last, shape), shape)
 
     def _show(self, node: Node, twin: ValueId, image: ValueId) -> None:
         """Let an image be the view of its twin."""
@@ -146,14 +146,14 @@ class _Twins:
         if ranks != {len(shape)}:
             return False
         inputs = [self._lying(node, value, shape) for value in node.inputs]
-        known = tuple([value for value in inputs if value is not None])
-        if len(known) < len(inputs):
+        operands = tuple([value for value in inputs if value is not None])
+        if len(operands) < len(inputs):
             return False
         n, c, *spatial = shape
-        own = (n, math.prod(spatial), c)
-        made = [new_value(self.types, TensorType(self.types[v].dtype, own)) for v in node.outputs]
-        self.nodes.append(replace(node, inputs=known, outputs=tuple(made)))
-        for image, twin in zip(node.outputs, made, strict=True):
+        flat = (n, math.prod(spatial), c)
+        twins = [new_value(self.types, TensorType(self.types[v].dtype, flat)) for v in node.outputs]
+        self.nodes.append(replace(node, inputs=operands, outputs=tuple(twins)))
+        for image, twin in zip(node.outputs, twins, strict=True):
             self._show(node, twin, image)
         return True
 
@@ -161,10 +161,10 @@ class _Twins:
         """Return an operand of an image's shape as it is read beside twins; None if it is not."""
         if value in self._twins:
             return self._twins[value]
-        own = self.types[value].shape
-        if not own:
+        operand_shape = self.types[value].shape
+        if not operand_shape:
             return value
-        n, c, *spatial = (1,) * (len(shape) - len(own)) + own
+        n, c, *spatial = (1,) * (len(shape) - len(operand_shape)) + operand_shape
         places = math.prod(spatial)
         if spatial != [1] * len(spatial) and tuple(spatial) != shape[2:]:
             return None
@@ -189,11 +189,11 @@ class _Twins:
         spatial = {*range(2, rank)}
         if (spatial & axes and spatial - axes) or not (spatial <= axes or 1 in axes):
             return False
-        twin, (made,) = self._twins[node.inputs[0]], node.outputs
-        own = tuple([k for k, old in enumerate((0, 2, 1)) if old in axes])
-        left = tuple([n for k, n in enumerate(self.types[twin].shape) if k not in own])
-        total = self._emit(node, node.op, twin, left, axes=own, keepdims=False)
-        shape = self.types[made].shape
+        twin, (result,) = self._twins[node.inputs[0]], node.outputs
+        twin_axes = tuple([k for k, old in enumerate((0, 2, 1)) if old in axes])
+        extents = tuple([n for k, n in enumerate(self.types[twin].shape) if k not in twin_axes])
+        total = self._emit(node, node.op, twin, extents, axes=twin_axes, keepdims=False)
+        shape = self.types[result].shape
         self.nodes.append(replace(node, op=RESHAPE, inputs=(total,), attrs=Attrs({"shape": shape})))
         return True
 
@@ -203,11 +203,11 @@ class _Twins:
         return self._emit(node, RESHAPE, value, shape, shape=shape)
 
     def _emit(self, node: Node, op: Op, value: ValueId, to: Shape, **attrs: AttrValue) -> ValueId:
-        made = new_value(self.types, TensorType(self.types[value].dtype, to))
+        output = new_value(self.types, TensorType(self.types[value].dtype, to))
         self.nodes.append(
-            replace(node, op=op, inputs=(value,), outputs=(made,), attrs=Attrs(attrs))
+            replace(node, op=op, inputs=(value,), outputs=(output,), attrs=Attrs(attrs))
         )
-        return made
+        return output
 
 
 def _is_pointwise(node: Node) -> bool:
@@ -252,10 +252,10 @@ def _reads(node: Node, read_only: set[ValueId]) -> bool:
 
 def _held(graph: Graph, node: Node, hardware: Hardware) -> Node:
     """Return a convolution that holds its weights; itself where its device has no kernel for it."""
-    held = replace(node, attrs=Attrs({**node.attrs, "held": True}))
-    call = call_of(held, graph.types, lambda value: dense_layout(graph.types[value]))
+    packing = replace(node, attrs=Attrs({**node.attrs, "held": True}))
+    call = call_of(packing, graph.types, lambda value: dense_layout(graph.types[value]))
     try:
         needs = hardware.targets[node.device].query(call)
     except LookupError:  # lowering says so, with the user's line
         return node
-    return node if needs.prepacked_input is None else held
+    return node if needs.prepacked_input is None else packing

@@ -93,10 +93,10 @@ class _CrossingCopies:
 
     def _take(self, node: Node) -> tuple[ValueId, ...]:
         """Append a node with the copies that it needs; return its values."""
-        read = [self._new_id[v] for v in node.inputs]
+        operands = [self._new_id[v] for v in node.inputs]
         if is_copy(node):
-            return (self._copied(read[0], node.attrs.int_("to"), node),)
-        inputs = tuple([self._on_device(v, node.device, node) for v in read])
+            return (self._copied(operands[0], node.attrs.int_("to"), node),)
+        inputs = tuple([self._on_device(v, node.device, node) for v in operands])
         types = [self._graph.types[v] for v in node.outputs]
         outputs = self._b.copy(node, inputs, types)
         is_elsewhere = is_source.get(node.op) and "place" in node.attrs
@@ -126,9 +126,9 @@ class _CrossingCopies:
         if key not in self._brought:
             inputs = [self._on_device(v, device, reader) for v in maker.inputs]
             with self._b.like_node(maker), self._b.on(device):
-                (made,) = self._b.emit(maker.op, inputs, maker.attrs)
-            self._place[made] = device
-            self._brought[key] = made
+                (output,) = self._b.emit(maker.op, inputs, maker.attrs)
+            self._place[output] = device
+            self._brought[key] = output
         return self._brought[key]
 
     def _copied(self, value: ValueId, to: int, reader: Node) -> ValueId:
@@ -138,10 +138,10 @@ class _CrossingCopies:
         key = (value, to)
         if key not in self._brought:
             with self._b.like_node(reader), self._b.on(self._b.producer_of(value).device):
-                made = self._b.emit_one(COPY_TO, value, to=to, bucket=self._num_copies)
+                copy = self._b.emit_one(COPY_TO, value, to=to, bucket=self._num_copies)
             self._num_copies += 1
-            self._place[made] = to
-            self._brought[key] = made
+            self._place[copy] = to
+            self._brought[key] = copy
         return self._brought[key]
 
     def _is_parameter(self, value: ValueId) -> bool:
@@ -170,16 +170,16 @@ class _CrossingCopies:
         """Return the line that made a parameter lie where it does."""
         graph = self._graph
         readers = consumers(graph)
-        shown = [
+        views = [
             n.outputs[0]
             for n in graph.nodes
             if n.op is VARIABLE and n.attrs["name"] == variable.attrs["name"]
         ]
-        for value in shown:  # grows by the views of what is in it
+        for value in views:  # grows by the views of what is in it
             for index in readers[value]:
                 node = graph.nodes[index]
                 if view.has(node.op):
-                    shown.append(node.outputs[0])
+                    views.append(node.outputs[0])
                 elif node.device == variable.device and node.phase is not Phase.UPDATE:
                     return str(node.source)
         return str(variable.source)
@@ -230,8 +230,8 @@ class PlacementWork:
         """Return the bytes of what a launch makes, and not over a variable."""
         node = self.graph.nodes[launch]
         over = [output for output, _ in node.writes]
-        made = [v for position, v in enumerate(node.outputs) if position not in over]
-        return sum([self.graph.types[v].size_bytes for v in made])
+        outputs = [v for position, v in enumerate(node.outputs) if position not in over]
+        return sum([self.graph.types[v].size_bytes for v in outputs])
 
 
 class PlacementTrial:
@@ -276,11 +276,11 @@ class PlacementTrial:
             for maker in work.before(launch):
                 readers[maker].append(launch)
         waits = {launch: len(work.before(launch)) for launch in work.reads}
-        left = {launch: len(own) for launch, own in readers.items()}
+        num_waiting = {launch: len(launch_readers) for launch, launch_readers in readers.items()}
         # A root is read at the end, too: its count never falls to 0, so its bytes stay.
         for value in work.graph.roots():
-            if work.maker[value] in left:
-                left[work.maker[value]] += 1
+            if work.maker[value] in num_waiting:
+                num_waiting[work.maker[value]] += 1
         for root, device in work.pinned.items():
             self._choose(root, device)
         for root in work.counters:  # all devices read them: none is better
@@ -296,8 +296,8 @@ class PlacementTrial:
             _, launch = heapq.heappop(ready)
             self._place(launch)
             for maker in work.before(launch):
-                left[maker] -= 1
-                if not left[maker]:
+                num_waiting[maker] -= 1
+                if not num_waiting[maker]:
                     self._release(maker)
             for reader in readers[launch]:
                 waits[reader] -= 1
@@ -320,10 +320,10 @@ class PlacementTrial:
         arrivals = self._arrivals(launch, device, self._link_ns)
         for value, at in arrivals.items():
             self._there_ns[value, device] = at
-            held = self._held.get(work.maker[value])
-            if held is not None and device not in held:
-                held[device] = work.graph.types[value].size_bytes
-                self._add(device, held[device])
+            bytes_on = self._held.get(work.maker[value])
+            if bytes_on is not None and device not in bytes_on:
+                bytes_on[device] = work.graph.types[value].size_bytes
+                self._add(device, bytes_on[device])
         begin = max([self._free_ns[device], *arrivals.values()])
         self._free_ns[device] = self._end_ns[launch] = begin + (work.times[launch][device] or 0.0)
         self._held[launch] = {device: work.made_bytes(launch)}
@@ -363,7 +363,7 @@ class PlacementTrial:
         self, launch: int, device: int, link_ns: dict[tuple[int, int], float]
     ) -> dict[ValueId, float]:
         """Return when a device has what a launch reads; links are busy with it until then."""
-        work, found = self._work, dict[ValueId, float]()
+        work, arrivals = self._work, dict[ValueId, float]()
         for value in work.reads[launch]:
             maker = work.maker[value]
             home = self.chosen.get(work.group[maker], device)
@@ -374,8 +374,8 @@ class PlacementTrial:
                 begin = max(at, link_ns.get((home, device), 0.0))
                 size = work.graph.types[value].size_bytes
                 at = link_ns[home, device] = begin + work.move_ns(home, device, size)
-            found[value] = at
-        return found
+            arrivals[value] = at
+        return arrivals
 
 
 _ROOM = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375)
@@ -482,7 +482,7 @@ def _times(
     graph: Graph, storage: Storage, hardware: Hardware
 ) -> dict[int, tuple[float | None, ...]]:
     """Return the duration of each launch on each device; those that are alike are asked once."""
-    known: dict[object, tuple[float | None, ...]] = {}
+    times_of_call: dict[object, tuple[float | None, ...]] = {}
     times: dict[int, tuple[float | None, ...]] = {}
     for index in storage.launches:
         node = graph.nodes[index]
@@ -493,9 +493,9 @@ def _times(
             call = _copy_as_long(graph, node)
         else:
             call = call_of(node, graph.types, storage.layout.__getitem__)
-        if call not in known:
-            known[call] = tuple([_duration_ns(target, call) for target in hardware.targets])
-        times[index] = known[call]
+        if call not in times_of_call:
+            times_of_call[call] = tuple([_duration_ns(target, call) for target in hardware.targets])
+        times[index] = times_of_call[call]
     return times
 
 
@@ -542,9 +542,9 @@ def _fill_ranks(work: PlacementWork) -> None:
     """Find the time from the begin of each launch to the end, by means over devices and links."""
     # Backwards: the ranks of a launch's readers are complete.
     for launch in reversed(work.reads):
-        own = [time for time in work.times[launch] if time is not None]
+        durations = [time for time in work.times[launch] if time is not None]
         # HEFT ranks by means, as the device is not known yet.
-        rank = work.rank[launch] = work.rank.get(launch, 0.0) + sum(own) / len(own)
+        rank = work.rank[launch] = work.rank.get(launch, 0.0) + sum(durations) / len(durations)
         for value in work.reads[launch]:
             maker = work.maker[value]
             if maker in work.reads:

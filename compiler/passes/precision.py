@@ -159,8 +159,8 @@ def _made_as_low(graph: Graph, widths: tuple[Precision, ...], low: DType) -> lis
     for node, fact in zip(graph.nodes, widths, strict=True):
         if node.op is CONSTANT and graph.types[node.outputs[0]].dtype is DType.FLOAT32:
             array = constant_array(node)
-            kept = decoded(encoded(array, low), low).reshape(array.shape)
-            fits[node.outputs[0]] = bool(np.array_equal(array, kept, equal_nan=True))
+            rounded = decoded(encoded(array, low), low).reshape(array.shape)
+            fits[node.outputs[0]] = bool(np.array_equal(array, rounded, equal_nan=True))
         elif fact.width is Width.LOW:
             for value, type_ in zip(node.outputs, _low_types(graph, node, fact, low), strict=True):
                 is_low[value] = type_.dtype is low
@@ -246,10 +246,10 @@ class _PrecisionCopy:
             inputs = tuple([self._as(v, DType.FLOAT32) for v in node.inputs])
             outputs = self.b.copy(node, inputs, [self.graph.types[v] for v in node.outputs])
         else:
-            kept, attrs = fact.kept, node.attrs
+            exact, attrs = fact.kept, node.attrs
             inputs = tuple(
                 [
-                    self._as(v, DType.FLOAT32 if i in kept else self.low_type)
+                    self._as(v, DType.FLOAT32 if i in exact else self.low_type)
                     for i, v in enumerate(node.inputs)
                 ]
             )
@@ -268,22 +268,22 @@ class _PrecisionCopy:
         """Return a float32 value in the new graph as it is wanted, any other as it is."""
         if self.graph.types[value].dtype is not DType.FLOAT32:
             return self.wide[value]
-        known, other = (self.low, self.wide) if dtype is self.low_type else (self.wide, self.low)
+        same, other = (self.low, self.wide) if dtype is self.low_type else (self.wide, self.low)
         passed: list[Node] = []
-        while known[value] == _UNKNOWN:
+        while same[value] == _UNKNOWN:
             node = self.graph.nodes[self.producers[value]]
             if dtype is DType.FLOAT32 or not self._is_passed(node):
                 with self.b.on(node.device):  # all readers share it, on whatever devices
-                    known[value] = self._converted(node, other[value], dtype)
+                    same[value] = self._converted(node, other[value], dtype)
                 break
             passed.append(node)
             value = node.inputs[0]
-        made = known[value]
+        result = same[value]
         for node in reversed(passed):
             with self.b.on(node.device):
-                made = self.b.emit_one(node.op, made, **node.attrs)
-            known[node.outputs[0]] = made
-        return made
+                result = self.b.emit_one(node.op, result, **node.attrs)
+            same[node.outputs[0]] = result
+        return result
 
     def _is_passed(self, node: Node) -> bool:
         """Whether a rounding stands before a node: a view that makes its input no smaller."""

@@ -65,12 +65,12 @@ def simplify_graph(graph: Graph) -> Graph:
 def _walk(graph: Graph) -> Graph:
     b = GraphBuilder()
     new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
-    seen: dict[_Same, tuple[ValueId, ...]] = {}
+    expressions: dict[_Same, tuple[ValueId, ...]] = {}
     for node in needed_nodes(graph):
         inputs = tuple([new_id[v] for v in node.inputs])
         outputs = _replaced(b, node, inputs)
         if outputs is None:
-            outputs = _copied(b, node, inputs, [graph.types[v] for v in node.outputs], seen)
+            outputs = _copied(b, node, inputs, [graph.types[v] for v in node.outputs], expressions)
         else:
             _check_types(graph, b, node, outputs)
         for old, new in zip(node.outputs, outputs, strict=True):
@@ -170,16 +170,16 @@ class _Scores:
 
 def fuse_attention(graph: Graph) -> Graph:
     """Return the graph with attention in place of products around a softmax. O(nodes)."""
-    found = _find(graph)
-    if not found:
+    matches = _find(graph)
+    if not matches:
         return graph
-    dropped = {index for scores in found.values() for index in scores.nodes}
+    dropped = {index for scores in matches.values() for index in scores.nodes}
     b = GraphBuilder()
     new_id: list[ValueId] = [ValueId(-1)] * len(graph.types)
     for index, node in enumerate(graph.nodes):
         if index in dropped:
             continue
-        scores = found.get(index)
+        scores = matches.get(index)
         if scores is None:
             with b.like_node(node):
                 outputs = b.emit(node.op, [new_id[v] for v in node.inputs], node.attrs)
@@ -196,7 +196,7 @@ def _find(graph: Graph) -> dict[int, _Scores]:
         return {}
     producers, readers = graph.producers(), sole_readers(graph)
     is_kept = [reader < 0 for reader in readers]
-    found: dict[int, _Scores] = {}
+    matches: dict[int, _Scores] = {}
     for index, node in enumerate(graph.nodes):
         if node.op is not MATMUL or is_kept[node.inputs[0]]:
             continue
@@ -207,8 +207,8 @@ def _find(graph: Graph) -> dict[int, _Scores]:
             # One launch runs on one device and stage, and each of these where the user put it.
             if scores is not None and _is_in_one_place(graph, (index, *scores.nodes)):
                 reader = readers[node.outputs[0]]
-                found[index] = replace(scores, low=_rounded_to(graph, reader))
-    return found
+                matches[index] = replace(scores, low=_rounded_to(graph, reader))
+    return matches
 
 
 def _rounded_to(graph: Graph, reader: int) -> DType | None:
@@ -323,11 +323,11 @@ def _reading_one(graph: Graph) -> Graph:
             node = replace(node, inputs=tuple([firsts.get(v, v) for v in node.inputs]))
         nodes.append(node)
         if node.op is SCAN:
-            cut, known = ScanParts.of(node.attrs), dict[ValueId, ValueId]()
-            made = simplify_graph(cut.body.graph).outputs  # equal expressions are one value there
-            for output, value in list(zip(made, node.outputs, strict=True))[cut.carries :]:
-                if known.setdefault(output.value, value) != value:
-                    firsts[value] = known[output.value]
+            cut, first_of = ScanParts.of(node.attrs), dict[ValueId, ValueId]()
+            outputs = simplify_graph(cut.body.graph).outputs  # equal ones are one value there
+            for output, value in list(zip(outputs, node.outputs, strict=True))[cut.carries :]:
+                if first_of.setdefault(output.value, value) != value:
+                    firsts[value] = first_of[output.value]
     return replace(graph, nodes=tuple(nodes))
 
 

@@ -541,8 +541,8 @@ def _within_budget(
         meet_budget,  # and the planner: only where asked for
     )
 
-    chosen = partial(with_choice, graph, hardware=hardware, options=options)
-    choice, plan = meet_budget(BudgetEvaluator(graph, hardware, options, chosen, lowered))
+    graph_of_choice = partial(with_choice, graph, hardware=hardware, options=options)
+    choice, plan = meet_budget(BudgetEvaluator(graph, hardware, options, graph_of_choice, lowered))
     # The search runs unwatched; what it chose is made once more to be seen.
     if watch is not None:
         with_choice(graph, choice, hardware, options, watch)

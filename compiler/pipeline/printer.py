@@ -69,9 +69,9 @@ def _parts(plan: Plan) -> str:
 
 def _devices(plan: Plan) -> str:
     """Return what a plan computes on, in the order of its job."""
-    own = dict.fromkeys([a.device for a in plan.arenas if a.place == a.device.place])
+    devices = dict.fromkeys([a.device for a in plan.arenas if a.place == a.device.place])
     gpu = plan.option("gpu", "")
-    return ", ".join([f"{d} ({gpu!s})" if d.kind is DeviceKind.CUDA else str(d) for d in own])
+    return ", ".join([f"{d} ({gpu!s})" if d.kind is DeviceKind.CUDA else str(d) for d in devices])
 
 
 def _in_precision(plan: Plan) -> str:
@@ -87,11 +87,9 @@ def _in_precision(plan: Plan) -> str:
 def arena_lines(plan: Plan, arena: Arena, account: DeviceMemory) -> list[str]:
     """Return what an arena is made of, where its peak is, and what is proven about it."""
     is_worth_a_word = [size * 1000 >= account.peak_bytes for _, size in account.parts]
-    shown = [
-        part for part, is_shown in zip(account.parts, is_worth_a_word, strict=True) if is_shown
-    ]
-    rest = account.peak_bytes - sum([size for _, size in shown])
-    parts = [f"{name} {format_bytes(size)}" for name, size in [*shown, ("others", rest)] if size]
+    rows = [part for part, is_shown in zip(account.parts, is_worth_a_word, strict=True) if is_shown]
+    rest = account.peak_bytes - sum([size for _, size in rows])
+    parts = [f"{name} {format_bytes(size)}" for name, size in [*rows, ("others", rest)] if size]
     is_beside = arena is not plan.arenas[0]
     name = str(arena.place) if is_beside else f"arena {arena.device}"
     lines = [f"{name}: {format_bytes(account.peak_bytes)} = {' + '.join(parts)}"]
@@ -137,22 +135,22 @@ def print_graph(graph: Graph) -> list[str]:
 def node_line(graph: Graph, node: Node) -> str:
     """Return a node's values, op, types, attributes, device but 0, stage, scope and line."""
     types = [graph.types[v : v + 1] or ("no type",) for v in node.outputs]  # or the graph is broken
-    made = ", ".join(f"%{v}: {type_}" for v, (type_,) in zip(node.outputs, types, strict=True))
-    read = ", ".join(f"%{v}" for v in node.inputs)
+    outputs = ", ".join(f"%{v}: {type_}" for v, (type_,) in zip(node.outputs, types, strict=True))
+    inputs = ", ".join(f"%{v}" for v in node.inputs)
     op = " + ".join(member_ops(node.op.name, node.attrs))
     attrs = {k: v for k, v in node.attrs.items() if not isinstance(v, (bytes, Body, SubPlan))}
     if "program" in attrs:
         attrs = {k: attrs[k] for k in ("rows", "columns")}
     elif isinstance(region := attrs.get("region"), TiledLoop):
         attrs = {"rows": region.rows, "columns": region.columns}
-    shown = f" {attrs}" if attrs else ""
+    details = f" {attrs}" if attrs else ""
     if node.after:
-        shown += f" after {', '.join(f'%{v}' for v in node.after)}"
+        details += f" after {', '.join(f'%{v}' for v in node.after)}"
     if node.device:
-        shown += f" on device {node.device}"
+        details += f" on device {node.device}"
     if node.stage != UNSTAGED:
-        shown += f" on stage {node.stage}"
-    return f"{made} = {op}({read}){shown}  # {node.scope} {node.source}"
+        details += f" on stage {node.stage}"
+    return f"{outputs} = {op}({inputs}){details}  # {node.scope} {node.source}"
 
 
 def print_plan(plan: Plan) -> list[str]:
@@ -169,12 +167,13 @@ def _chain_lines(plan: Plan, launches: tuple[Launch, ...]) -> list[str]:
     """Return a line per launch; after one that runs a body, the launches of a step of it."""
     lines = []
     for index, launch in enumerate(launches):
-        made = _operands(plan, launch.outputs, launch.writes)
-        read = _operands(plan, launch.inputs, launch.reads)
+        outputs = _operands(plan, launch.outputs, launch.writes)
+        inputs = _operands(plan, launch.inputs, launch.reads)
         where = plan.sources[launch.source]
         scratch = "" if launch.workspace is None else f" +{_operand(plan, launch.workspace)}"
         lines.append(
-            f"  {index:>4} {launch.label} [{launch.kernel}]: {made} <- {read}{scratch}  # {where}"
+            f"  {index:>4} {launch.label} [{launch.kernel}]:"
+            f" {outputs} <- {inputs}{scratch}  # {where}"
         )
         for _, inner in launch.attrs:
             lines += _step_lines(inner) if isinstance(inner, SubPlan) else ()
@@ -211,12 +210,12 @@ def _port(plan: Plan, register: int, rate: int) -> str:
 
 def _operands(plan: Plan, views: tuple[int, ...], numbers: tuple[int, ...]) -> str:
     """Return operands with the versions that they name; `%7+48` is a part of one."""
-    shown = []
+    texts = []
     for view, number in zip(views, numbers, strict=True):
         part = None if number >= 0 else plan.parts[-1 - number]
         name = f"%{number}" if part is None else f"%{part.version}+{part.offset_bytes}"
-        shown.append(f"{name} {_operand(plan, view)}")
-    return ", ".join(shown)
+        texts.append(f"{name} {_operand(plan, view)}")
+    return ", ".join(texts)
 
 
 def _operand(plan: Plan, index: int) -> str:

@@ -53,8 +53,8 @@ def _problem(graph: Graph, node: Node, is_known: Sequence[bool]) -> str:
     inferred = infer_type.get(node.op)(tuple([graph.types[v] for v in node.inputs]), node.attrs)
     if inferred != tuple([graph.types[v] for v in node.outputs]):
         return "has output types other than inference gives"
-    known = [value for value in node.outputs if is_known[value]]
-    return f"produces value {known[0]}, which has a producer already" if known else ""
+    repeated = [value for value in node.outputs if is_known[value]]
+    return f"produces value {repeated[0]}, which has a producer already" if repeated else ""
 
 
 def _listing(graph: Graph, index: int) -> str:
@@ -117,11 +117,11 @@ def check_order(
     """
     provided: dict[str, str] = {}
     waived = {f for step in passes if not step.is_wanted(options) for f in step.provides}
-    chosen = tuple([step for step in passes if step.is_wanted(options)])
-    for step in chosen:
+    steps = tuple([step for step in passes if step.is_wanted(options)])
+    for step in steps:
         for fact in step.needs:
             if fact not in provided and fact not in waived:
-                later = [other.name for other in chosen if fact in other.provides]
+                later = [other.name for other in steps if fact in other.provides]
                 where = f"{later[0]!r} provides it later" if later else "no pass provides it"
                 raise InternalError(f"pass {step.name!r} needs {fact!r}, and {where}")
         for fact in step.provides:
@@ -133,7 +133,7 @@ def check_order(
     for fact in wanted:
         if fact not in provided and fact not in waived:
             raise InternalError(f"lowering needs {fact!r}, and no pass provides it")
-    return chosen
+    return steps
 
 
 def run_passes(

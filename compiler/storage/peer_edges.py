@@ -36,7 +36,6 @@ LOWER, HIGHER = "lower stages", "higher stages"
 Coverage = frozenset[Product]
 """Products none of which is part of another one; empty for what needs no batch."""
 
-
 Edge = tuple[int, int]
 """Indices of two nodes, of which the first comes before the second."""
 
@@ -47,7 +46,8 @@ def peer_edges(graph: Graph, per_step: Sequence[bool], stage_edges: Sequence[Edg
     `per_step` marks nodes that run once per step of several batches, `stage_edges` are what else
     orders launches beyond values. O(nodes x axes).
     """
-    if not any([is_comm.get(node.op) for node in graph.nodes]):
+    meetings = [i for i, node in enumerate(graph.nodes) if is_comm.get(node.op)]
+    if not meetings:
         return []
     coverage = _coverage(graph)
     whole = frozenset().union(*[product for row in coverage for product in row])
@@ -55,19 +55,16 @@ def peer_edges(graph: Graph, per_step: Sequence[bool], stage_edges: Sequence[Edg
     if not writers:
         return []
     edges = [*_dependences(graph), *stage_edges]
-    meetings = [i for i, node in enumerate(graph.nodes) if is_comm.get(node.op)]
     before_meetings = _reached(meetings, [(b, a) for a, b in edges])
     writers = [i for i in writers if i not in before_meetings]
     after_writers = _reached(writers, edges)
     is_launch = assign_storage(graph).is_launch
-    # What moves tensors has a stream of its own: a write behind it would be one more actor.
     covering = [
         i
         for i, node in enumerate(graph.nodes)
-        if whole in coverage[i]
-        and i not in after_writers
-        and is_launch[i]
-        and not (is_comm.get(node.op) or is_copy(node))
+        # What moves tensors has a stream of its own: a write behind it would be one more actor.
+        if is_launch[i] and not (is_comm.get(node.op) or is_copy(node))
+        if whole in coverage[i] and i not in after_writers
     ]
     # The first of each rate: no later than need be, so that what is written is not kept for long.
     first = {per_step[i]: i for i in reversed(covering)}

@@ -119,7 +119,7 @@ def mark_used(path: Path) -> None:
 
 
 LOOK_EVERY = 32
-"""Files written, on average, until `prune_in_turn` looks: a look takes 4 to 8 us for each file there."""
+"""Files that are written, on average, until `prune_in_turn` looks: 4 to 8 us for each file."""
 
 
 def prune_in_turn(newest: Path, most_bytes: int) -> None:
