@@ -157,7 +157,7 @@ def make(kind: str, units: int):
 
 def count_nodes(kind: str, units: int) -> int:
     """Return the nodes of the graph that is lowered."""
-    from actorflow.compile.targets import hardware_for
+    from actorflow.compile.hardware import hardware_for
     from compiler.contract.placement import HOST
     from compiler.graph.target import CompileOptions
     from compiler.pipeline.pipeline import PASSES
@@ -214,7 +214,7 @@ def whole(kind: str, units: int) -> dict[str, float]:
 def by_pass(kind: str, units: int) -> dict[str, float]:
     """Return the processor's seconds for each pass and for what surrounds them."""
     from actorflow.compile.compiling import cache_key
-    from actorflow.compile.targets import hardware_for
+    from actorflow.compile.hardware import hardware_for
     from actorflow.environment.native import enable_native
     from actorflow.environment.settings import Settings, collector_paused
     from actors.race.race import check_races

@@ -139,7 +139,7 @@ def starts(repeats: int) -> None:
 def compile_demo(repeats: int) -> None:
     import char_gpt as demo
 
-    from actorflow.compile.targets import hardware_for
+    from actorflow.compile.hardware import hardware_for
     from compiler.contract.placement import HOST
     from compiler.contract.types import DType, TensorType
     from compiler.graph.target import CompileOptions
@@ -159,7 +159,7 @@ def compile_deep(repeats: int) -> None:
     """Compile training graphs of Linear + GELU + residual layers of growing depth."""
     import actorflow as af
     from actorflow import nn
-    from actorflow.compile.targets import hardware_for
+    from actorflow.compile.hardware import hardware_for
     from compiler.contract.placement import HOST
     from compiler.contract.types import DType, TensorType
     from compiler.graph.target import CompileOptions

@@ -1,12 +1,15 @@
 """A plan for a graph: taken from the cache on disk, or compiled, proven and kept there.
 
 A job asks for a `CompileRequest` to be found in the cache or compiled. The compiler learns what
-each device and its kernels can do from targets.py, and ops, kernels and passes from outside count
+each device and its kernels can do from its target, and ops, kernels and passes from outside count
 as ours. Every plan, compiled here or read from a file, passes prove.py before it runs.
 
 compiling.py       `CompileRequest`, the plan cache and its key, `compiled_plan`; memory of the
                    devices
-targets.py         the compiler's `Target` of the host, CUDA and simulated devices; how many streams
+hardware.py        the targets of a job's devices, each made when one of its kind is there
+targets.py         the compiler's `Target` of the host and of simulated devices
+cuda_target.py     that of a GPU
+num_streams.py     how many compute streams pay
 own_ops.py         `af.op` and `af.numpy_op`: ops made of a user's functions
 extensions.py      `af.graph_pass` and `af.kernel`; plugins, installed packages that add such
 prove.py           `prove`: all that is checked before a plan runs; the ports that a run binds

@@ -20,8 +20,6 @@ from types import MappingProxyType
 import compiler.pipeline.standard_ops  # noqa: F401  # fills the columns
 from actorflow.environment.host import gpu_of, is_cuda
 from actors.kernels.common.kernel import KernelNeeds, KernelSpec, Operand
-from actors.kernels.cuda import catalogue as cuda_catalogue
-from actors.kernels.cuda.kernel import known_gpus
 from actors.kernels.host import catalogue
 from compiler.contract.attrs import Attrs, AttrValue
 from compiler.contract.codec import to_msgpack
@@ -95,8 +93,14 @@ def check_launches(plan: Plan, *, is_run: bool = True) -> None:
 def _kernels_by_device(plan: Plan, *, is_run: bool) -> dict[Device, Mapping[str, KernelSpec]]:
     """Return the kernels of each device, by name: a simulated one has the host's."""
     devices = dict.fromkeys([stream.device for stream in plan.streams])
-    gpu = gpu_of(plan)
     host: Mapping[str, KernelSpec] = catalogue.kernels_by_name()
+    if not any([is_cuda(device) for device in devices]):
+        return dict.fromkeys(devices, host)
+    # Late: a plan of the host loads no kernels of GPUs.
+    from actors.kernels.cuda import catalogue as cuda_catalogue
+    from actors.kernels.cuda.kernel import known_gpus
+
+    gpu = gpu_of(plan)
     if not is_run and gpu not in known_gpus():
         return {d: {} if is_cuda(d) else host for d in devices}
     return {d: cuda_catalogue.kernels_by_name(gpu) if is_cuda(d) else host for d in devices}

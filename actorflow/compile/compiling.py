@@ -119,6 +119,8 @@ _ASSUMING = tuple(
     [
         _HOUSE / name
         for name in (
+            "actorflow/compile/cuda_target.py",
+            "actorflow/compile/num_streams.py",
             "actorflow/compile/targets.py",
             "actors/simulation/costs.py",
             "actors/simulation/simulate.py",
@@ -358,7 +360,7 @@ def cache_plan(request: CompileRequest, plan: Plan) -> None:
 def compiled_plan(request: CompileRequest, local: LocalGraphs | None = None) -> Plan:
     """Compile a plan, prove it and keep it on disk; `local` as `compile_graph` has it."""
     # Late: a quarter of all our code, which a run from the cache never loads.
-    from actorflow.compile.targets import asks_for_choice, choose_num_streams
+    from actorflow.compile.targets import asks_for_choice
     from actors.race.race import check_races
     from compiler.pipeline.pipeline import compile_graph
 
@@ -379,6 +381,8 @@ def compiled_plan(request: CompileRequest, local: LocalGraphs | None = None) -> 
 
     before = time.perf_counter()
     if asks_for_choice(hardware, options):
+        from actorflow.compile.num_streams import choose_num_streams
+
         plan = choose_num_streams(options.name, options.num_streams, made_with)
     else:
         plan = made(options)

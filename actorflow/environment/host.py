@@ -18,12 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actorflow.environment.settings import Settings, SettingsError
-from actors.device.cuda import cudnn
 from actors.device.cuda.nvml import NvmlDevice, NvmlDevices, listed_gpus
-from actors.kernels.cuda.catalogue import is_with_cudnn
-from actors.kernels.cuda.kernel import Gpu, gpu_named, known_gpus
 from actors.kernels.library import runtime
 from actors.kernels.library.openblas import (
     HOLDING_VARIABLES,
@@ -35,6 +33,9 @@ from actors.kernels.library.runtime import CompilerError, Toolchain, find_toolch
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.plan import Plan
+
+if TYPE_CHECKING:  # a job of the host loads no kernels of GPUs
+    from actors.kernels.cuda.kernel import Gpu
 
 _REQUIRED_PACKAGES = ("numpy", "msgpack", "pyzmq", "safetensors", "xxhash")
 CUDA_PACKAGES = {
@@ -257,6 +258,8 @@ def gpu_called(name: str, said: str = "") -> Gpu:
     `said` is what it was given by, such as "--gpu", where nobody else says that. Raises
     CompileError, which names the nearest and those that there are.
     """
+    from actors.kernels.cuda.kernel import gpu_named, known_gpus
+
     gpus = known_gpus()
     if name.lower() in gpus:
         return gpu_named(name.lower())
@@ -312,6 +315,8 @@ def gpu_for(devices: Sequence[Device], named: str | None, settings: Settings) ->
 
 
 def _gpu_here(device: Device) -> Gpu:
+    from actors.kernels.cuda.kernel import known_gpus
+
     here = listed_gpus(os.environ)
     if here.problem or device.index >= len(here.gpus):
         problem = here.problem or f"there are {len(here.gpus)} GPUs, counted from 0"
@@ -326,6 +331,8 @@ def _gpu_here(device: Device) -> Gpu:
 
 def described(seen: NvmlDevice) -> Gpu:
     """Return the description of a GPU that is here. Raises CompileError where there is none."""
+    from actors.kernels.cuda.kernel import gpu_named, known_gpus
+
     gpus = [gpu_named(name) for name in known_gpus()]
     # By the name that NVML says: GPUs of one capability differ in memory and rates.
     for gpu in gpus:
@@ -345,11 +352,17 @@ def described(seen: NvmlDevice) -> Gpu:
 
 def is_cudnn_wanted(settings: Settings) -> bool:
     """Whether plans for a GPU use cuDNN: as the settings say, else where it is installed."""
+    from actors.device.cuda import cudnn
+
     return cudnn.can_run() if settings.cudnn is None else settings.cudnn
 
 
 def has_cudnn(plan: Plan) -> bool:
     """Whether a plan was compiled for a GPU with cuDNN."""
+    if not gpu_of(plan):
+        return False
+    from actors.kernels.cuda.catalogue import is_with_cudnn
+
     return is_with_cudnn(plan.target)
 
 

@@ -375,7 +375,7 @@ class Job:
     ) -> CompileRequest:
         from actorflow.compile.compiling import CompileRequest
         from actorflow.compile.extensions import load_plugins
-        from actorflow.compile.targets import hardware_for
+        from actorflow.compile.hardware import hardware_for
         from actorflow.environment.host import gpu_for, is_cudnn_wanted
 
         settings = Settings.from_env(os.environ)

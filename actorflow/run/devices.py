@@ -11,18 +11,16 @@ from collections.abc import Callable
 from random import Random
 
 from actorflow.compile.extensions import load_plugins
+from actorflow.compile.hardware import hardware_for
 from actorflow.compile.prove import prove
-from actorflow.compile.targets import hardware_for
 from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
 from actorflow.environment.host import gpu_of, has_cudnn, is_cuda
 from actorflow.environment.native import NATIVE, build, is_native, kernel_choice_lock
 from actorflow.environment.settings import Settings, logger
 from actors.device.host import HostDevice
-from actors.kernels.cuda.kernel import known_gpus
 from actors.kernels.host import catalogue
 from actors.kernels.library import openblas
 from actors.machine.protocol import OpenDevice
-from actors.testing.simulated import LateSchedule, SimulatedDevice, poison
 from compiler.contract.errors import CompileError, PlanFormatError
 from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.plan import Plan
@@ -35,12 +33,14 @@ def open_devices(plan: Plan, settings: Settings) -> tuple[OpenDevice, ...]:
     DEBUG the host makes launches one by one. Raises DeviceError where a device cannot be opened.
     """
     kernels = catalogue.kernels_by_name()
-    schedule = LateSchedule(Random(settings.sim_seed))
-    simulated = [
-        SimulatedDevice(schedule, kernels, index) for index in _indices(plan, DeviceKind.SIM)
-    ]
     host = HostDevice(kernels, joins=settings.log_level != "DEBUG")
-    gpus = _indices(plan, DeviceKind.CUDA)
+    sims, gpus = [_indices(plan, kind) for kind in (DeviceKind.SIM, DeviceKind.CUDA)]
+    if not sims and not gpus:
+        return (host,)
+    from actors.testing.simulated import LateSchedule, SimulatedDevice
+
+    schedule = LateSchedule(Random(settings.sim_seed))
+    simulated = [SimulatedDevice(schedule, kernels, index) for index in sims]
     if not gpus:
         return host, *simulated
     from actorflow.run.open_gpus import open_gpus  # and all that speaks to CUDA, for who has it
@@ -54,7 +54,11 @@ def with_poison(plan: Plan, settings: Settings) -> Plan:
     A right plan gives the same bits with it, so that whoever runs there has a proof.
     """
     acted = [DeviceKind.SIM, *([DeviceKind.CUDA] if settings.emulated_gpus else [])]
-    return poison(plan, acted) if any([_indices(plan, kind) for kind in acted]) else plan
+    if not any([_indices(plan, kind) for kind in acted]):
+        return plan
+    from actors.testing.simulated import poison
+
+    return poison(plan, acted)
 
 
 def devices_of(plan: Plan) -> tuple[Device, ...]:
@@ -132,7 +136,11 @@ def _check_gpu(plan: Plan) -> None:
     """Refuse a plan for a GPU that nobody described here; the one that is here is asked later."""
     name = gpu_of(plan)
     devices = [*[a.device for a in plan.arenas], *[s.device for s in plan.streams]]
-    if any([is_cuda(device) for device in devices]) and name not in known_gpus():
+    if not any([is_cuda(device) for device in devices]):
+        return
+    from actors.kernels.cuda.kernel import known_gpus  # late: a plan of the host loads none
+
+    if name not in known_gpus():
         raise PlanFormatError(
             f"plan {plan.name!r} was compiled for a GPU called {name!r}, and there are descriptions"
             f" of {', '.join(known_gpus())} here; compile the job again"

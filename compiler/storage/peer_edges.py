@@ -8,9 +8,9 @@ change the state of the step before.
 
 *Coverage.* Which ranks a launch has waited for follows from the graph of one rank, since all ranks
 of a stage have equal graphs: a collective along an axis has waited for whatever each rank along it
-has waited for. So what a launch covers is a set of products of axes. What comes from a lower stage
-covers all lower ones, what comes back from a higher stage all higher ones, and both together the
-whole axis.
+has waited for. So a launch covers sets of axes, each for all ranks along these. What comes from a
+lower stage covers all lower ones, what comes back from a higher stage all higher ones, and both
+together the whole axis.
 
 Guarantees: the edges close no circle, also with the turns of collectives. A write for which a
 collective or a transfer of its own step waits gets no edge: a cut that it spoils is refused
@@ -28,13 +28,13 @@ from compiler.ops.primitives.sources import INPUT, UNSAVED
 from compiler.ops.primitives.transfer import RECEIVE, SEND, STAGE, is_copy
 from compiler.storage.storage import assign_storage, launch_of_values, write_after_read
 
-Product = frozenset[str]
+AxisSet = frozenset[str]
 """Axes of the mesh; of the stages LOWER and HIGHER, which together are the axis."""
 
 LOWER, HIGHER = "lower stages", "higher stages"
 
-Coverage = frozenset[Product]
-"""Products none of which is part of another one; empty for what needs no batch."""
+Coverage = frozenset[AxisSet]
+"""Sets none of which is part of another one; empty for what needs no batch."""
 
 Edge = tuple[int, int]
 """Indices of two nodes, of which the first comes before the second."""
@@ -50,7 +50,7 @@ def peer_edges(graph: Graph, per_step: Sequence[bool], stage_edges: Sequence[Edg
     if not meetings:
         return []
     coverage = _coverage(graph)
-    whole = frozenset().union(*[product for row in coverage for product in row])
+    whole = frozenset().union(*[axes for row in coverage for axes in row])
     writers = [i for i in _writers(graph) if whole not in coverage[i]]
     if not writers:
         return []
@@ -76,26 +76,26 @@ def _coverage(graph: Graph) -> list[Coverage]:
     producers = graph.producers()
     rows: list[Coverage] = []
     for node in graph.nodes:
-        products = [p for value in node.inputs for p in rows[producers[value]]]
+        sets = [p for value in node.inputs for p in rows[producers[value]]]
         if node.op is INPUT:
-            products = [frozenset()]
+            sets = [frozenset()]
         elif node.op is RECEIVE:
-            products.append(frozenset([LOWER if node.attrs.bool_("is_up") else HIGHER]))
+            sets.append(frozenset([LOWER if node.attrs.bool_("is_up") else HIGHER]))
         elif is_comm.get(node.op) and node.op is not SEND:
             axis = node.attrs.str_("group")
             parts = frozenset([LOWER, HIGHER] if axis == STAGE else [axis])
-            products = [product | parts for product in products]
-        rows.append(_union(products) if len(products) > 1 else frozenset(products))
+            sets = [axes | parts for axes in sets]
+        rows.append(_union(sets) if len(sets) > 1 else frozenset(sets))
     return rows
 
 
-def _union(products: Iterable[Product]) -> Coverage:
-    """Return the products that cover what these do together, without those that others contain."""
+def _union(sets: Iterable[AxisSet]) -> Coverage:
+    """Return the sets that cover what these do together, without those that others contain."""
     ends = frozenset([LOWER, HIGHER])
-    joined: dict[Product, Product] = {}
-    for product in products:
+    joined: dict[AxisSet, AxisSet] = {}
+    for axes in sets:
         # Along equal other axes, lower and higher stages are all stages.
-        joined[product - ends] = joined.get(product - ends, frozenset()) | product
+        joined[axes - ends] = joined.get(axes - ends, frozenset()) | axes
     rows = joined.values()
     return frozenset([p for p in rows if not any([p < other for other in rows])])
 

@@ -48,6 +48,8 @@ def test_import_loads_nothing_that_only_a_run_needs_and_a_run_from_the_cache_no_
         train.step(Model(), {"x": numpy.ones((2, 4), numpy.float32)})
         compiling = ("compiler.lowering.lower", "compiler.pipeline.pipeline", "memory.offsets")
         print([name for name in compiling if name in sys.modules])
+        others = ("actors.kernels.cuda.", "actors.device.cuda.cu", "actors.testing.")
+        assert not [name for name in sys.modules if name.startswith(others)]
         """
     settings = {"ACTORFLOW_CACHE": str(tmp_path), "ACTORFLOW_VERIFY": "0"}
     cold = run_python(program, **settings)

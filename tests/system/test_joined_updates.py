@@ -10,7 +10,7 @@ import pytest
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.targets import CudaTarget
+from actorflow.compile.cuda_target import CudaTarget
 from actorflow.run.live_variables import LiveVariables
 
 

@@ -8,7 +8,7 @@ from graphs import WideFrom
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.targets import CudaTarget
+from actorflow.compile.cuda_target import CudaTarget
 from compiler.contract.types import DType, TensorType
 from compiler.fusion import regions
 from compiler.graph.target import WIDE_IN_CACHE

@@ -6,7 +6,7 @@ from jobs import GPT, losses_of_fit
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.targets import hardware_for
+from actorflow.compile.hardware import hardware_for
 from actorflow.data.source import checked_spec
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST

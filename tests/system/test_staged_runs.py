@@ -8,7 +8,7 @@ from staged_plans import ROWS, Layers, squares, staged_plans
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.targets import hardware_for
+from actorflow.compile.hardware import hardware_for
 from actorflow.distributed.process_group import ProcessGroup
 from compiler.contract.placement import HOST
 from compiler.contract.types import DType, TensorType

@@ -7,7 +7,9 @@ import pytest
 
 import actorflow as af
 from actorflow.compile.compiling import check_fits
-from actorflow.compile.targets import CudaTarget, HostTarget, target_for
+from actorflow.compile.cuda_target import CudaTarget
+from actorflow.compile.hardware import target_for
+from actorflow.compile.targets import HostTarget
 from compiler.contract.errors import BudgetError, OutOfMemory
 from compiler.contract.placement import HOST, Device, DeviceKind
 from compiler.graph.target import one_device

@@ -10,6 +10,7 @@ import actorflow as af
 from actorflow import nn
 from actorflow.compile import compiling
 from actorflow.compile.compiling import PlanCache
+from actors.kernels.common import files
 from actors.kernels.common.files import write_checksummed
 from compiler.contract.types import DType, TensorType
 from compiler.pipeline import pipeline
@@ -165,6 +166,7 @@ def test_plans_used_longest_ago_make_room_for_a_new_one(compiles, tmp_path, monk
     assert compiled_at(0.1) == plans[0], "the oldest is used, and so the youngest"
     size = max(file.stat().st_size for file in kept)
     monkeypatch.setenv("ACTORFLOW_CACHE_SIZE", f"{3 * size + 100} B")
+    monkeypatch.setattr(files, "LOOK_EVERY", 1)
     compiled_at(0.4)
     assert len(compiles) == 4
     left = plan_files(tmp_path)
@@ -174,6 +176,7 @@ def test_plans_used_longest_ago_make_room_for_a_new_one(compiles, tmp_path, monk
 
 def test_a_plan_larger_than_the_bound_is_kept_alone(compiles, tmp_path, monkeypatch):
     monkeypatch.setenv("ACTORFLOW_CACHE_SIZE", "1")
+    monkeypatch.setattr(files, "LOOK_EVERY", 1)
     for rate in (0.1, 0.2, 0.2):
         compiled_at(rate)
     assert (len(compiles), len(plan_files(tmp_path))) == (2, 1)

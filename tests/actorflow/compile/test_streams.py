@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import targets
-from actorflow.compile.targets import GAIN, choose_num_streams
+from actorflow.compile import num_streams, targets
+from actorflow.compile.num_streams import GAIN, choose_num_streams
 from compiler.contract.placement import HOST, Device, DeviceKind
 from compiler.contract.types import DType, TensorType
 from compiler.graph.target import CompileOptions, Hardware
@@ -52,7 +52,7 @@ def choose(plans, times):
     """Choose among plans whose steps take these times."""
     with pytest.MonkeyPatch.context() as patch:
         known = {plan.fingerprint: time for plan, time in zip(plans, times, strict=True)}
-        patch.setattr(targets, "step_ns", lambda plan: known[plan.fingerprint])
+        patch.setattr(num_streams, "step_ns", lambda plan: known[plan.fingerprint])
         return choose_num_streams("towers", len(plans), lambda number: plans[number - 1])
 
 
@@ -100,4 +100,4 @@ def test_a_job_whose_launches_use_all_cores_gets_one_stream(native, monkeypatch,
 def test_the_choice_is_made_with_fixed_rates(native, monkeypatch, tmp_path):
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
     plan = compiled(64, 2)
-    assert targets.step_ns(plan) == targets.step_ns(plan) > 0
+    assert num_streams.step_ns(plan) == num_streams.step_ns(plan) > 0

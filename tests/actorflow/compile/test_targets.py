@@ -2,15 +2,9 @@
 
 import pytest
 
-from actorflow.compile.targets import (
-    CudaTarget,
-    HostTarget,
-    SimTarget,
-    hardware_for,
-    is_taken_elsewhere,
-    planned_for,
-    target_for,
-)
+from actorflow.compile.cuda_target import CudaTarget
+from actorflow.compile.hardware import hardware_for, target_for
+from actorflow.compile.targets import HostTarget, SimTarget, is_taken_elsewhere, planned_for
 from actors.kernels.common.kernel import KernelNeeds
 from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.host import catalogue

@@ -9,7 +9,7 @@ from rank_threads import RankThreads
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.compiling import CompileRequest, cache_plan, compiled_plan
-from actorflow.compile.targets import hardware_for
+from actorflow.compile.hardware import hardware_for
 from actorflow.distributed import agreed_plan as agreeing
 from actorflow.distributed.agreed_plan import plan_for
 from actorflow.distributed.process_group import ProcessGroup

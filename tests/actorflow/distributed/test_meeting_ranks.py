@@ -9,8 +9,8 @@ from graphs import among
 from rank_threads import RankThreads
 
 import actorflow as af
+from actorflow.compile.hardware import hardware_for
 from actorflow.compile.prove import prove
-from actorflow.compile.targets import hardware_for
 from actorflow.data import ArraySource
 from actorflow.distributed.process_group import ProcessGroup
 from actorflow.environment.native import kernel_choice_lock

@@ -5,7 +5,7 @@ import pytest
 import actorflow as af
 from actorflow import nn
 from actorflow.compile.compiling import cache_key
-from actorflow.compile.targets import hardware_for
+from actorflow.compile.hardware import hardware_for
 from actorflow.environment import native
 from actorflow.environment.settings import Settings
 from actorflow.run.devices import verify_and_build

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile.targets import hardware_for
+from actorflow.compile.hardware import hardware_for
 from compiler.contract.placement import HOST
 from compiler.graph.graph import GraphBuilder, Output, Write
 from compiler.graph.registry import reference

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jobs import GPT
 
 import actorflow as af
-from actorflow.compile.targets import hardware_for
+from actorflow.compile.hardware import hardware_for
 from actorflow.data import ArraySource
 from actorflow.distributed.agreed_plan import plans_of_classes
 from compiler.contract.placement import HOST

@@ -1,0 +1,92 @@
+"""A GPU as the compiler sees it: `compiler.graph.target.Target` answered by `actors.kernels.cuda`.
+
+Loaded by `actorflow.compile.hardware.target_for` for jobs on GPUs alone.
+"""
+
+from __future__ import annotations
+
+from actorflow.compile.targets import operands_of_call
+from actors.kernels.cuda import catalogue
+from actors.kernels.cuda.fused import most_joined
+from actors.kernels.cuda.kernel import gpu_named
+from actors.kernels.host import catalogue as host_catalogue
+from compiler.contract.placement import Device
+from compiler.graph.registry import Op, kernel_op
+from compiler.graph.target import KernelCall, KernelInfo, Link, TilingPolicy
+
+
+class CudaTarget:
+    """The kernels of a GPU, planned from its description alone; see `actors.kernels.cuda`."""
+
+    alignment = 256
+    """What CUDA's allocator gives."""
+
+    wide_values = TilingPolicy(256 << 20, 2048, 256 << 20, 512 << 20)
+    """Chunks that keep all of a GPU busy for some tenths of a millisecond: logits of 50,304 classes
+    go by 2,048 rows, a product of 16 waves of tiles on an H200. Computed, not measured."""
+
+    epilogue_ops = ("gelu",)
+    """cuBLASLt stores GELU and what it is of; see `actors.kernels.cuda.epilogues`."""
+
+    def __init__(self, device: Device, gpu: str, *, uses_cudnn: bool = False) -> None:
+        self._device = device
+        self._gpu = gpu_named(gpu)
+        self._uses_cudnn = uses_cudnn
+        self._answers: dict[KernelCall, KernelInfo] = {}
+
+    @property
+    def message_ns(self) -> float:
+        """What a stream that waits for an event of another one loses."""
+        return self._gpu.event_ns
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the GPU has."""
+        return self._gpu.memory_bytes
+
+    @property
+    def link(self) -> Link:
+        """The way to pinned memory of the host."""
+        rate = self._gpu.link_bytes_per_ns
+        return Link(rate, rate, self._gpu.link_latency_ns)
+
+    @property
+    def fingerprint(self) -> str:
+        """The generation of the kernels, the GPU, and whether cuDNN is used."""
+        return catalogue.fingerprint(self._gpu.name, uses_cudnn=self._uses_cudnn)
+
+    def query(self, call: KernelCall) -> KernelInfo:
+        """Choose the first kernel that takes the call. Raises LookupError when there is none.
+
+        Answers are kept: a search for a budget asks for the launches of every plan that it tries.
+        """
+        if call not in self._answers:
+            self._answers[call] = self._chosen(call)
+        return self._answers[call]
+
+    def _chosen(self, call: KernelCall) -> KernelInfo:
+        family = kernel_op.get(Op(call.op))
+        query = (call.op, call.attrs, *operands_of_call(call), family)
+        try:
+            name, needs = catalogue.select_kernel(
+                self._gpu.name, *query, uses_cudnn=self._uses_cudnn
+            )
+        except LookupError as error:
+            text = f"{self._device}: {error.args[0]}{self._mend(call.op)}"
+            raise LookupError(text) from None
+        return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
+
+    def _mend(self, op: str) -> str:
+        """Return what to do about an op that somebody's kernel computes on the host."""
+        kernels = [kernel.name for kernel in host_catalogue.registered(op)]
+        if not kernels:
+            return ""
+        return (
+            f"; the kernel {kernels[0]!r} computes it on the host alone. State the op as a program"
+            " (@af.op), which every device computes, or run it on the host:"
+            f' @af.job(devices=["{self._device}", "host:0"]) and with af.device("host:0"):'
+        )
+
+    def max_merged_updates(self, num_full: int) -> int:
+        """Return how many updates fit into the argument block of a kernel."""
+        return most_joined(num_full)
