@@ -2,7 +2,7 @@
 
 Names, arguments and initialisers are torch's. A layer is a scan (`functional.control`) over what
 its input products give for all steps at once: so a step is one product, with the state, and one
-kernel of all that is elementwise.
+kernel of all that is elementwise. Of 16-bit floats it computes in float32 (`tensor.op_math`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from actorflow.functional.random import checked_probability, dropout
 from actorflow.nn.layers import MOST_LAYERS, checked_extent
 from actorflow.nn.module import Module
 from actorflow.nn.parameter import Parameter
-from actorflow.tensor.literals import checked_size
+from actorflow.tensor.literals import checked_size, result_type
+from actorflow.tensor.op_math import rounded, widened
 from actorflow.tensor.tensor import Tensor, as_tensor
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
@@ -107,7 +108,7 @@ class _Recurrent(Module):
 
     def _weights(self, suffix: str) -> Weights:
         weights = {name: getattr(self, name + suffix, None) for name in _NAMES}
-        return {name: weight for name, weight in weights.items() if weight is not None}
+        return {n: widened(as_tensor(w)) for n, w in weights.items() if w is not None}
 
     def _products(self, x: Tensor, w: Weights) -> Tensor:
         """Return x [..., in] by the input weights, with all biases that can be added before."""
@@ -117,9 +118,9 @@ class _Recurrent(Module):
         return dense.linear(x, w["weight_ih"], bias)
 
     def _given(self, hx: Any, types: list[TensorType]) -> State:
-        """Return a first state as tensors of some types, or zeros for None."""
+        """Return a first state of some types as tensors of at least float32, or zeros for None."""
         if hx is None:
-            return tuple([arranging.zeros(t.shape, dtype=t.dtype) for t in types])
+            return tuple([widened(arranging.zeros(t.shape, dtype=t.dtype)) for t in types])
         listed = hx if len(types) > 1 and isinstance(hx, (tuple, list)) else (hx,)
         states = tuple([as_tensor(s) for s in listed])
         if [s.type for s in states] != types:
@@ -127,7 +128,7 @@ class _Recurrent(Module):
                 f"{find_source()}: the first state of {type(self).__name__} is"
                 f" {', '.join(map(str, types))}, got {', '.join([str(s.type) for s in states])}"
             )
-        return states
+        return tuple([widened(s) for s in states])
 
 
 class _Layers(_Recurrent):
@@ -191,10 +192,12 @@ class _Layers(_Recurrent):
         widths[0] = self.proj_size or self.hidden_size
         rows = () if is_single else (x.shape[1],)
         types = [TensorType(x.dtype, (count, *rows, w)) for w in widths[: self._rule.num_states]]
+        x, dtype = widened(x), result_type([x, vars(self)["weight_ih_l0"]])
         firsts = [s.reshape(count, x.shape[1], s.shape[-1]) for s in self._given(hx, types)]
         x, lasts = self._run(x, firsts, None if lengths is None else self._seen(x, lengths))
         parts = zip(lasts, types, strict=True)
         states = tuple([shape.stack(layers).reshape(*type_.shape) for layers, type_ in parts])
+        x, states = rounded(x, dtype), tuple([rounded(s, dtype) for s in states])
         output = x[:, 0] if is_single else x.transpose(0, 1) if self.batch_first else x
         return output, states if len(states) > 1 else states[0]
 
@@ -315,8 +318,10 @@ class _SingleStep(_Recurrent):
         """
         x, weights = as_tensor(x), self._weights("")
         type_ = TensorType(x.dtype, (*x.shape[:-1], self.hidden_size))
+        dtype = result_type([x, vars(self)["weight_ih"]])
         state = self._given(hx, [type_] * self._rule.num_states)
-        states = self._rule.step(self._products(x, weights), state, weights)
+        states = self._rule.step(self._products(widened(x), weights), state, weights)
+        states = tuple([rounded(s, dtype) for s in states])
         return states if len(states) > 1 else states[0]
 
 
