@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actorflow.functional.elementwise import where
 from actorflow.functional.shape import split
 from actorflow.tensor.literals import checked_number, with_numpy_names
 from actorflow.tensor.op_math import in_float32
@@ -155,8 +156,10 @@ def logsigmoid(x: Tensor) -> Tensor:
 
 @in_float32
 def softsign(x: Tensor) -> Tensor:
-    """Return x / (1 + |x|)."""
-    return x / (apply(arithmetic.ABS, x) + 1)
+    """Return x / (1 + |x|), whose gradient keeps its digits where x is large."""
+    size = apply(arithmetic.ABS, x)
+    rest = 1 / (size + 1)
+    return where(size > 1, apply(arithmetic.SIGN, x) * (1 - rest), x * rest)
 
 
 def mish(x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from actorflow.tensor.tensor import Operand, Tensor, apply, apply_many, as_tenso
 from actorflow.tensor.tracer import find_source
 from compiler.contract.errors import CompileError
 from compiler.contract.types import DType
-from compiler.ops.families import arithmetic, loss
+from compiler.ops.families import activation, arithmetic, loss
 
 __all__ = [
     "binary_cross_entropy",
@@ -133,9 +133,9 @@ def gaussian_nll_loss(
     x, v = as_tensor(input), as_tensor(var)
     if v.ndim == x.ndim - 1 and v.shape == x.shape[:-1] and v.ndim:
         v = v.reshape(*v.shape, 1)
-    small = checked_number(eps, "the eps of gaussian_nll_loss")
-    v = _at_least(v, small)
-    losses = (log(v) + square(x - as_tensor(target)) / v) * 0.5
+    v = _at_least(v, checked_number(eps, "the eps of gaussian_nll_loss"))
+    distance = x - as_tensor(target)
+    losses = (log(v) + distance / v * distance) * 0.5  # the square alone may overflow
     return reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
 
 
@@ -346,7 +346,7 @@ def binary_cross_entropy_with_logits(
 @in_float32
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """Return log(1 + exp(-y x)) for targets of 1 and -1."""
-    return binary_cross_entropy_with_logits(as_tensor(input) * target, 1.0, reduction=reduction)
+    return reduced(-apply(activation.LOG_SIGMOID, as_tensor(input) * target), reduction)
 
 
 @in_float32

@@ -127,15 +127,23 @@ def prod(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> Tensor:
 @in_float32
 def var(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
     """Return the variance over `dim` of floats: squares over the number less `correction`."""
-    x, less = as_tensor(x), checked_number(correction, "correction of var")
-    axes = _axes(x, dim)
-    count = math.prod([x.shape[i] for i in axes])
+    axes = _axes(as_tensor(x), dim)
+    return _variance(_centred(as_tensor(x), axes), axes, correction, keepdim)
+
+
+def _centred(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return x less its mean."""
     # Detached: the variance does not change with what is subtracted from all numbers, so the
     # gradient is right without. Twice, because a mean of large numbers is rounded.
     difference = x - mean(x, axes, keepdim=True).detach()
-    difference = difference - mean(difference, axes, keepdim=True).detach()
-    variance = mean(square(difference), axes, keepdim=keepdim)
-    divisor = count - less
+    return difference - mean(difference, axes, keepdim=True).detach()
+
+
+def _variance(x: Tensor, axes: tuple[int, ...], correction: float, keepdim: bool) -> Tensor:
+    """Return the variance of numbers whose mean is 0."""
+    variance = mean(square(x), axes, keepdim=keepdim)
+    count = math.prod([x.shape[i] for i in axes])
+    divisor = count - checked_number(correction, "correction of var")
     # As torch: 0 * inf is NaN for one number.
     return variance * (count / divisor if divisor > 0 else math.inf)
 
@@ -156,8 +164,12 @@ def moments(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> tuple[Tens
 @with_numpy_names
 @in_float32
 def std(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
-    """Return the square root of `var`. Where it is 0 no gradient flows."""
-    return _root(var(x, dim, correction=correction, keepdim=keepdim))
+    """Return the square root of `var`, which may overflow. Where it is 0 no gradient flows."""
+    x, axes = as_tensor(x), _axes(as_tensor(x), dim)
+    difference = _centred(x, axes)
+    largest = _scale_of(abs(difference), axes)
+    root = _root(_variance(difference / largest, axes, correction, keepdim=True)) * largest
+    return root if keepdim else root.reshape([n for i, n in enumerate(x.shape) if i not in axes])
 
 
 def _root(x: Tensor) -> Tensor:
@@ -207,12 +219,17 @@ def norm(
     # Divided by the largest: no power overflows, and the root of a sum of about 1 hardly depends on
     # the last digit of 1 / p. Detached: the norm does not change with what it is divided by.
     axes = _axes(x, dim)
-    if not math.prod(x.shape[i] for i in axes):
-        return sum(size, dim, keepdim=keepdim) ** (1.0 / power)  # of no elements
-    largest = amax(size, axes, keepdim=True).detach()
-    largest = where((largest > 0) & (largest < math.inf), largest, 1.0)
+    largest = _scale_of(size, axes)
     root = sum((size / largest) ** power, axes, keepdim=True) ** (1.0 / power) * largest
     return root if keepdim else root.reshape([n for i, n in enumerate(x.shape) if i not in axes])
+
+
+def _scale_of(sizes: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return the largest number, detached; 1 where it is 0, infinite or of no elements."""
+    if not math.prod([sizes.shape[i] for i in axes]):
+        return as_tensor(1.0, sizes.dtype)
+    largest = amax(sizes, axes, keepdim=True).detach()
+    return where((largest > 0) & (largest < math.inf), largest, 1.0)
 
 
 @with_numpy_names

@@ -122,13 +122,13 @@ SINH = fused_op("sinh", "x -> y", _sinh, gradient=lambda dy, x: dy * _cosh(x))
 
 COSH = fused_op("cosh", "x -> y", _cosh, gradient=lambda dy, x: dy * _sinh(x))
 
-ASINH = fused_op("asinh", "x -> y", _asinh, gradient=lambda dy, x: dy * (x * x + 1).rsqrt())
+ASINH = fused_op("asinh", "x -> y", _asinh, gradient=lambda dy, x: dy / _hypot(x, x.clip(1, 1)))
 
 ACOSH = fused_op(
     "acosh",
     "x -> y",
     lambda x: _log_of_sum(x - 1, (x - 1).sqrt() * (x + 1).sqrt()),
-    gradient=lambda dy, x: dy / ((x - 1) * (x + 1)).sqrt(),
+    gradient=lambda dy, x: dy / (abs(x) > 1e9).where(abs(x), ((x - 1) * (x + 1)).sqrt()),
 )
 
 ATANH = fused_op("atanh", "x -> y", _atanh, gradient=lambda dy, x: dy / ((1 - x) * (1 + x)))
