@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from actorflow.functional.elementwise import exp, log, maximum, sqrt, square, where
+from actorflow.functional.elementwise import clamp, exp, log, maximum, sqrt, square, where
 from actorflow.functional.reduce import norm
 from actorflow.tensor.literals import checked_number, checked_size, with_numpy_names
 from actorflow.tensor.op_math import in_float32
@@ -234,8 +234,8 @@ def _absolute(x: Tensor) -> Tensor:
 
 
 def _positive(x: Tensor) -> Tensor:
-    """Return max(x, 0) with torch's gradient at 0, which is 0 below and at the bound of a clamp."""
-    return x.relu()
+    """Return max(x, 0), whose gradient at 0 is 1, as that of torch's losses."""
+    return clamp(x, 0.0)
 
 
 def _at_least(x: Tensor, bound: float) -> Tensor:

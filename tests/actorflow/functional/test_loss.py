@@ -1,6 +1,7 @@
 """Losses of classes and of probabilities keep their digits, whatever part logits have in common."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,11 +25,8 @@ def computed(function, device, *wanted, **batch):
     def job(model, b):
         losses = function(b)
         weights = np.arange(1, 1 + losses.shape[0], dtype=losses.dtype.value)
-        inputs = [b[name] for name in wanted]
-        return {
-            "losses": losses,
-            **dict(zip(wanted, af.grad(losses, inputs, weights), strict=True)),
-        }
+        slopes = af.grad(losses, [b[name] for name in wanted], weights)
+        return {"losses": losses, **dict(zip(wanted, slopes, strict=True))}
 
     return job.step(nn.Module(), batch)
 
@@ -64,36 +62,28 @@ def shares_of(y, classes, smoothing=0.0, weight=1.0):
     return (np.eye(classes)[y] * (1 - smoothing) + smoothing / classes) * weight
 
 
+of_rows = partial(af.cross_entropy, reduction="none")
+
 FORMS = {
-    "labels": (lambda x, b: af.cross_entropy(x, b.y, reduction="none"), shares_of(Y, 7)),
+    "labels": (lambda x, b: of_rows(x, b.y), shares_of(Y, 7)),
     "weighted": (
-        lambda x, b: af.cross_entropy(x, b.y, WEIGHT.astype(x.dtype.value), reduction="none"),
+        lambda x, b: of_rows(x, b.y, WEIGHT.astype(x.dtype.value)),
         shares_of(Y, 7, weight=WEIGHT),
     ),
-    "smoothed": (
-        lambda x, b: af.cross_entropy(x, b.y, reduction="none", label_smoothing=0.2),
-        shares_of(Y, 7, 0.2),
-    ),
+    "smoothed": (lambda x, b: of_rows(x, b.y, label_smoothing=0.2), shares_of(Y, 7, 0.2)),
     "smoothed, weighted": (
-        lambda x, b: af.cross_entropy(
-            x, b.y, WEIGHT.astype(x.dtype.value), reduction="none", label_smoothing=0.3
-        ),
+        lambda x, b: of_rows(x, b.y, WEIGHT.astype(x.dtype.value), label_smoothing=0.3),
         shares_of(Y, 7, 0.3, WEIGHT),
     ),
     "some ignored": (
-        lambda x, b: af.cross_entropy(x, b.y, ignore_index=3, reduction="none"),
+        lambda x, b: of_rows(x, b.y, ignore_index=3),
         shares_of(Y, 7) * (Y != 3)[:, None],
     ),
     "pixels": (
-        lambda x, b: af.cross_entropy(
-            x.reshape(4, 3, 7).permute(0, 2, 1), b.y.reshape(4, 3), reduction="none"
-        ).flatten(),
+        lambda x, b: of_rows(x.reshape(4, 3, 7).permute(0, 2, 1), b.y.reshape(4, 3)).flatten(),
         shares_of(Y, 7),
     ),
-    "probabilities": (
-        lambda x, b: af.cross_entropy(x, SOFT.astype(x.dtype.value), reduction="none"),
-        SOFT,
-    ),
+    "probabilities": (lambda x, b: of_rows(x, SOFT.astype(x.dtype.value)), SOFT),
     "nll of log_softmax": (
         lambda x, b: af.nll_loss(af.log_softmax(x, 1), b.y, reduction="none"),
         shares_of(Y, 7),
@@ -126,7 +116,7 @@ def test_a_common_part_of_logits_leaves_loss_and_gradient_their_digits(form, dty
 @pytest.mark.parametrize("classes", [1, 2, 33, 1000])
 def test_so_it_is_of_any_number_of_classes(classes, device):
     x, y = logits("float32", classes), Y % classes
-    made = computed(lambda b: af.cross_entropy(b.x, b.y, reduction="none"), device, "x", x=x, y=y)
+    made = computed(lambda b: of_rows(b.x, b.y), device, "x", x=x, y=y)
     losses, gradient = of_shares(x, shares_of(y, classes))
     np.testing.assert_allclose(made["losses"], losses, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(made["x"], gradient, rtol=1e-5, atol=1e-5)
@@ -264,6 +254,12 @@ def test_soft_margins_keep_what_is_small(sign, device):
     made = computed(function, device, "x", x=x)
     expected = np.logaddexp(0, -sign * x.astype(np.float64))
     np.testing.assert_allclose(made["losses"], expected, rtol=2e-6, atol=1e-37)
+
+
+def test_a_hinge_at_its_bound_has_torchs_slope(device):
+    x = np.ones(2, np.float32)
+    made = computed(lambda b: af.margin_ranking_loss(b.x, x, 1.0, 0.0, "none"), device, "x", x=x)
+    np.testing.assert_array_equal(made["x"], [-1, -2])
 
 
 def test_a_target_of_logits_of_any_size_has_minus_the_logit_as_gradient():
