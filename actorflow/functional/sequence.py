@@ -201,7 +201,7 @@ def rotary(
 
 Lengths = Tensor | np.ndarray | Sequence[int] | int
 
-_NEVER = -1e30
+_NEVER = -1e37
 """The logarithm of what cannot be: finite, so that sums and gradients of it are."""
 
 
