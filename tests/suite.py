@@ -118,7 +118,7 @@ MERGE = (
 
 NIGHTLY = (
     Configuration("numpy", (), ("tests",)),
-    Configuration("native", ("--native",), OF_JOBS),
+    Configuration("native", ("--native",), OF_JOBS, _of_system("swept_functions")),
     Configuration("sim", ("--device", "sim"), ON_DEVICES),
     Configuration("cuda", ("--device", "cuda", "--deselect", KILLS), ON_CUDA),
     Configuration("two-devices", ("--device", "sim:0,sim:1"), ON_DEVICES),

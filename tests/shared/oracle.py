@@ -131,7 +131,7 @@ def listed(made: Any) -> list[Any]:
     return list(made) if isinstance(made, (list, tuple)) else [made]
 
 
-def ours(case: Case, dtype: str) -> dict[str, np.ndarray]:
+def ours(case: Case, dtype: str, **options: Any) -> dict[str, np.ndarray]:
     """Return the outputs and gradients of all argument sets, by name, as a job computes them.
 
     What is no function has a case of its own kind, with two methods that say so.
@@ -174,7 +174,7 @@ def ours(case: Case, dtype: str) -> dict[str, np.ndarray]:
             }
         return outputs
 
-    job = af.job(train=False)(compute)
+    job = af.job(train=False, **options)(compute)
     model = nn.Module()
     results = {}
     try:

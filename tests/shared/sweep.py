@@ -9,38 +9,44 @@ an error that the arguments' own last places explain.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from oracle import Case, ours
+import pytest
+from oracle import Case, listed, ours
+
+from compiler.contract.types import rounded
 
 ORACLE = Path(__file__).resolve().parents[1] / "oracle"
 
-SIZES = {
-    "float16": (1e-6, 1e-3, 1.0, 40.0, 1e3, 2e4),
-    "float32": (1e-30, 1e-12, 1e-4, 1.0, 1e4, 1e12, 1e30),
-}
+_WIDE = (1e-30, 1e-12, 1e-4, 1.0, 1e4, 1e12, 1e30)
+
+SIZES = {"float16": (1e-6, 1e-3, 1.0, 40.0, 1e3, 2e4), "bfloat16": _WIDE, "float32": _WIDE}
 """What arguments of about 1 are multiplied by."""
 
-EPS = {"float16": 2.0**-11, "float32": 2.0**-24}
-LARGEST = {"float16": 65504.0, "float32": float(np.finfo(np.float32).max)}
-LEAST = {"float16": 2.0**-24, "float32": 2.0**-149}
+EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028234e38}
+LEAST = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}
 
 PERTURBED = 3
 """How often arguments are moved by a last place, to see what that does to results."""
 
 
 def cases() -> Iterator[Case]:
-    """Yield the cases of tests/oracle that have floats, by file and in their order."""
+    """Yield the cases of tests/oracle that have floats; the second of a name says its file."""
+    names = set()
     for file in sorted(ORACLE.glob("test_*.py")):
         spec = importlib.util.spec_from_file_location(f"swept_{file.stem}", file)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         for case in getattr(module, "CASES", ()):
             if isinstance(case, Case) and any(a.dtype.kind == "f" for a in case.sets[0]):
-                yield case
+                end = f" of {file.stem.removeprefix('test_')}" if case.name in names else ""
+                names.add(case.name)
+                yield replace(case, name=case.name + end)
 
 
 def scaled(case: Case, dtype: str, sizes: Sequence[float]) -> list[tuple[np.ndarray, ...]]:
@@ -48,12 +54,26 @@ def scaled(case: Case, dtype: str, sizes: Sequence[float]) -> list[tuple[np.ndar
     first = next(
         (s for s in case.sets if all(a.size > 1 for a in s if a.dtype.kind == "f")), case.sets[0]
     )
+    as_held = rounded if dtype == "bfloat16" else lambda a: a.astype(dtype)
     return [
-        tuple(
-            (a * size).astype(dtype).astype(np.float64) if a.dtype.kind == "f" else a for a in first
-        )
+        tuple(as_held(a * size).astype(np.float64) if a.dtype.kind == "f" else a for a in first)
         for size in sizes
     ]
+
+
+def between_products(function: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """Return a function whose tensors come from products with 1, and go into such ones.
+
+    In a job of precision "bf16" what lies between them is bfloat16 where the precision lets it.
+    """
+    one = np.ones((1, 1), np.float32)
+
+    def through(tensor: Any) -> Any:
+        if not tensor.dtype.is_float or 0 in tensor.shape:
+            return tensor
+        return (tensor.reshape(-1, 1) @ one).reshape(tensor.shape)
+
+    return lambda *args: [through(t) for t in listed(function(*map(through, args)))]
 
 
 def moved(sets: Sequence[tuple[np.ndarray, ...]], dtype: str) -> list[tuple[np.ndarray, ...]]:
@@ -69,12 +89,18 @@ def moved(sets: Sequence[tuple[np.ndarray, ...]], dtype: str) -> list[tuple[np.n
     ]
 
 
-def faults(case: Case, dtype: str, sizes: Sequence[float] | None = None) -> list[str]:
-    """Return what is wrong with a case in a type: nothing, or a line for each result."""
-    sizes = SIZES[dtype] if sizes is None else sizes
+def faults(case: Case, dtype: str, sizes: Sequence[float], **options: Any) -> list[str]:
+    """Return what is wrong with a case in a type: nothing, or a line for each result.
+
+    `options` are those of the job in that type; the one in float64 has numpy's kernels.
+    """
     sets = scaled(case, dtype, sizes)
-    got = ours(replace(case, sets=sets), dtype)
-    with np.errstate(all="ignore"):
+    is_low = dtype == "bfloat16"
+    options |= {"precision": "bf16"} if is_low else {}
+    function = between_products(case.ours) if is_low else case.ours
+    got = ours(replace(case, sets=sets, ours=function), "float32" if is_low else dtype, **options)
+    with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACTORFLOW_NATIVE", "0")
         wide = ours(replace(case, sets=[*sets, *moved(sets, dtype)]), "float64")
     lines = []
     for name, array in got.items():

@@ -17,6 +17,7 @@ IMAGES = (300 + np.random.default_rng(1).normal(size=(2, 3, 32, 32))).astype(np.
 WIDE = IMAGES.astype(np.float64)
 
 NORM = np.sqrt((W**2).sum(0))
+QUARTERS = WIDE.reshape(2, 3, 2, 16, 2, 16).mean((3, 5))
 CHANNELS = WIDE.mean((0, 2, 3), keepdims=True), WIDE.var((0, 2, 3), keepdims=True)
 
 FACTORS = np.array([1e3, 1e3, 1e-2, 1e3, 1e-3, 1e-2], np.float16)
@@ -32,10 +33,7 @@ STATISTICS = {
     "normalize": (lambda x: af.normalize(x, dim=0), W / NORM),
     "cosine": (lambda x: af.cosine_similarity(x, x * 2, dim=0), np.ones(4)),
     "distance": (lambda x: af.pairwise_distance(x.T, -x.T), 2 * NORM),
-    "rms_norm": (
-        lambda x: af.rms_norm(x.T * 5, (500,)),
-        W.T / np.sqrt((W.T**2).mean(1, keepdims=True)),
-    ),
+    "rms_norm": (lambda x: af.rms_norm(x.T * 5, (500,)), (W / np.sqrt((W**2).mean(0))).T),
     "mse_loss": (lambda x: af.mse_loss(x, -x), (4 * W**2).mean()),
     "logsumexp": (lambda x: (x * 0 + 5).logsumexp(0), np.full(4, 5 + np.log(500))),
     "prod": (lambda x: (x[:6, 0] * 0 + FACTORS).prod(), 1e2),
@@ -51,22 +49,10 @@ POOLS = {
         lambda x: af.group_norm(x, 3),
         (WIDE - WIDE.mean((2, 3), keepdims=True)) / WIDE.std((2, 3), keepdims=True),
     ),
-    "avg_pool2d": (
-        lambda x: af.avg_pool2d(x, 16),
-        WIDE.reshape(2, 3, 2, 16, 2, 16).mean((3, 5)),
-    ),
-    "avg_pool1d": (
-        lambda x: af.avg_pool1d(x.flatten(2), 512),
-        WIDE.reshape(2, 3, 2, 512).mean(3),
-    ),
-    "adaptive_avg_pool2d": (
-        lambda x: af.adaptive_avg_pool2d(x, 2),
-        WIDE.reshape(2, 3, 2, 16, 2, 16).mean((3, 5)),
-    ),
-    "area": (
-        lambda x: af.interpolate(x, size=2, mode="area"),
-        WIDE.reshape(2, 3, 2, 16, 2, 16).mean((3, 5)),
-    ),
+    "avg_pool2d": (lambda x: af.avg_pool2d(x, 16), QUARTERS),
+    "avg_pool1d": (lambda x: af.avg_pool1d(x.flatten(2), 512), WIDE.reshape(2, 3, 2, -1).mean(3)),
+    "adaptive_avg_pool2d": (lambda x: af.adaptive_avg_pool2d(x, 2), QUARTERS),
+    "area": (lambda x: af.interpolate(x, size=2, mode="area"), QUARTERS),
     "local_response_norm": (
         lambda x: af.local_response_norm(x, 1),
         WIDE / (1e-4 * WIDE**2 + 1) ** 0.75,
@@ -117,10 +103,8 @@ def test_gradients_fit_where_what_they_sum_up_does_not(options, computed):
 def test_a_layer_keeps_statistics_of_float16_batches(options):
     class Net(nn.Module):
         def __init__(self):
-            self.bn, self.instances = (
-                nn.BatchNorm1d(4),
-                nn.InstanceNorm1d(4, track_running_stats=True),
-            )
+            self.bn = nn.BatchNorm1d(4)
+            self.instances = nn.InstanceNorm1d(4, track_running_stats=True)
 
     def train(model, b):
         y = model.bn(b.x)
@@ -145,17 +129,13 @@ def test_attention_keeps_scores_in_float32(options, computed, has_gradient):
         "causal attention": lambda q, v: af.attention(q, q, v, causal=True),
         "scaled": lambda q, v: af.scaled_dot_product_attention(q, q, v),
         "causal scaled": lambda q, v: af.scaled_dot_product_attention(q, q, v, is_causal=True),
-        "masked": lambda q, v: af.scaled_dot_product_attention(
-            q, q, v, attn_mask=np.ones((8, 8), bool)
-        ),
+        "masked": lambda q, v: af.scaled_dot_product_attention(q, q, v, np.ones((8, 8), bool)),
     }
 
     def outputs(b):
         made = {name: form(b.q, b.v) for name, form in forms.items()}
-        if has_gradient:
-            slopes = {f"{name} dv": af.grad(y.sum(), [b.v])[0] for name, y in made.items()}
-            made |= slopes
-        return made
+        slopes = {f"{name} dv": af.grad(y.sum(), [b.v])[0] for name, y in made.items()}
+        return made | slopes if has_gradient else made
 
     found = computed(outputs, options, q=q, v=v)
     for name in forms:
