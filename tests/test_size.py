@@ -18,7 +18,7 @@ BUDGET = {
     "actors": 43_100,
     "compiler": 31_500,
     "memory": 3_800,
-    "tests": 97_300,
+    "tests": 96_500,
     "benchmarks": 14_300,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

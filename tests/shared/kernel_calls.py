@@ -214,17 +214,6 @@ def run_typed(
     return outs, needs
 
 
-def in_place(kernel, attrs, inputs, pairs, launches=1):
-    """Run a kernel whose outputs lie over inputs: pairs of (output, input); returns the outputs."""
-    arrays = [x.copy() for x in inputs]
-    outputs = tuple(arrays[index] for _, index in pairs)
-    launch, needs, _ = bind_kernel(kernel, attrs, arrays, outputs)
-    assert needs.in_place == tuple(pairs)
-    for _ in range(launches):
-        launch()
-    return outputs
-
-
 def strided(rng, shape, dtype=np.float32, kind="dense", values=None):
     """Return random values in an array of the layout `kind`."""
     values = rng.standard_normal(shape) if values is None else np.asarray(values)
@@ -236,12 +225,16 @@ def strided(rng, shape, dtype=np.float32, kind="dense", values=None):
         array = np.empty((*shape[:-1], shape[-1] + 5), dtype)[..., 2 : 2 + shape[-1]]
     elif kind == "permuted" and len(shape) >= 3:
         array = np.empty((shape[1], shape[0], *shape[2:]), dtype).swapaxes(0, 1)
+    elif kind == "apart" and len(shape) >= 2:  # rows and columns of a larger matrix
+        array = np.empty((*shape[:-2], shape[-2] + 1, shape[-1] + 5), dtype)
+        array = array[..., 1:, 2 : 2 + shape[-1]]
+    elif kind == "turned" and len(shape) >= 3:  # as heads lie in a projection
+        array = np.moveaxis(np.empty((shape[-2], *shape[:-2], shape[-1]), dtype), 0, -2)
+    elif kind == "last" and len(shape) >= 3:  # channels last
+        array = np.moveaxis(np.empty((shape[0], *shape[2:], shape[1]), dtype), -1, 1)
     elif kind == "broadcast" and len(shape) >= 1:
         return np.broadcast_to(values[..., :1].astype(dtype), shape)
     else:
         array = np.empty(shape, dtype)
     array[...] = values
     return array
-
-
-KINDS = ("dense", "transposed", "sliced", "windowed", "permuted", "broadcast")

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from attention_formulas import attention
 from loss_formulas import bce_of_logits, losses, picked_losses, soft_losses, weighted_losses
 from norm_formulas import batch_norm, layer_norm, rms_norm, statistics
 from random_formulas import dropout, dropout_of_part, random_numbers
@@ -100,17 +101,6 @@ def softmax(x, scale, causal):
         z = np.where(np.tri(rows, columns, columns - rows, dtype=bool), z, -np.inf)
     e = np.exp(z - z.max(-1, keepdims=True, initial=-np.inf))
     return e / e.sum(-1, keepdims=True)
-
-
-def attention(q, k, v, *more, scale, causal, p=0.0, key=0, numbered=False):
-    scores = scale * (q @ k.swapaxes(-1, -2)) + (more[0] if (len(more) - numbered) % 2 else 0)
-    is_visible = np.tri(*scores.shape[-2:], scores.shape[-1] - scores.shape[-2], dtype=bool)
-    e = np.exp(np.where(is_visible | (not causal), scores, -np.inf))
-    dropped = weights = e / e.sum(-1, keepdims=True)
-    drop, flat = dropout_of_part if numbered else dropout, weights.reshape(*q.shape[:-2], -1)
-    if len(more) > 1:
-        dropped = drop(flat, *more[-2 - numbered :], p=p, key=key).reshape(weights.shape)
-    return dropped @ v, np.log(e.sum(-1))
 
 
 def stretched(x, shape):

@@ -20,8 +20,23 @@ def windows_in(padded, kernel, strides, dilation):
 
 
 def wide(x, low, high, value=0.0):
-    ends = [(0, 0), (0, 0), *zip(low, high, strict=True)]
-    return np.pad(x, ends, constant_values=value)
+    """Return x with `value` around it; less than none of it cuts x off."""
+    ends = [*zip((0, 0, *low), (0, 0, *high), strict=True)]
+    padded = np.pad(x, [(max(a, 0), max(b, 0)) for a, b in ends], constant_values=value)
+    return padded[cuts(ends)]
+
+
+def cuts(ends):
+    return tuple([slice(max(-a, 0), -max(-b, 0) or None) for a, b in ends])
+
+
+def onto(shape, low, high):
+    """Return zeros of a shape, and a view of those that windows see, with all around them."""
+    ends = [*zip((0, 0, *low), (0, 0, *high), strict=True)]
+    pads = [(max(a, 0), max(b, 0)) for a, b in ends]
+    whole = np.zeros([n + a + b for n, (a, b) in zip(shape, pads, strict=True)])
+    inner = tuple([slice(a, a + n) for n, (a, _) in zip(shape, pads, strict=True)])
+    return whole[inner], whole[cuts(ends)]
 
 
 def by_groups(groups, *arrays):
@@ -40,13 +55,12 @@ def conv(x, w, strides, low, high, dilation, groups):
 
 
 def conv_input_grad(dy, w, strides, low, high, dilation, groups, spatial):
-    dx = np.zeros((len(dy), w.shape[1] * groups, *spatial))
-    padded = wide(dx, low, high)
-    for to, part, weight in by_groups(groups, (padded, 1), (dy, 1), (w, 0)):
+    dx, seen = onto((len(dy), w.shape[1] * groups, *spatial), low, high)
+    for to, part, weight in by_groups(groups, (seen, 1), (dy, 1), (w, 0)):
         _, windows = windows_in(to, w.shape[2:], strides, dilation)
         for place, window in windows:
             window += np.tensordot(part[place], weight, 1)
-    return padded[(..., *[slice(a, a + n) for a, n in zip(low, spatial, strict=True)])]
+    return dx
 
 
 def conv_weight_grad(x, dy, strides, low, high, dilation, groups, kernel):
@@ -60,25 +74,34 @@ def conv_weight_grad(x, dy, strides, low, high, dilation, groups, kernel):
 
 
 def max_pool(x, kernel, strides, low, high, dilation):
-    counts, windows = windows_in(wide(x, low, high, -np.inf), kernel, strides, dilation)
-    y, taps = np.zeros((*x.shape[:2], *counts)), np.zeros((*x.shape[:2], *counts), np.uint8)
-    for place, window in windows:
-        flat = window.reshape(*x.shape[:2], -1)
-        y[place], taps[place] = flat.max(-1), flat.argmax(-1)
+    """A NaN is the largest, and what lies outside is none; the first tap of equal ones wins."""
+    padded, inside = wide(x, low, high), wide(np.ones(x.shape), low, high)
+    counts, windows = windows_in(padded, kernel, strides, dilation)
+    insides = windows_in(inside, kernel, strides, dilation)[1]
+    none = int(np.prod(kernel))
+    y = np.full((*x.shape[:2], *counts), -np.inf)
+    taps = np.full(y.shape, none, np.uint8)
+    for (place, window), (_, is_in) in zip(windows, insides, strict=True):
+        for number, tap in enumerate(np.ndindex(*kernel)):
+            value, best = window[(..., *tap)], y[place]
+            is_better = (value > best) | np.isnan(value) | (taps[place] == none)
+            is_better = is_better & (is_in[(..., *tap)] > 0)
+            y[place] = np.where(is_better, value, best)
+            taps[place] = np.where(is_better, number, taps[place])
     return y, taps
 
 
 def max_pool_grad(dy, taps, kernel, strides, low, high, dilation, spatial):
-    padded = wide(np.zeros((*dy.shape[:2], *spatial)), low, high)
-    for place, window in windows_in(padded, kernel, strides, dilation)[1]:
+    dx, seen = onto((*dy.shape[:2], *spatial), low, high)
+    for place, window in windows_in(seen, kernel, strides, dilation)[1]:
         for number, tap in enumerate(np.ndindex(*kernel)):
             window[(..., *tap)] += np.where(taps[place] == number, dy[place], 0)
-    return padded[(..., *[slice(a, a + n) for a, n in zip(low, spatial, strict=True)])]
+    return dx
 
 
 def max_pool_pick(x, taps, kernel, strides, low, high, dilation):
     y = np.zeros(taps.shape)
     for place, window in windows_in(wide(x, low, high), kernel, strides, dilation)[1]:
-        flat = window.reshape(*x.shape[:2], -1)
-        y[place] = np.take_along_axis(flat, taps[place][..., None].astype(int), -1)[..., 0]
+        for number, tap in enumerate(np.ndindex(*kernel)):
+            y[place] = np.where(taps[place] == number, window[(..., *tap)], y[place])
     return y

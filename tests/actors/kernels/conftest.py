@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
-from actors.kernels.common import strides
+from actors.kernels.common import attention_blocks, gemm, strides
 from actors.kernels.common.host_memory import quiet_floating_point
+from actors.kernels.cuda import attention as on_gpu
+from actors.kernels.cuda import matmul as product_on_gpu
 from actors.kernels.library import launch
+from actors.kernels.native import attention as in_c
 from actors.kernels.native.fused import FusedKernel
+from actors.kernels.reference import convolution as on_numpy
 from actors.kernels.reference.fused import NumpyFusedKernel
 
 
@@ -30,7 +34,6 @@ def native_call():
         operand=kernel_calls.operand,
         bind=kernel_calls.bind_kernel,
         call=kernel_calls.call_kernel,
-        in_place=kernel_calls.in_place,
     )
 
 
@@ -59,6 +62,26 @@ def pieces(request, monkeypatch):
         monkeypatch.setattr(strides, "BLOCK_BYTES", request.param)
         for name in ("CHUNK_BYTES", "RUN_BYTES", "CACHED_BYTES"):
             monkeypatch.setattr(launch, name, request.param)
+
+
+SMALL = (
+    (attention_blocks, {"STRIPS": (3, 3), "CHUNKS": (4, 4), "GROUP_BYTES": 1}),
+    (in_c, {"_KEYS": 16, "_STRIP": 6, "_BLOCK": 12}),
+    (on_gpu, {"CHUNK_BYTES": 700, "_LEAST_ROWS": 3}),
+    (strides, {"BLOCK_BYTES": 64}),
+    (launch, {"CHUNK_BYTES": 64, "RUN_BYTES": 64, "CACHED_BYTES": 64}),
+    (on_numpy, {"CHUNK_BYTES": 300}),
+    (gemm, {"CHUNK_FLOPS": 50_000}),
+    (product_on_gpu, {"_MOST_PLACES": 3}),
+)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Blocks, strips and chunks so small that small tensors have many."""
+    for module, values in SMALL:
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
 
 
 @pytest.fixture

@@ -107,31 +107,6 @@ def _widened(x, dtype):
     return x.astype(np.float32)
 
 
-def test_every_number_of_float16_is_stored_as_it_was_loaded(emulated_run):
-    b = Builder()
-    x = b.input(Kind.FULL, DType.FLOAT16)
-    program = b.program(b.op("neg", b.op("neg", x)))
-    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16).reshape(256, 256)
-    (made,) = run(emulated_run, program, 256, 256, [numbers], seeds=(0,)).outputs
-    np.testing.assert_array_equal(made, numbers)
-    numbers = numbers[~np.isnan(numbers)]
-    made = made[~np.isnan(made)]
-    np.testing.assert_array_equal(np.signbit(made), np.signbit(numbers))
-
-
-def test_rounding_to_float16_is_that_of_numpy(emulated_run):
-    b = Builder()
-    program = b.program(b.cast(b.input(), DType.FLOAT16))
-    steps = np.arange(0, 1 << 32, 104_729, dtype=np.uint32)
-    edges = np.arange(0x38800000 - 9, 0x38800000 + 9, dtype=np.uint32)
-    edges = np.concatenate([edges, np.arange(0x477FF000 - 9, 0x477FF000 + 9, dtype=np.uint32)])
-    numbers = np.concatenate([steps, edges]).view(np.float32)[None]
-    with np.errstate(all="ignore"):
-        expected = numbers.astype(np.float16)
-    (made,) = run(emulated_run, program, *numbers.shape, [numbers], seeds=(0,)).outputs
-    np.testing.assert_array_equal(made, expected)
-
-
 UNARY = (*ELEMENTWISE[ELEMENTWISE.index("neg") : ELEMENTWISE.index("lt")], "not")
 
 

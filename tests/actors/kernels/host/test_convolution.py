@@ -1,48 +1,19 @@
-"""Convolution and pooling on every path against the references: odd windows, layouts, chunks."""
+"""What convolutions need and hold, and how oneDNN cuts them; numbers: `test_conformance`."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from emulated_run import emulated_run, loaded, stored
-from kernel_calls import call_kernel, low_operand, operand, strided
+from emulated_run import loaded, stored
+from kernel_calls import call_kernel, low_operand, operand
 
 from actors.kernels.common.convolution_steps import OPS
-from actors.kernels.cuda import catalogue as gpus
 from actors.kernels.host import catalogue
 from actors.kernels.library import onednn
 from actors.kernels.reference import convolution as on_numpy
 from compiler.contract.attrs import Attrs
-from compiler.contract.types import DType, TensorType
+from compiler.contract.types import DType
 from compiler.graph.registry import find_op, reference
-
-KINDS = ("dense", "dense", "transposed", "sliced", "windowed", "permuted")
-POOLS = ("max_pool", "max_pool_grad", "max_pool_pick")
-
-
-def problems(seed, count):
-    """Yield attributes, x, weight and y of random convolutions; padding may cut off."""
-    rng = np.random.default_rng(seed)
-    for _ in range(count):
-        rank, groups = rng.integers(1, 4), int(rng.choice([1, 1, 2, 3]))
-        kernel, dilation = rng.integers(1, 4, rank), rng.integers(1, 4, rank)
-        strides, low, high = rng.integers(1, 5, rank), *rng.integers(-1, 4, (2, rank))
-        span = (kernel - 1) * dilation + 1
-        spatial = np.maximum(1, span - low - high) + rng.integers(0, 5, rank)
-        counts = (spatial + low + high - span) // strides + 1
-        batch, channels, results = rng.integers(0, 4), rng.integers(1, 3), rng.choice([1, 2, 4])
-        dtype = str(rng.choice(["float32", "float64"]))
-
-        def made(*shape, dtype=dtype, rng=rng):
-            return strided(rng, tuple(map(int, shape)), dtype, str(rng.choice(KINDS)))
-
-        names = ("kernel", "strides", "low", "high", "dilation", "spatial")
-        values = (kernel, strides, low, high, dilation, spatial)
-        attrs = {n: tuple(map(int, v)) for n, v in zip(names, values, strict=True)}
-        x = made(batch, channels * groups, *spatial)
-        weight = made(results * groups, channels, *kernel)
-        yield attrs | {"groups": groups}, x, weight, made(batch, results * groups, *counts)
 
 
 def calls_of(attrs, x, weight, y):
@@ -67,28 +38,6 @@ def wanted(op, attrs, inputs):
     return reference.get(find_op(op))(Attrs(attrs), *wide)
 
 
-def close(got, right, dtype):
-    near = 1e-4 if dtype == np.float32 else 1e-10
-    np.testing.assert_allclose(got, right, near, near)
-
-
-@pytest.mark.parametrize("chunk_bytes", [64, 1500, 1 << 22])
-def test_numpy_agrees_with_float64_however_columns_are_cut(chunk_bytes, monkeypatch):
-    monkeypatch.setattr(on_numpy, "CHUNK_BYTES", chunk_bytes)
-    kernels, rng = catalogue.kernels_by_name(), np.random.default_rng(chunk_bytes)
-    for problem in problems(chunk_bytes, 25):
-        for op, attrs, inputs in calls_of(*problem):
-            right = wanted(op, attrs, inputs)
-            outputs = [
-                strided(rng, r.shape, problem[1].dtype, str(rng.choice(KINDS)))
-                if r.dtype.kind == "f" else np.zeros(r.shape, r.dtype)
-                for r in right
-            ]  # fmt: skip
-            made = call_kernel(kernels[f"numpy.{op}"], attrs, inputs, outputs)
-            for got, want in zip(made, right, strict=True):
-                close(got, want, problem[1].dtype)
-
-
 def as_exact(inputs, dtype):
     """Return inputs in a type, and the numbers that they are then."""
     kept = [stored(a, dtype) if a.dtype.kind == "f" else a for a in inputs]
@@ -102,29 +51,6 @@ def has_products(dtype):
 
 
 both_types = pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-4), ("bfloat16", 1e-2)])
-
-
-@both_types
-def test_onednn_agrees_with_float64_on_any_number_of_threads(native, dtype, limit):
-    kernels, rng, taken = catalogue.kernels_by_name(), np.random.default_rng(0), 0
-    for attrs, x, weight, y in problems(7, 60):
-        wide = [attrs, *[np.concatenate([a] * 3).astype("f4") for a in (x, y)]]
-        wide.insert(2, np.ascontiguousarray(weight, "f4"))
-        for op, own, exact in itertools.islice(calls_of(*wide), 3):
-            inputs, exact = as_exact(exact, dtype)
-            (right,) = wanted(op, own, exact)
-            kind = "dense" if "weight" in op else "windowed"
-            out = strided(rng, right.shape, inputs[0].dtype, kind)
-            kernel = kernels[f"onednn.{op}"]
-            if kernel.query(own, tuple(map(low_operand, inputs)), (low_operand(out),)) is None:
-                continue
-            taken += 1
-            (made,) = call_kernel(kernel, own, inputs, (out,), of=low_operand)
-            np.testing.assert_allclose(loaded(made), right, limit, limit)
-            with native.as_one_thread():
-                (alone,) = call_kernel(kernel, own, inputs, (out,), of=low_operand)
-            assert alone.tobytes() == made.tobytes()
-    assert taken > 60 or not has_products(dtype)
 
 
 @both_types
@@ -168,103 +94,11 @@ def test_slices_of_channels_agree_with_float64(
         assert alone.tobytes() == made.tobytes()
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_an_input_gradient_of_windows_that_reach_far_beyond_y_agrees_with_float64(groups, native):
-    rng, kernel = (
-        np.random.default_rng(groups),
-        catalogue.kernels_by_name()["onednn.conv_input_grad"],
-    )
-    y = lying(rng.standard_normal((9, 16, 3, 5)).astype("f4"), is_last=True)
-    weight = rng.standard_normal((16, 6 // groups, 5, 4)).astype("f4")
-    ways = {"strides": (1, 2), "low": (0, 0), "high": (0, 1), "dilation": (1, 1)}
-    attrs = ways | {"groups": groups, "spatial": (7, 11)}
-    (right,) = wanted("conv_input_grad", attrs, (y, weight))
-    x = lying(np.zeros((9, 6, 7, 11), "f4"), is_last=True)
-    if kernel.query(attrs, (operand(y), operand(weight)), (operand(x),)) is None:
-        assert not onednn.is_available()
-        return
-    (made,) = call_kernel(kernel, attrs, (y, weight), (x,))
-    close(made / 8, right / 8, np.float32)
-
-
 def lying(array, *, is_last):
     """Return an array as a dense one, with the second axis innermost."""
     if not is_last:
         return np.array(array, order="C")
     return np.moveaxis(np.array(np.moveaxis(array, 1, -1), order="C"), -1, 1)
-
-
-LAYOUTS = ("first", "last", "dense", "transposed", "sliced", "windowed", "permuted")
-
-
-@pytest.mark.parametrize("is_tiled", [False, True])
-@pytest.mark.parametrize("channels", [1, 3, 6, 17, 70])
-def test_pools_in_c_agree_with_the_reference_however_each_operand_lies(channels, is_tiled, native):
-    kernels, rng = catalogue.kernels_by_name(), np.random.default_rng(channels)
-    for attrs, x, weight, y in problems(3 + channels, 30):
-        if is_tiled:
-            attrs |= {"strides": attrs["kernel"], "dilation": (1,) * len(attrs["kernel"])}
-            attrs |= dict.fromkeys(("low", "high"), (0,) * len(attrs["kernel"]))
-            attrs["spatial"] = tuple([3 * k for k in attrs["kernel"]])
-        x = rng.standard_normal((len(x), channels, *attrs["spatial"])).astype(x.dtype)
-        for op, own, inputs in calls_of(attrs, x, weight, y):
-            if op not in POOLS:
-                continue
-            right = wanted(op, own, inputs)
-            dtypes = [x.dtype if r.dtype.kind == "f" else r.dtype for r in right]
-            given = [put(rng, a, a.dtype) for a in inputs]
-            outputs = [put(rng, np.zeros(r.shape), d) for r, d in zip(right, dtypes, strict=True)]
-            made = call_kernel(kernels[f"c.{op}"], own, given, outputs)
-            with native.as_one_thread():
-                alone = call_kernel(kernels[f"c.{op}"], own, given, outputs)
-            for got, same, want in zip(made, alone, right, strict=True):
-                close(got, want, x.dtype)
-                assert got.tobytes() == same.tobytes()
-
-
-def put(rng, values, dtype):
-    """Return values in an array of some layout."""
-    kind = str(rng.choice(LAYOUTS))
-    if kind in LAYOUTS[:2]:
-        return lying(values.astype(dtype), is_last=kind == "last")
-    return strided(rng, values.shape, dtype, kind, values)
-
-
-def test_a_pool_in_c_of_rows_longer_than_a_block_finds_infinities_and_none(native):
-    rng, kernels = np.random.default_rng(0), catalogue.kernels_by_name()
-    x = rng.choice([-np.inf, np.nan, 1.0, -0.0], (2, 3, 5, 700)).astype("f4")
-    ways = {"strides": (2, 1), "low": (1, 2), "high": (4, 3), "dilation": (1, 2)}
-    attrs = ways | {"kernel": (3, 3), "groups": 1, "spatial": x.shape[2:]}
-    y = np.zeros((2, 3, 4, 701), np.float32)
-    for op, own, inputs in calls_of(attrs, x, x[:3, :1, :3, :3], y):
-        if op in POOLS:
-            right = wanted(op, own, inputs)
-            outputs = [np.zeros(r.shape, "f4" if r.dtype.kind == "f" else r.dtype) for r in right]
-            for got, want in zip(
-                call_kernel(kernels[f"c.{op}"], own, inputs, outputs), right, strict=True
-            ):
-                close(got, want, x.dtype)
-
-
-@pytest.mark.parametrize("chunk_bytes", [256, 1 << 28])
-def test_a_gpu_agrees_with_float64_however_columns_are_cut(chunk_bytes, native_toolchain):
-    kernels = gpus.kernels_by_name("h200")
-    for problem in problems(chunk_bytes, 8):
-        for op, attrs, inputs in calls_of(*problem):
-            right = wanted(op, attrs, inputs)
-            types = [
-                TensorType(
-                    DType(str(problem[1].dtype if r.dtype.kind == "f" else r.dtype)), r.shape
-                )
-                for r in right
-            ]
-            dtypes = [DType(str(a.dtype)) for a in inputs]
-            kernel = kernels[f"cuda.{op}"]
-            if op in OPS:
-                kernel = replace(kernel, chunk_bytes=chunk_bytes)
-            made = emulated_run(native_toolchain, kernel, attrs, inputs, types, dtypes=dtypes)
-            for got, want in zip(made.outputs, right, strict=True):
-                close(got, want, problem[1].dtype)
 
 
 def test_columns_of_one_element_are_the_input_itself():

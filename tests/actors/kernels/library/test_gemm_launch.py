@@ -1,11 +1,11 @@
-"""Every library against float64, among guard bytes, and bit for bit on any number of threads."""
+"""What every library does but for its products, which `test_conformance` has."""
 
 import ctypes
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernel_calls import GUARD, garbage, guarded, strided
+from kernel_calls import GUARD, garbage
 
 from actors.kernels.common import gemm
 from actors.kernels.common.gemm import gemm_of, view_of_array
@@ -14,36 +14,8 @@ from actors.kernels.library.gemm_launch import Epilogue, workspace_bytes
 from actors.kernels.library.launch import NativeError
 from actors.kernels.native.matmul import LIBRARIES
 from compiler.contract.errors import InternalError
-from compiler.contract.types import from_bits, to_bits
 
 BY_NAME = {library.name: library for library in LIBRARIES}
-SHAPES = [
-    ((), 1, 1, 1),
-    ((), 1, 70, 33),
-    ((), 70, 1, 33),
-    ((), 5, 3, 1),
-    ((), 3, 17, 129),
-    ((), 64, 64, 64),
-    ((), 33, 65, 31),
-    ((), 130, 257, 96),
-    ((), 600, 77, 64),
-    ((3,), 17, 16, 8),
-    ((2, 2), 9, 40, 21),
-]
-
-
-def bits(values, name):
-    """Return values as arrays of a type hold them."""
-    return to_bits(values) if name == "bfloat16" else values.astype(name)
-
-
-def numbers(array):
-    return (from_bits(array) if array.dtype == np.uint16 else array).astype(np.float64)
-
-
-def matrix(rng, shape, name, kind):
-    values = bits(rng.standard_normal(shape), name)
-    return strided(None, shape, values.dtype, kind, values)
 
 
 def form(a, b, out):
@@ -69,77 +41,6 @@ def run(library, a, b, out, epilogue=None):
 @pytest.fixture(params=sorted(BY_NAME))
 def library(request, native):
     return BY_NAME[request.param]
-
-
-KINDS = (
-    ("dense", "dense"),
-    ("dense", "transposed"),
-    ("transposed", "windowed"),
-    ("windowed", "transposed"),
-)
-FULL, LOW = ("float32",), ("bfloat16", "bfloat16>float32")
-TAKES = {
-    "onednn": FULL + LOW,
-    "onednn.rows": FULL + LOW,
-    "onednn.packed": FULL + LOW,
-    "onednn.packed.blocks": FULL + LOW,
-    "openblas": (*FULL, "float64"),
-    "openblas.rows": (*FULL, "float64"),
-    "c": FULL,
-}
-
-TOLERANCE = {"float64": 1e-15, "float32": 1e-6, "bfloat16": 2e-6}
-"""Of the sum of the magnitudes of the products; what a bfloat16 output adds is its rounding."""
-
-
-CASES = [
-    (which, name, kinds, out_kind)
-    for which, names in TAKES.items()
-    for name in names
-    for kinds in KINDS
-    for out_kind in ("dense", "windowed")
-    if "packed" not in which or (kinds[0], out_kind) == ("dense", "dense")
-]
-
-
-@pytest.mark.parametrize(("which", "name", "kinds", "out_kind"), CASES)
-def test_every_product_agrees_with_float64(native, which, name, kinds, out_kind, monkeypatch):
-    library = BY_NAME[which]
-    monkeypatch.setattr(gemm, "CHUNK_FLOPS", 50_000)  # so that small matrices have many chunks
-    rng, taken = np.random.default_rng(0), 0
-    read, made = name.split(">") * 2 if ">" not in name else name.split(">")
-    for batch, m, n, k in SHAPES:
-        a, b = matrix(rng, (*batch, m, k), read, kinds[0]), matrix(rng, (k, n), read, kinds[1])
-        out, check = guarded(matrix(rng, (*batch, m, n), made, out_kind))
-        found = form(a, b, out)
-        if workspace_bytes(library, found) is None:
-            continue
-        taken += 1
-        run(library, a, b, out)
-        check()
-        expected, size = numbers(a) @ numbers(b), np.abs(numbers(a)) @ np.abs(numbers(b))
-        error = np.abs(numbers(out) - expected)
-        rounding = np.abs(expected) * 2.0**-8 if made == "bfloat16" else 0.0
-        assert (error <= size * TOLERANCE[read] + rounding).all(), (m, n, k, error.max())
-    if not taken:
-        pytest.skip(f"{library.name} takes no {name} on this machine")
-
-
-def test_results_are_the_same_bits_on_one_thread_and_on_two(library, monkeypatch):
-    rng = np.random.default_rng(1)
-    is_small = library.name == "c"
-    if is_small:
-        monkeypatch.setattr(gemm, "CHUNK_FLOPS", 50_000)
-    m, k, n = (256, 32, 32) if is_small else (600, 128, 384)
-    a, b = [rng.standard_normal(shape, np.float32) for shape in ((m, k), (k, n))]
-    outs = []
-    for threads in (1, 2, 2):
-        monkeypatch.setattr(gemm_launch.runtime, "num_threads", lambda count=threads: count)
-        outs.append(np.empty((m, n), np.float32))
-        found = run(library, a, b, outs[-1])
-    assert len(gemm.chunks_of(found, library.cut)) > 1
-    np.testing.assert_array_equal(outs[0], outs[1])
-    np.testing.assert_array_equal(outs[1], outs[2])
 
 
 def test_infinities_and_nan_come_out_as_of_numpy(library):

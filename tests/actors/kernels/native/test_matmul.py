@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from kernel_calls import bind_kernel, low_operand, operand
+from kernel_calls import bind_kernel, operand
 
 from actors.kernels.library import gemm_launch, onednn, tuning
 from actors.kernels.native.matmul import NATIVE_MATMUL_KERNELS
@@ -36,24 +36,6 @@ def test_exactly_one_kernel_takes_a_product(native, shape):
     out = np.empty((m, n), np.float32)
     run(a, b, out)
     np.testing.assert_allclose(out, a.astype(float) @ b, rtol=1e-4, atol=1e-4)
-
-
-def test_an_output_that_lies_transposed_is_written_where_it_lies(native):
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((40, 50), np.float32), rng.standard_normal((50, 60), np.float32)
-    out = np.empty((60, 40), np.float32).T
-    run(a, b, out)
-    np.testing.assert_allclose(out, a.astype(float) @ b, rtol=1e-4, atol=1e-4)
-
-
-def test_heads_are_multiplied_where_they_lie(native):
-    rng = np.random.default_rng(0)
-    packed = rng.standard_normal((2, 20, 3, 4, 8), np.float32)
-    q, k = [packed[:, :, which].swapaxes(1, 2) for which in (0, 1)]
-    out = np.empty((2, 4, 20, 20), np.float32)
-    run(q, k.swapaxes(-1, -2), out)
-    expected = q.astype(float) @ k.swapaxes(-1, -2)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_small_product_is_taken_by_rule_for_tiny_matrices(native):
@@ -99,17 +81,3 @@ def test_a_kernel_whose_library_is_not_chosen_does_not_take_the_product(native, 
 def test_integers_of_sixteen_bits_are_no_bfloat16(native):
     a = np.ones((8, 8), np.uint16)
     assert asked(a, a, np.empty_like(a)) == []
-
-
-def test_bfloat16_may_be_summed_into_float32(native):
-    if not onednn.is_available():
-        pytest.skip("oneDNN is not installed")
-    ones = np.full((64, 64), 0x3F80, np.uint16)
-    out = np.empty((64, 64), np.float32)
-    low, full = low_operand(ones), operand(out)
-    for kernel in NATIVE_MATMUL_KERNELS:
-        if kernel.query({}, (low, low), (full,)) is not None:
-            bind_kernel(kernel, {}, (ones, ones), (out,), low_operand)[0]()
-            np.testing.assert_array_equal(out, 64.0)
-            return
-    pytest.skip("this processor has no product of bfloat16")

@@ -3,8 +3,6 @@ import numpy as np
 from actors.kernels.common.host_memory import SHAPE_KERNELS
 from actors.kernels.native.movement import MOVEMENT_KERNELS
 
-KERNELS = {kernel.op: kernel for kernel in MOVEMENT_KERNELS}
-
 
 def test_no_kernel_reshapes_between_two_strided_layouts(native, native_call):
     strided = native_call.operand(np.zeros((4, 6), np.float32).T)
@@ -13,16 +11,6 @@ def test_no_kernel_reshapes_between_two_strided_layouts(native, native_call):
         assert kernel.query({}, (strided,), (strided,)) is None
         assert kernel.query({}, (strided,), (dense,)) is not None
         assert kernel.query({}, (dense,), (strided,)) is not None
-
-
-def test_large_moves_are_the_same_with_one_thread_and_with_two(with_threads, native_call):
-    x = np.random.default_rng(1).standard_normal((1500, 700), dtype=np.float32)
-
-    def moved():
-        return native_call.call(KERNELS["copy"], {}, (x.T,), (np.zeros(x.T.shape, "f4"),))
-
-    for num_threads in (1, 2):
-        np.testing.assert_array_equal(with_threads(num_threads, moved)[0], x.T)
 
 
 def test_no_kernel_takes_a_call_while_native_code_is_off(native_call):

@@ -10,7 +10,6 @@ from actors.kernels.host import catalogue
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.contract.types import DType
 
-LOW = DType.BFLOAT16
 EVERY = np.arange(1 << 16, dtype=np.uint16)
 
 
@@ -134,63 +133,6 @@ def test_no_kernel_of_arithmetic_takes_bfloat16_but_widened_or_its_own():
                 asked += 1
                 assert needs is None, f"{kernel.name} takes {inputs}"
     assert asked > 60
-
-
-def wide_call(op, attrs, inputs, shapes):
-    """Return what the op gives in float32."""
-    outputs = tuple(np.empty(shape, np.float32) for shape in shapes)
-    run(op, attrs, tuple(up(x) if x.dtype == np.uint16 else x for x in inputs), outputs)
-    return outputs
-
-
-HEADS = (2, 3, 5, 8)
-SOFT = {"scale": 0.5, "causal": True}
-CASES = {
-    "sum": ({"axes": (0,), "keepdims": False}, (floats(6, 5),), [(5,)]),
-    "max": ({"axes": (1,), "keepdims": True}, (floats(6, 5),), [(6, 1)]),
-    "matmul": ({}, (floats(2, 4, 6), floats(6, 3)), [(2, 4, 3)]),
-}
-
-
-@pytest.mark.parametrize("op", sorted(CASES))
-def test_a_widened_kernel_gives_the_rounded_results_of_float32(op):
-    attrs, inputs, shapes = CASES[op]
-    outputs = tuple(np.empty(shape, np.uint16) for shape in shapes)
-    assert run(op, attrs, inputs, outputs) == f"numpy.{op}.upcast"
-    for found, exact in zip(outputs, wide_call(op, attrs, inputs, shapes), strict=True):
-        np.testing.assert_array_equal(found, down(exact))
-
-
-def test_a_product_may_leave_its_float32_sums_unrounded():
-    a, b = floats(8, 6), floats(6, 5)
-    out = np.empty((8, 5), np.float32)
-    assert run("matmul", {"out_dtype": "float32"}, (a, b), (out,)) == "numpy.matmul.upcast"
-    np.testing.assert_allclose(out, up(a).astype(np.float64) @ up(b), rtol=1e-5, atol=1e-5)
-
-
-def test_attention_reads_and_makes_bfloat16_and_float32_statistics():
-    q, k, v = (floats(*HEADS, seed=s) for s in range(3))
-    y, lse = np.empty(HEADS, np.uint16), np.empty(HEADS[:-1], np.float32)
-    run("attention", SOFT, (q, k, v), (y, lse))
-    exact, statistics = wide_call("attention", SOFT, (q, k, v), [HEADS, HEADS[:-1]])
-    np.testing.assert_array_equal(y, down(exact))
-    np.testing.assert_array_equal(lse, statistics)
-    grads = tuple(np.empty(HEADS, np.uint16) for _ in range(3))
-    inputs = (floats(*HEADS, seed=9), q, k, v, y, lse)
-    run("attention_grad", SOFT, inputs, grads)
-    for found, exact in zip(
-        grads, wide_call("attention_grad", SOFT, inputs, [HEADS] * 3), strict=True
-    ):
-        np.testing.assert_array_equal(found, down(exact))
-
-
-def test_strided_operands_and_results_are_taken_where_they_lie():
-    a = floats(6, 2, 8)[:, 1].T
-    b = np.broadcast_to(floats(1, 5), (6, 5))
-    out = np.empty((5, 8), np.uint16).T
-    run("matmul", {}, (a, b), (out,))
-    (exact,) = wide_call("matmul", {}, (np.ascontiguousarray(a), b.copy()), [(8, 5)])
-    np.testing.assert_array_equal(out, down(exact))
 
 
 def test_true_uint16_is_never_taken_for_bfloat16():
