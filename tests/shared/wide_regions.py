@@ -136,3 +136,22 @@ def activated_region(rows, columns, width):
     steps = (TileStep(PROGRAM, (0,), (2,), program), TileStep(PRODUCT, (2, 1), (3,)))
     outputs = (TensorType(F32, (rows, width)),)
     return TiledLoop(rows, columns, 0, 2, (TileValue(F32, FULL),), outputs, steps)
+
+
+def product_then(program, rows, columns, held, shape=None):
+    """Return the region of a product and the program that reads it first; `held`: its type.
+
+    Operands are both factors and then what else the program reads; `shape` is that of results with
+    both extents, if not those.
+    """
+    num_inputs = 1 + len(program.inputs)
+    shapes = {FULL: shape or (rows, columns), ROW: (rows,), COLUMN: (columns,), SCALAR: ()}
+    outputs = tuple(
+        [TensorType(program.dtype_of(v), shapes[program.kind_of(v)]) for v in program.outputs]
+    )
+    makes = tuple(range(num_inputs + 1, num_inputs + 1 + len(outputs)))
+    steps = (
+        TileStep(PRODUCT, (0, 1), (num_inputs,)),
+        TileStep(PROGRAM, (num_inputs, *range(2, num_inputs)), makes, program),
+    )
+    return TiledLoop(rows, columns, 0, num_inputs, (TileValue(held, FULL),), outputs, steps)

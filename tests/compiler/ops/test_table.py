@@ -38,7 +38,7 @@ ELSEWHERE = {
     **dict.fromkeys(("send", "receive"), "between ranks; tests/actors/collectives"),
     "constant": "tests/compiler/ops/test_ops.py",
     "fused": "made of the others; tests/actors/kernels/native",
-    "region": "made of the others; tests/actors/kernels/native/test_chunked.py",
+    "region": "made of the others; tests/actors/kernels/test_regions.py",
     "cond": "its functions are attributes; tests/oracle/test_scan.py",
     "while": "its functions are attributes; tests/actorflow/functional/test_control.py",
     "scan": "its function is an attribute; tests/oracle/test_scan.py",

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fused_programs import Builder
+from wide_regions import product_then
 
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import epilogues
@@ -102,17 +103,8 @@ def test_nothing_else_is_taken_for_one(name):
     assert match_epilogues(REFUSED[name], 0, ROWS) == ()
 
 
-def region_of(program, dtype, shape=(ROWS, COLUMNS)):
-    count = 1 + len(program.inputs)
-    steps = (
-        TileStep(TileStepKind.PRODUCT, (0, 1), (count,)),
-        TileStep(TileStepKind.PROGRAM, (count, *range(2, count)), (count + 1,), program),
-    )
-    out = program.dtype_of(program.outputs[0])
-    outputs = (TensorType(out, shape),)
-    return TiledLoop(
-        ROWS, COLUMNS, 0, count, (TileValue(program.inputs[0].dtype, FULL),), outputs, steps
-    )
+def region_of(program, shape=(ROWS, COLUMNS)):
+    return product_then(program, ROWS, COLUMNS, program.inputs[0].dtype, shape)
 
 
 def numbers(*shape, seed):
@@ -146,7 +138,7 @@ def computed(arrays, types):
 
 def run(emulated_run, program, dtype, shape=(ROWS, COLUMNS), **options):
     arrays, types = given(program, dtype, shape)
-    region = region_of(program, dtype, shape)
+    region = region_of(program, shape)
     got = emulated_run(
         KERNEL, {"region": region}, tuple(arrays), region.outputs, dtypes=types, **options
     )
@@ -227,7 +219,7 @@ def test_the_record_says_how_the_residual_lies(emulated_run):
 
 
 def test_a_product_with_terms_is_planned_to_take_less_time():
-    region = region_of(biased(), F32)
+    region = region_of(biased())
     larger = replace(region, rows=4096, columns=4096, outputs=(TensorType(F32, (4096, 4096)),))
     shapes = [(4096, 64), (64, 4096), (4096,)]
     took = []

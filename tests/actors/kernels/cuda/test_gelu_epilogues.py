@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from wide_regions import product_then
 
 from actors.kernels.cuda import epilogues
 from actors.kernels.cuda.calls import LtEpilogue, RunKernel
@@ -16,7 +17,6 @@ from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.region import CudaRegion
 from compiler.contract.attrs import Attrs
 from compiler.contract.program import Kind, ProgramInput
-from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.types import DType, TensorType, from_bits, to_bits
 from compiler.graph.program_builder import ProgramBuilder, expand
 from compiler.ops.families.activation import GELU, SILU
@@ -109,20 +109,6 @@ def test_another_constant_is_not_taken_for_it(number):
     assert gelu_operand(changed, changed.outputs[0]) is None
 
 
-def region_of(program, held):
-    count = 1 + len(program.inputs)
-    made = tuple(range(count + 1, count + 1 + len(program.outputs)))
-    steps = (
-        TileStep(TileStepKind.PRODUCT, (0, 1), (count,)),
-        TileStep(TileStepKind.PROGRAM, (count, *range(2, count)), made, program),
-    )
-    shapes = {FULL: WIDE, COLUMN: (COLUMNS,)}
-    outputs = tuple(
-        [TensorType(program.dtype_of(v), shapes[program.kind_of(v)]) for v in program.outputs]
-    )
-    return TiledLoop(*WIDE, 0, count, (TileValue(held, FULL),), outputs, steps)
-
-
 def numbers(*shape, seed):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -141,7 +127,7 @@ def run(emulated_run, program, dtype, **options):
     shapes += [{FULL: WIDE, COLUMN: (COLUMNS,)}[entry.kind] for entry in program.inputs[1:]]
     arrays = [numbers(*shape, seed=n) for n, shape in enumerate(shapes)]
     stored = [to_bits(x) if dtype is BF16 else x for x in arrays]
-    region = region_of(program, dtype)
+    region = product_then(program, *WIDE, dtype)
     got = emulated_run(
         KERNEL, {"region": region}, tuple(stored), region.outputs,
         dtypes=[dtype] * len(stored), **options,

@@ -7,15 +7,14 @@ import pytest
 from fused_programs import Builder
 from wide_regions import (
     BF16,
-    CASES,
     F32,
     F64,
     FULL,
     dtypes_of,
     expected,
-    hidden_region,
     loss_operands,
     loss_region,
+    product_then,
 )
 
 from actors.kernels.common.kernel import Operand
@@ -24,7 +23,6 @@ from actors.kernels.cuda.calls import RunProduct
 from actors.kernels.cuda.kernel import DeviceView, gpu_named
 from actors.kernels.cuda.region import CudaRegion
 from compiler.contract.program import Kind
-from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.types import DType, TensorType, contiguous_strides, from_bits, to_bits
 
 KERNEL = CudaRegion(gpu_named("h200"))
@@ -44,22 +42,6 @@ def compare(region, wanted, dtype, arrays, got):
         np.testing.assert_allclose(array, want[key], rtol=tolerance, atol=tolerance, err_msg=key)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}x{c[2]}x{c[3]}-{c[4]}-{c[6]}")
-def test_a_region_has_the_results_of_all_its_rows_at_once(emulated_run, case):
-    dtype, rows, columns, width, _, _, has_bias = case
-    region, wanted = loss_region(*case)
-    arrays = loss_operands(dtype, rows, columns, width, has_bias)
-    got = run(emulated_run, region, dtypes_of(dtype, len(arrays)), arrays, seeds=(0,))
-    compare(region, wanted, dtype, arrays, got)
-
-
-def test_every_order_of_blocks_gives_the_same_bits(emulated_run):
-    region, wanted = loss_region(F32, 20, 33, 4, 8, ("losses", "dx", "dw", "db"), True)
-    arrays = loss_operands(F32, 20, 33, 4, True)
-    got = run(emulated_run, region, dtypes_of(F32, 6), arrays, seeds=(0, 1, 2))
-    compare(region, wanted, F32, arrays, got)
-
-
 def sums_of(got):
     """Products of a run that were added up over chunks, by whether the first of them was."""
     return [call.product.beta for call in got.calls if isinstance(call, RunProduct)]
@@ -72,42 +54,9 @@ def test_the_first_chunk_writes_sums_and_the_others_add_to_them(emulated_run):
     assert sums_of(got) == [0.0, 0.0, 0.0, 1.0, 0.0, 1.0]  # logits and dw, of three chunks
 
 
-def test_a_bad_label_is_named_with_its_place_among_all_rows(emulated_run):
-    region, _ = loss_region(F32, 20, 17, 4, 6, ("losses", "dx"))
-    arrays = loss_operands(F32, 20, 17, 4, False)
-    arrays[3][14] = 17
-    got = run(emulated_run, region, dtypes_of(F32, 5), arrays, seeds=(0,))
-    assert isinstance(got.error, IndexError)
-    assert str(got.error) == "label 17 at position 14 is outside 0..16"
-
-
-def test_a_hidden_layer_is_a_region_as_well(emulated_run):
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((70, 30)).astype(np.float32)[::2, 3:21]
-    first = rng.standard_normal((18, 200)).astype(np.float32) / 4
-    second = rng.standard_normal((200, 18)).astype(np.float32)
-    region = hidden_region(35, 200, 18, 16)
-    got = run(emulated_run, region, [F32] * 3, [x, first, second])
-    wide = np.tanh(x.astype(np.float64) @ first)
-    np.testing.assert_allclose(got.outputs[0], wide @ second, rtol=2e-5, atol=2e-5)
-
-
-def followed(make, dtype=F32, rows=9, columns=12, others=()):
-    """A product and the program that reads it: inputs a, b, then the program's others."""
-    program = make()
-    count = 2 + len(others)
-    shapes = {FULL: (rows, columns), ROW: (rows,), COLUMN: (columns,), Kind.SCALAR: ()}
-    outputs = tuple(
-        [TensorType(program.dtype_of(v), shapes[program.kind_of(v)]) for v in program.outputs]
-    )
-    held = dtype if dtype is not BF16 else program.inputs[0].dtype
-    reads = (count, *range(2, count))
-    makes = tuple(range(count + 1, count + 1 + len(outputs)))
-    steps = (
-        TileStep(TileStepKind.PRODUCT, (0, 1), (count,)),
-        TileStep(TileStepKind.PROGRAM, reads, makes, program),
-    )
-    return TiledLoop(rows, columns, 0, count, (TileValue(held, FULL),), outputs, steps)
+def followed(make):
+    """A product and the program that reads it."""
+    return product_then(make(), 9, 12, F32)
 
 
 def bias_gelu():
@@ -151,7 +100,7 @@ def loss_types(rows, columns, width):
 
 
 def test_a_product_lies_where_an_output_of_its_program_will_be(emulated_run):
-    region = followed(bias_gelu, others=("bias",))
+    region = followed(bias_gelu)
     arrays = [*factors(), np.linspace(-1, 1, 12).astype(np.float32)]
     got = run(emulated_run, region, [F32] * 3, arrays)
     h = arrays[0].astype(np.float64) @ arrays[1] + arrays[2]
@@ -161,7 +110,7 @@ def test_a_product_lies_where_an_output_of_its_program_will_be(emulated_run):
 
 
 def test_a_product_that_is_read_again_after_a_sum_keeps_its_place(emulated_run):
-    region = followed(normalised, others=("other",))
+    region = followed(normalised)
     other = np.random.default_rng(3).standard_normal((9, 12)).astype(np.float32)
     arrays = [*factors(), other]
     h = arrays[0].astype(np.float64) @ arrays[1] + other
@@ -174,7 +123,7 @@ def test_a_product_that_is_read_again_after_a_sum_keeps_its_place(emulated_run):
 
 
 def test_products_of_bfloat16_keep_their_sums_for_the_program(emulated_run):
-    region = followed(low, BF16, others=("bias",))
+    region = followed(low)
     a, b = [to_bits(x) for x in factors()]
     bias = np.linspace(-1, 1, 12).astype(np.float32)
     got = run(emulated_run, region, [BF16, BF16, F32], [a, b, bias])
@@ -191,7 +140,7 @@ def apart(array, by=2):
 
 @pytest.mark.parametrize("which", range(3))
 def test_operands_without_neighbours_are_copied_first(emulated_run, which):
-    region = followed(normalised, others=("other",))
+    region = followed(normalised)
     other = np.random.default_rng(3).standard_normal((9, 12)).astype(np.float32)
     arrays = [*factors(), other]
     want = run(emulated_run, region, [F32] * 3, arrays).outputs
@@ -203,7 +152,7 @@ def test_operands_without_neighbours_are_copied_first(emulated_run, which):
 
 @pytest.mark.parametrize("strides", [(4 * 15, 4), (8 * 12, 8)], ids=["window", "apart"])
 def test_outputs_may_lie_apart(emulated_run, strides):
-    region = followed(bias_gelu, others=("bias",))
+    region = followed(bias_gelu)
     arrays = [*factors(), np.linspace(-1, 1, 12).astype(np.float32)]
     want = run(emulated_run, region, [F32] * 3, arrays).outputs
     got = run(emulated_run, region, [F32] * 3, arrays, output_strides=[strides, strides])

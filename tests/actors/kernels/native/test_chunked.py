@@ -11,23 +11,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kernel_calls import Declined, run_typed
-from library_products import skip_without
 from wide_regions import (
     BF16,
-    CASES,
     COLUMN_SUM,
     F32,
-    F64,
     FULL,
     activated_region,
     dtypes_of,
-    expected,
-    hidden_region,
     loss_operands,
     loss_region,
 )
 
-from actors.kernels.library import runtime
 from actors.kernels.native.emit import emit
 from actors.kernels.native.region import ChunkedKernel
 from actors.kernels.program.spaces import buffers_of
@@ -45,56 +39,6 @@ def run(kernel, region, dtypes, arrays):
 def kernels(dtype):
     numpys = NumpyRegionKernel()
     return {"c": ChunkedKernel(), "numpy": WidenedKernel(numpys) if dtype is BF16 else numpys}
-
-
-@pytest.mark.parametrize("name", ["c", "numpy"])
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}x{c[2]}x{c[3]}-{c[4]}-{c[6]}")
-def test_a_region_has_the_results_of_all_its_rows_at_once(groups, native, name, case):
-    dtype, rows, columns, width, _, _, has_bias = case
-    if (name, dtype) == ("c", BF16):
-        skip_without("onednn.rows", BF16)
-    region, wanted = loss_region(*case)
-    arrays = loss_operands(dtype, rows, columns, width, has_bias)
-    got, _ = run(kernels(dtype)[name], region, dtypes_of(dtype, len(arrays)), arrays)
-    want = expected(dtype, arrays)
-    own = {F32: 2e-5, F64: 1e-12, BF16: 2e-2}[dtype]
-    for key, array in zip(wanted, got, strict=True):
-        np.testing.assert_allclose(array, want[key], rtol=own, atol=own, err_msg=key)
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_bits_do_not_depend_on_threads_nor_rows_on_the_chunk(groups, native, dtype):
-    if dtype is BF16:
-        skip_without("onednn.rows", BF16)
-    arrays = loss_operands(dtype, 90, 700, 24, False)
-    given = dtypes_of(dtype, len(arrays))
-    region, _ = loss_region(dtype, 90, 700, 24, 32, ("losses", "dx", "dw"))
-    first, _ = run(ChunkedKernel(), region, given, arrays)
-    with runtime.as_one_thread():
-        alone, _ = run(ChunkedKernel(), region, given, arrays)
-    for a, b in zip(first, alone, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.parametrize("name", ["c", "numpy"])
-def test_a_bad_label_is_named_with_its_place_among_all_rows(groups, native, name):
-    region, _ = loss_region(F32, 20, 17, 4, 6, ("losses", "dx"))
-    arrays = loss_operands(F32, 20, 17, 4, False)
-    arrays[3][14] = 17
-    with pytest.raises(IndexError, match=r"label 17 at position 14 is outside 0\.\.16"):
-        run(kernels(F32)[name], region, dtypes_of(F32, 5), arrays)
-
-
-@pytest.mark.parametrize("name", ["c", "numpy"])
-def test_a_hidden_layer_is_a_region_as_well(groups, native, name):
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((70, 30)).astype(np.float32)[::2, 3:21]
-    first = rng.standard_normal((18, 200)).astype(np.float32) / 4
-    second = rng.standard_normal((200, 18)).astype(np.float32)
-    region = hidden_region(35, 200, 18, 16)
-    (got,), _ = run(kernels(F32)[name], region, [F32] * 3, [x, first, second])
-    wide = np.tanh(x.astype(np.float64) @ first)
-    np.testing.assert_allclose(got, wide @ second, rtol=2e-5, atol=2e-5)
 
 
 def test_rows_that_do_not_lie_evenly_apart_are_declined():

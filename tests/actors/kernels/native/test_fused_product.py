@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kernel_calls import Declined, garbage, run_typed, spoiled, typed
 from library_products import skip_without, takes
+from wide_regions import product_then
 
 from actors.kernels.library import runtime, tuning
 from actors.kernels.native.emit import emit
@@ -17,7 +18,6 @@ from actors.kernels.reference.bfloat16 import upcast
 from actors.kernels.reference.region import NumpyRegionKernel
 from compiler.contract.errors import InternalError
 from compiler.contract.program import Kind
-from compiler.contract.region import TiledLoop, TileStep, TileStepKind, TileValue
 from compiler.contract.types import DType, from_bits, numpy_dtype, to_bits
 
 FULL, ROW, COLUMN, SCALAR = Kind.FULL, Kind.ROW, Kind.COLUMN, Kind.SCALAR
@@ -146,22 +146,9 @@ def expected(groups, program, shape, arrays):
     return groups.interpret(of_wide, *shape[:2], [a @ b, *arrays[2:]])
 
 
-def region_of(groups, program, shape):
-    """Return the region of a product and what reads it; a kernel may cut it as it likes."""
-    (rows, columns, _), num_inputs = shape, 1 + len(program.inputs)
-    outputs = tuple(groups.results_of(program, rows, columns))
-    made = tuple(range(num_inputs + 1, num_inputs + 1 + len(outputs)))
-    steps = (
-        TileStep(TileStepKind.PRODUCT, (0, 1), (num_inputs,)),
-        TileStep(TileStepKind.PROGRAM, (num_inputs, *range(2, num_inputs)), made, program),
-    )
-    held = (TileValue(program.inputs[0].dtype, FULL),)
-    return TiledLoop(rows, columns, 0, num_inputs, held, outputs, steps)
-
-
 def call_of(groups, program, shape):
     """Return the attributes, the types of the operands' elements, and those of the results."""
-    attrs = {"region": region_of(groups, program, shape)}
+    attrs = {"region": product_then(program, *shape[:2], program.inputs[0].dtype)}
     dtype = program.inputs[0].dtype
     dtypes = (dtype, dtype, *[entry.dtype for entry in program.inputs[1:]])
     return attrs, dtypes, groups.results_of(program, *shape[:2])
