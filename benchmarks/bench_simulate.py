@@ -34,7 +34,7 @@ import numpy as np
 import actorflow as af
 from actorflow import nn
 from actorflow.cli.simulate import Calibration, calibration, priced
-from actorflow.compile import targets
+from actorflow.compile import num_streams
 from actorflow.environment.settings import Settings
 from actorflow.jobs.compile_request import capturing_plan
 from actorflow.tensor.initial_values import initial_values
@@ -117,8 +117,8 @@ class Subject:
     def streams(self):
         """Let the job have every stream that it asks for, if that is what is measured."""
         if self.takes_all_streams:
-            return mock.patch.object(targets, "asks_for_choice", return_value=False)
-        return mock.patch.object(targets, "GAIN", targets.GAIN)
+            return mock.patch.object(num_streams, "asks_for_choice", return_value=False)
+        return mock.patch.object(num_streams, "GAIN", num_streams.GAIN)
 
 
 def gpt_job(seq, batch, d, heads, layers, accumulate=1, evaluates=False):

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import targets
+from actorflow.compile import num_streams
 from actorflow.compile.targets import HostTarget
 from actors.race.race import check_races
 from compiler.budget import offload
@@ -170,7 +170,7 @@ def surroundings(*, native: bool = False) -> Iterator[None]:
         values = {"ACTORFLOW_CACHE": "off", "ACTORFLOW_NATIVE": "1" if native else "0"}
         stack.enter_context(mock.patch.dict(os.environ, values))
         stack.enter_context(mock.patch.object(HostTarget, "message_ns", 100.0))
-        stack.enter_context(mock.patch.object(targets, "asks_for_choice", return_value=False))
+        stack.enter_context(mock.patch.object(num_streams, "asks_for_choice", return_value=False))
         yield
 
 

@@ -28,7 +28,7 @@ import numpy as np
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import targets
+from actorflow.compile import num_streams
 from actorflow.compile.targets import HostTarget
 
 STEPS = 24
@@ -199,7 +199,7 @@ def main() -> None:
     os.environ.setdefault("ACTORFLOW_NATIVE", "0")  # plans are made faster; values change as well
     # So that a tiny model has several chains, on every stream that is asked for.
     HostTarget.message_ns = 100.0
-    targets.asks_for_choice = lambda hardware, options: False
+    num_streams.asks_for_choice = lambda hardware, options: False
     counts: Counter[tuple[str, str]] = Counter()
     for seed in range(args.seed, args.seed + args.runs):
         soak = Soak(seed, counts)

@@ -217,7 +217,9 @@ def _scattered_over_devices(request):
 def _every_stream_that_is_asked_for():
     """Let jobs have as many streams as they ask for: the small ones of tests never pay."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actorflow.compile.targets.asks_for_choice", lambda hardware, options: False)
+        patch.setattr(
+            "actorflow.compile.num_streams.asks_for_choice", lambda hardware, options: False
+        )
         yield
 
 

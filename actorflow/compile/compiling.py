@@ -360,7 +360,7 @@ def cache_plan(request: CompileRequest, plan: Plan) -> None:
 def compiled_plan(request: CompileRequest, local: LocalGraphs | None = None) -> Plan:
     """Compile a plan, prove it and keep it on disk; `local` as `compile_graph` has it."""
     # Late: a quarter of all our code, which a run from the cache never loads.
-    from actorflow.compile.targets import asks_for_choice
+    from actorflow.compile.num_streams import asks_for_choice, choose_num_streams
     from actors.race.race import check_races
     from compiler.pipeline.pipeline import compile_graph
 
@@ -381,8 +381,6 @@ def compiled_plan(request: CompileRequest, local: LocalGraphs | None = None) -> 
 
     before = time.perf_counter()
     if asks_for_choice(hardware, options):
-        from actorflow.compile.num_streams import choose_num_streams
-
         plan = choose_num_streams(options.name, options.num_streams, made_with)
     else:
         plan = made(options)

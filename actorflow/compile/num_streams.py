@@ -17,7 +17,9 @@ from actors.kernels.host.calibration import firing_prices
 from actors.kernels.library import runtime
 from actors.simulation.costs import RunCosts, on_host
 from actors.simulation.simulate import simulate
+from compiler.contract.placement import HOST
 from compiler.contract.plan import Plan
+from compiler.graph.target import CompileOptions, Hardware
 
 GAIN = 1.1
 """So many times as fast must a step be for a stream more: what the rates are sure of."""
@@ -27,6 +29,11 @@ COSTS = RunCosts(25_000.0, 20_000.0, 30_000.0, 15_000.0, 0.2)
 idle one would make steps longer on any other."""
 
 _STEPS = 12
+
+
+def asks_for_choice(hardware: Hardware, options: CompileOptions) -> bool:
+    """Whether several streams were asked for on a host, whose cores they share."""
+    return options.num_streams > 1 and hardware.devices == (HOST,)
 
 
 def choose_num_streams(name: str, asked: int, make: Callable[[int], Plan]) -> Plan:

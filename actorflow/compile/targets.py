@@ -14,13 +14,11 @@ from contextvars import ContextVar
 from actorflow.environment.settings import logger
 from actors.kernels.common.kernel import Operand, Operands
 from actors.kernels.host import catalogue as host_catalogue
-from compiler.contract.placement import HOST, Device, DeviceKind
+from compiler.contract.placement import Device, DeviceKind
 from compiler.graph.registry import Op, kernel_op
 from compiler.graph.target import (
     WIDE_IN_CACHE,
     CallOperand,
-    CompileOptions,
-    Hardware,
     KernelCall,
     KernelInfo,
     Link,
@@ -151,8 +149,3 @@ def is_taken_elsewhere(call: KernelCall, device: int) -> bool:
 @functools.cache
 def _say_unused(kernel: str, op: str) -> None:
     logger.warning("kernel %r is for the host: on CUDA devices %r has kernels of ours", kernel, op)
-
-
-def asks_for_choice(hardware: Hardware, options: CompileOptions) -> bool:
-    """Whether several streams were asked for on a host, whose cores they share."""
-    return options.num_streams > 1 and hardware.devices == (HOST,)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from actorflow.functional.elementwise import maximum, square
-from actorflow.functional.reduce import moments, norm
+from actorflow.functional.elementwise import maximum, square, where
+from actorflow.functional.reduce import norm
 from actorflow.tensor.literals import (
     checked_number,
     checked_size,
@@ -249,13 +249,26 @@ def batch_norm(
     # `rest` is what rounding left of the mean.
     mean = flat.mean((0, 2)).detach()
     flat = flat - _along(mean, x)
-    rest, var = moments(flat, (0, 2))
+    rest, var = _moments(flat, (0, 2))
     _update(running_mean, mean + rest, momentum)
     # The running variance is the unbiased one, the batch is normalised by the biased, as in torch.
     _update(running_var, var * (count / (count - 1)), momentum)
     rstd = apply(RSQRT, _along(var, x) + small)
     y = apply(BATCH_NORM, flat, _along(rest, x), rstd, scale, shift)
     return rounded(y.reshape(x.shape), dtype)
+
+
+def _moments(x: Tensor, dim: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance over `dim` of differences x to nearly the mean.
+
+    Where that is rounded their own mean is not 0: the variance is the mean of squares less its
+    square (Chan, Golub & LeVeque, 1983), and 0 where the numbers are equal but for rounding.
+    Where the mean of squares overflows, the variance is infinite.
+    """
+    rest, squares = x.mean(dim), square(x).mean(dim)
+    less = square(rest)
+    variance = where(squares == math.inf, math.inf, squares - less)  # inf - inf would be NaN
+    return rest, where(less > squares, 0.0, variance)
 
 
 def instance_norm(

@@ -148,23 +148,10 @@ def _variance(x: Tensor, axes: tuple[int, ...], correction: float, keepdim: bool
     return variance * (count / divisor if divisor > 0 else math.inf)
 
 
-def moments(x: Tensor, dim: Dims = None, *, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance over `dim` of differences x to nearly the mean.
-
-    Where that is rounded their own mean is not 0: the variance is the mean of squares less its
-    square (Chan, Golub & LeVeque, 1983), and 0 where the numbers are equal but for rounding.
-    Where the mean of squares overflows, the variance is infinite.
-    """
-    rest, squares = mean(x, dim, keepdim=keepdim), mean(square(x), dim, keepdim=keepdim)
-    less = square(rest)
-    variance = where(squares == math.inf, math.inf, squares - less)  # inf - inf would be NaN
-    return rest, where(less > squares, 0.0, variance)
-
-
 @with_numpy_names
 @in_float32
 def std(x: Tensor, dim: Dims = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
-    """Return the square root of `var`, which may overflow. Where it is 0 no gradient flows."""
+    """Return the square root of the variance, also where `var` overflows; no gradient at 0."""
     x, axes = as_tensor(x), _axes(as_tensor(x), dim)
     difference = _centred(x, axes)
     largest = _scale_of(abs(difference), axes)

@@ -9,7 +9,7 @@ import numpy as np
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import targets
+from actorflow.compile import num_streams
 from actorflow.compile.targets import HostTarget
 from actorflow.environment.settings import Settings
 from actorflow.run.runner import Runner
@@ -123,7 +123,7 @@ def compiled(name: str) -> Plan:
     # So that a small model is cut into many chains, on every stream that is asked for.
     with (
         mock.patch.object(HostTarget, "message_ns", 100.0),
-        mock.patch.object(targets, "asks_for_choice", return_value=False),
+        mock.patch.object(num_streams, "asks_for_choice", return_value=False),
     ):
         return _job(name).compile(model, data(name), every=2, evaluation=evaluation(name))
 

@@ -14,7 +14,7 @@ columns whose cells emit nodes, `gradient` and `simplify`, are declared here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
@@ -250,6 +250,18 @@ def mark_needed(
         for value in node.inputs:
             is_needed[value] = True
     return tuple(marks)
+
+
+def reachable(successors: Sequence[Sequence[int]], starts: Iterable[int]) -> set[int]:
+    """Return the nodes that paths lead to, the starts among them. O(edges)."""
+    reached = set(starts)
+    waiting = list(reached)
+    while waiting:
+        for after in successors[waiting.pop()]:
+            if after not in reached:
+                reached.add(after)
+                waiting.append(after)
+    return reached
 
 
 class GraphBuilder:

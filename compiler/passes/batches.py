@@ -9,7 +9,7 @@ from compiler.contract.attrs import NO_ATTRS, Attrs
 from compiler.contract.errors import CompileError
 from compiler.contract.placement import HOST_SIDE, Device, DeviceKind
 from compiler.contract.types import TensorType, ValueId
-from compiler.graph.graph import Graph, GraphBuilder, Node, Output, Write, new_value
+from compiler.graph.graph import Graph, GraphBuilder, Node, Output, Write, new_value, reachable
 from compiler.graph.registry import is_source
 from compiler.ops.families.updates import ASSIGN, HANDED_ON, HOLD
 from compiler.ops.primitives.shape import COPY
@@ -262,7 +262,7 @@ def _late_reads(graph: Graph) -> list[OldRead]:
     if not late:
         return late
     successors = _successors(graph, reads)
-    after = {writer: _reachable(successors, writer) for writer in sorted({r.writer for r in late})}
+    after = {writer: reachable(successors, [writer]) for writer in sorted({r.writer for r in late})}
     return [r for r in late if r.reader in after[r.writer]]
 
 
@@ -277,17 +277,6 @@ def _successors(graph: Graph, reads: list[OldRead]) -> list[list[int]]:
         if read.reader != read.writer:
             successors[read.reader].append(read.writer)
     return successors
-
-
-def _reachable(successors: list[list[int]], start: int) -> set[int]:
-    """Return the nodes that run after `start`, and itself."""
-    reached, waiting = {start}, [start]
-    while waiting:
-        for after in successors[waiting.pop()]:
-            if after not in reached:
-                reached.add(after)
-                waiting.append(after)
-    return reached
 
 
 # Let nothing be shared between what runs once per batch and what runs once per step.

@@ -166,7 +166,7 @@ def rank_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
     over = [i for i, node in nodes if is_over_stages(node)]
     moves = [i for i, node in nodes if node.op in (SEND, RECEIVE)]
     stages = [*_return_edges(graph), *[(i, j) for i in moves for j in over]]
-    return (*stages, *peer_edges(graph, needed_per_step(graph), stages))
+    return (*stages, *peer_edges(graph, needed_per_step(graph), [*_value_edges(graph), *stages]))
 
 
 def _return_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
@@ -200,6 +200,12 @@ def order_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
 
     Launches are indices of nodes. O(nodes).
     """
+    return (*_value_edges(graph), *rank_edges(graph))
+
+
+@cached_analysis
+def _value_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """Return what orders launches on a rank alone: all of `order_edges` but `rank_edges`."""
     storage, made_by = assign_storage(graph), launch_of_values(graph)
     edges = [
         (made_by[v], n)
@@ -210,7 +216,6 @@ def order_edges(graph: Graph) -> tuple[tuple[int, int], ...]:
     edges += [
         (reader, writer) for reader, writer in write_after_read(graph) if storage.is_launch[reader]
     ]
-    edges += rank_edges(graph)
     return tuple(edges)
 
 

@@ -14,19 +14,20 @@ together the whole axis.
 
 Guarantees: the edges close no circle, also with the turns of collectives. A write for which a
 collective or a transfer of its own step waits gets no edge: a cut that it spoils is refused
-(`changed_after` of `actorflow.run.live_variables`).
+(`changed_after` of `actorflow.run.live_variables`). So is one on a mesh with an axis along which a
+stage exchanges nothing: its ranks never wait for each other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from compiler.graph.graph import Graph
+from compiler.graph.graph import Graph, reachable
 from compiler.graph.registry import is_comm
 from compiler.ops.families.updates import INCREMENT
 from compiler.ops.primitives.sources import INPUT, UNSAVED
 from compiler.ops.primitives.transfer import RECEIVE, SEND, STAGE, is_copy
-from compiler.storage.storage import assign_storage, launch_of_values, write_after_read
+from compiler.storage.storage import assign_storage, launch_of_values
 
 AxisSet = frozenset[str]
 """Axes of the mesh; of the stages LOWER and HIGHER, which together are the axis."""
@@ -40,11 +41,11 @@ Edge = tuple[int, int]
 """Indices of two nodes, of which the first comes before the second."""
 
 
-def peer_edges(graph: Graph, per_step: Sequence[bool], stage_edges: Sequence[Edge]) -> list[Edge]:
+def peer_edges(graph: Graph, per_step: Sequence[bool], edges: Sequence[Edge]) -> list[Edge]:
     """Return edges between launches for writes that cover too few ranks.
 
-    `per_step` marks nodes that run once per step of several batches, `stage_edges` are what else
-    orders launches beyond values. O(nodes x axes).
+    `per_step` marks nodes that run once per step of several batches, `edges` are all others that
+    order launches. O(nodes x axes).
     """
     meetings = [i for i, node in enumerate(graph.nodes) if is_comm.get(node.op)]
     if not meetings:
@@ -54,10 +55,14 @@ def peer_edges(graph: Graph, per_step: Sequence[bool], stage_edges: Sequence[Edg
     writers = [i for i in _writers(graph) if whole not in coverage[i]]
     if not writers:
         return []
-    edges = [*_dependences(graph), *stage_edges]
-    before_meetings = _reached(meetings, [(b, a) for a, b in edges])
+    successors: list[list[int]] = [[] for _ in graph.nodes]
+    predecessors: list[list[int]] = [[] for _ in graph.nodes]
+    for before, after in edges:
+        successors[before].append(after)
+        predecessors[after].append(before)
+    before_meetings = reachable(predecessors, meetings)
     writers = [i for i in writers if i not in before_meetings]
-    after_writers = _reached(writers, edges)
+    after_writers = reachable(successors, writers)
     is_launch = assign_storage(graph).is_launch
     covering = [
         i
@@ -80,6 +85,7 @@ def _coverage(graph: Graph) -> list[Coverage]:
         if node.op is INPUT:
             sets = [frozenset()]
         elif node.op is RECEIVE:
+            # Also of what needs no batch: all that a stage is sent for one comes in one firing.
             sets.append(frozenset([LOWER if node.attrs.bool_("is_up") else HIGHER]))
         elif is_comm.get(node.op) and node.op is not SEND:
             axis = node.attrs.str_("group")
@@ -112,24 +118,3 @@ def _writers(graph: Graph) -> list[int]:
         if variable.attrs.str_("role") not in UNSAVED:
             writers[made_by[write.value]] = None
     return [i for i in writers if i >= 0 and graph.nodes[i].op is not INCREMENT]
-
-
-def _dependences(graph: Graph) -> list[Edge]:
-    """Return the edges of nodes: values, control edges, updates after old readers."""
-    producers = graph.producers()
-    edges = [(producers[v], i) for i, n in enumerate(graph.nodes) for v in (*n.inputs, *n.after)]
-    return [*edges, *write_after_read(graph)]
-
-
-def _reached(starts: Iterable[int], edges: Iterable[Edge]) -> set[int]:
-    """Return the nodes to which a path leads, the starts themselves among them."""
-    successors: dict[int, list[int]] = {}
-    for before, after in edges:
-        successors.setdefault(before, []).append(after)
-    reached, todo = set(starts), list(starts)
-    while todo:
-        for after in successors.get(todo.pop(), ()):
-            if after not in reached:
-                reached.add(after)
-                todo.append(after)
-    return reached

@@ -119,7 +119,7 @@ def mark_used(path: Path) -> None:
 
 
 LOOK_EVERY = 32
-"""Files that are written, on average, until `prune_in_turn` looks: 4 to 8 us for each file."""
+"""Files that are written, on average, until `prune_in_turn` looks: 5 to 8 us for each file."""
 
 
 def prune_in_turn(newest: Path, most_bytes: int) -> None:
@@ -138,7 +138,7 @@ def prune(newest: Path, most_bytes: int) -> list[Path]:
     take more than `most_bytes`, and files that a writer left unfinished a day ago. Needs one look
     at each file of the folder. A folder that cannot be written stays as it is.
     """
-    now_s, names, left_bytes = time.time(), list[str](), most_bytes
+    now_s, expired, left_bytes = time.time(), list[str](), most_bytes
     files: list[tuple[float, int, str]] = []
     with suppress(OSError), os.scandir(newest.parent) as entries:
         for entry in entries:
@@ -151,13 +151,13 @@ def prune(newest: Path, most_bytes: int) -> list[Path]:
                 elif entry.name.endswith(newest.suffix):
                     files.append((facts.st_mtime, facts.st_size, entry.name))
                 elif entry.name.endswith(PARTIAL) and now_s - facts.st_mtime > _DAY_S:
-                    names.append(entry.name)
+                    expired.append(entry.name)
     # Newest first: the budget is spent on what was used last.
     for used_s, size_bytes, name in sorted(files, reverse=True):
         left_bytes -= size_bytes
         if left_bytes < 0 or now_s - used_s > MOST_DAYS * _DAY_S:
-            names.append(name)
-    removed = [newest.parent / name for name in names]
+            expired.append(name)
+    removed = [newest.parent / name for name in expired]
     for path in removed:
         with suppress(OSError):
             path.unlink()

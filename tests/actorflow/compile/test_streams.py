@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 import actorflow as af
 from actorflow import nn
-from actorflow.compile import num_streams, targets
+from actorflow.compile import num_streams
 from actorflow.compile.num_streams import GAIN, choose_num_streams
 from compiler.contract.placement import HOST, Device, DeviceKind
 from compiler.contract.types import DType, TensorType
 from compiler.graph.target import CompileOptions, Hardware
 from compiler.pipeline.printer import summarise
 
-ASKS_FOR_CHOICE = targets.asks_for_choice
+ASKS_FOR_CHOICE = num_streams.asks_for_choice
 
 
 class Towers(nn.Module):
@@ -89,7 +89,7 @@ def test_the_compiler_asks_where_a_host_is_shared_and_nowhere_else():
 
 def test_a_job_whose_launches_use_all_cores_gets_one_stream(native, monkeypatch, tmp_path):
     monkeypatch.setenv("ACTORFLOW_CACHE", str(tmp_path))
-    monkeypatch.setattr(targets, "asks_for_choice", ASKS_FOR_CHOICE)
+    monkeypatch.setattr(num_streams, "asks_for_choice", ASKS_FOR_CHOICE)
     plan = compiled(512, 2, batch=256)
     assert plan.option("num_streams") == 1
     assert plan.option("streams").startswith("1 of 2 used: with 2, a step would take ")
