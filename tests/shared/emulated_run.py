@@ -108,7 +108,8 @@ def execute(calls, seed, cell):
                 built = kernels.built(call.name)
                 assert len(words) >= built.num_words, "fewer words than the kernel reads"
                 address = ctypes.addressof(block)
-                kernels.run(built, call.num_blocks, call.num_threads, address, seed)
+                grid = call.num_blocks, call.num_threads
+                kernels.run(built, grid, call.shared_bytes, address, seed)
             case RunProduct():
                 library_calls.run_product(call.product, call.a, call.b, call.c, call.d)
                 if call.workspace:

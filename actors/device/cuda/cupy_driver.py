@@ -142,7 +142,7 @@ _BLOCKING_WITHOUT_TIMES = 1 | 2
 _PORTABLE_AND_MAPPED = 1 | 2
 # cudaErrorNotReady.
 _NOT_READY = 600
-_SHARED_LIMIT, _MAX_SHARED_ATTRIBUTE, _NUM_REGISTERS = 48 << 10, 8, 4
+_SHARED_LIMIT, _MAX_SHARED_ATTRIBUTE, _NUM_REGISTERS = 32 << 10, 8, 4
 
 
 class CupyDriver:
@@ -165,7 +165,7 @@ class CupyDriver:
         self._modules: dict[str, int] = {}
         self._functions: dict[tuple[str, str], int] = {}
         self._parameters: dict[int, ctypes.Array[ctypes.c_void_p]] = {}
-        self._with_shared: set[int] = set()
+        self._with_shared: dict[int, int] = {}
         self._library: CublasLt | None = None
         self._kept: ProductChoices | None = None
         self._warm: set[tuple[str, int]] = set()
@@ -299,11 +299,11 @@ class CupyDriver:
         if words not in self._parameters:
             # The one parameter is the whole block, by value: CUDA knows its size from the kernel.
             self._parameters[words] = (ctypes.c_void_p * 1)(words)
-        # More than 48 KiB of shared memory must be asked for, once per kernel.
-        if shared_bytes > _SHARED_LIMIT and function not in self._with_shared:
+        # More than 48 KiB of shared memory, with what the text has itself, must be asked for.
+        if shared_bytes > self._with_shared.get(function, _SHARED_LIMIT):
             setting = (function, _MAX_SHARED_ATTRIBUTE, shared_bytes)
             self._calls.ask_driver("funcSetAttribute", *setting)
-            self._with_shared.add(function)
+            self._with_shared[function] = shared_bytes
         parameters = ctypes.addressof(self._parameters[words])
         grid, block = (num_blocks, 1, 1), (num_threads, 1, 1)
         self._calls.put_kernel(function, *grid, *block, shared_bytes, stream, parameters, 0)

@@ -50,6 +50,8 @@ typedef unsigned long long uint64_t;
 /* Threads of a block meet: all of them pass a barrier, all of a warp a shuffle. Shared memory means
  * nothing before it is written. */
 #define AF_SHARED(type, name, count) __shared__ __align__(16) type name[count]
+/* Shared memory of a size that a launch says, and a text only where it is emulated. */
+#define AF_SHARED_OF_LAUNCH(type, name, count) extern __shared__ __align__(16) type name[]
 #define AF_BARRIER() __syncthreads()
 #define AF_SHUFFLE_XOR_I32(x, mask) __shfl_xor_sync(0xffffffffu, (int32_t)(x), mask)
 #define AF_SHUFFLE_XOR_I64(x, mask) __shfl_xor_sync(0xffffffffu, (int64_t)(x), mask)
@@ -78,6 +80,29 @@ typedef unsigned long long uint64_t;
 /* An address that must be a multiple of so many bytes: the emulation looks, a GPU loses all that
  * it was doing. */
 #define AF_ALIGNED(place, size_bytes) (place)
+
+/* One instruction each, where C has several and a branch: NaN where either is; a quotient within 1
+ * of its last place, which C rounds; bfloat16 as C rounds it, but for the bits of a NaN. */
+static __device__ __forceinline__ float AF_LARGER_F32(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+}
+static __device__ __forceinline__ float AF_SMALLER_F32(float a, float b) {
+    float least;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+    return least;
+}
+static __device__ __forceinline__ float af_reciprocalf(float x) {
+    float y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+static __device__ __forceinline__ uint16_t af_to_bf16(float x) {
+    uint16_t bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
 #endif
 
 /* What a thread moves at once, where all of it lies at multiples of its size. */
@@ -137,13 +162,8 @@ AF_FUNCTION void af_put_long(uint32_t *words, uint64_t x) {
 AF_FUNCTION int64_t af_min(int64_t a, int64_t b) { return a < b ? a : b; }
 AF_FUNCTION int64_t af_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* bfloat16 by bits: rounded to the nearest, ties to even; NaN stays NaN. */
+/* bfloat16 by bits. */
 AF_FUNCTION float af_from_bf16(uint16_t bits) { return af_float_of_bits((uint32_t)bits << 16); }
-AF_FUNCTION uint16_t af_to_bf16(float x) {
-    const uint32_t bits = af_bits_of_float(x);
-    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-    return (uint16_t)((x != x ? bits | 0x400000u : rounded) >> 16);
-}
 
 /* float16 by bits. The product with 2^112 makes normal numbers of those that are not, too; so does
  * the sum with 1/2, whose last place is that of the smallest float16. */
@@ -272,8 +292,8 @@ AF_FUNCTION void af_random8(uint32_t *u, int64_t first, uint64_t step, uint64_t 
 AF_TEAM(sum_f64, double, double, AF_SHUFFLE_XOR_F64, AF_ADD)
 AF_TEAM(max_f64, double, double, AF_SHUFFLE_XOR_F64, AF_LARGER)
 AF_TEAM(min_f64, double, double, AF_SHUFFLE_XOR_F64, AF_SMALLER)
-AF_TEAM(max_f32, float, float, AF_SHUFFLE_XOR_F32, AF_LARGER)
-AF_TEAM(min_f32, float, float, AF_SHUFFLE_XOR_F32, AF_SMALLER)
+AF_TEAM(max_f32, float, float, AF_SHUFFLE_XOR_F32, AF_LARGER_F32)
+AF_TEAM(min_f32, float, float, AF_SHUFFLE_XOR_F32, AF_SMALLER_F32)
 AF_TEAM(sum_i64, int64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_ADD)
 AF_TEAM(max_i64, int64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_LARGER)
 AF_TEAM(min_i64, int64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_SMALLER)

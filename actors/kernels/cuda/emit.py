@@ -13,15 +13,11 @@ all pieces together, alike; so there is no kernel for that alone.
 
 from __future__ import annotations
 
+from enum import Enum
+
 from actors.kernels.cuda.calls import KernelText
-from actors.kernels.cuda.loops import (
-    MAX_THREADS,
-    STRETCH,
-    ColumnRun,
-    PhaseWriter,
-    is_single,
-    sum_dtype,
-)
+from actors.kernels.cuda.loops import MAX_THREADS, STRETCH, PhaseWriter, sum_dtype
+from actors.kernels.cuda.strips import StripWriter
 from actors.kernels.program import values as words
 from actors.kernels.program.phases import Schedule
 from actors.kernels.program.values import (
@@ -34,7 +30,6 @@ from actors.kernels.program.values import (
     row_stores,
     scalar_lines,
     scalar_stores,
-    storage_of,
     struct,
     structs,
     sum_type_of,
@@ -42,13 +37,17 @@ from actors.kernels.program.values import (
 from compiler.contract.program import FusedProgram, Kind
 from compiler.contract.types import DType
 
-# A team has its sums over rows in single precision for a stretch of rows, in shared memory or in
-# scratch, and adds them to its partial row of doubles in between.
+# Where rows are reduced a team has its sums over rows in single precision for a stretch of rows, in
+# shared memory or in scratch; in between a block adds those of its teams to its partial row of
+# doubles. Where they are not, threads have them in registers (`strips`).
 
 COLUMNS = f"a[{words.COLUMNS}].i"
 
 _STAGE = "const af_word *a, const NAME_scalars *s, NAME_row *row, int64_t r, _Bool is_first"
-_SUMS = "const af_word *a, NAME_sums *sums, int64_t j0, int64_t j1, int64_t lane, int64_t team"
+_SUMS = (
+    "const af_word *a, NAME_sums *sums, int64_t j0, int64_t j1, int64_t width, int32_t num_teams,"
+    " int64_t slot"
+)
 
 
 def has_dear_scalars(values: Values) -> bool:
@@ -79,7 +78,6 @@ class StageWriter:
         self.writer = PhaseWriter(program, plan)
         self.values = self.writer.values
         self.reductions = [v for phase in plan.phases for v in phase.reductions]
-        self.single = [v for v in plan.column_sums if is_single(self.values.dtype(v))]
 
     def lines(self) -> list[str]:
         """Return the structs and the functions."""
@@ -126,112 +124,69 @@ class StageWriter:
         ]
 
     def _sum_functions(self) -> list[str]:
-        """Return the functions that begin the sums of a team and that end a stretch of them."""
+        """Return the functions that begin the sums of a block and that end a stretch of them.
+
+        A thread does so for some columns of all teams: between two barriers, where others add.
+        """
         if not self.plan.column_sums:
             return []
-        values, single = self.values, self.single
-        places = {
-            v: f"{sum_type_of(values.dtype(v))} *d{v} = {values.partial_place(v, 'slot')};"
-            for v in self.plan.column_sums
-        }
-        pointers = [f"sums->c{v} = d{v};" for v in self.plan.column_sums if v not in single]
-        totals = [self._total(v) for v in self.plan.column_sums]
-        clear = self._moved([], [*totals, *map(self._stretch, single)], [])
-        text = [
-            f"AF_FUNCTION void NAME_clear({_SUMS}, int64_t slot) {{",
-            *indented([*places.values(), *pointers, *clear]),
-            "}",
-        ]
-        if not single:
-            return text
-        totals, stretches = [[make(v) for v in single] for make in (self._total, self._stretch)]
-        # A stretch in single precision is added to the total in double, and begins anew at 0.
-        pairs = zip(totals, stretches, strict=True)
-        add = [d.put(f"{d.element()} + {c.element()}") for (d, _), (c, _) in pairs]
-        add += [c.put("0.0f") for c, _ in stretches]
-        flush = self._moved([*totals, *stretches], [*totals, *stretches], add)
-        return [
-            *text,
-            f"AF_FUNCTION void NAME_flush({_SUMS}, int64_t slot) {{",
-            *indented([*[places[v] for v in single], *flush]),
-            "}",
-        ]
-
-    def _total(self, value: int) -> tuple[ColumnRun, str]:
-        """Return the run of a team's partial row, and where it is."""
-        dtype = DType.FLOAT64 if is_float(self.values.dtype(value)) else DType.INT64
-        return ColumnRun(f"t{value}", f"h{value}", dtype, storage_of(dtype)), f"d{value}"
-
-    def _stretch(self, value: int) -> tuple[ColumnRun, str]:
-        dtype = sum_dtype(self.values.dtype(value))
-        return ColumnRun(f"q{value}", f"g{value}", dtype, storage_of(dtype)), f"sums->c{value}"
-
-    def _moved(
-        self,
-        loads: list[tuple[ColumnRun, str]],
-        stores: list[tuple[ColumnRun, str]],
-        body: list[str],
-    ) -> list[str]:
-        """Return the loop that loads runs, does something about each element and stores runs."""
-        runs = self.writer.runs
-        loop = [
-            "AF_UNROLL",
-            f"for (int32_t k = 0; k < {self.writer.batch}; k++) {{",
-            *indented(body),
-            "}",
-        ]
-        return self.writer.every_batch(
-            [
-                *[f"{run.storage} *{run.place} = {place} + b;" for run, place in stores],
-                *runs.arrays([run for run, _ in stores]),
-                *runs.get([run for run, _ in loads]),
-                *(loop if body else []),
-                *runs.store([run for run, _ in stores]),
+        values = self.values
+        text = []
+        for name in ("clear", "flush"):
+            body, is_clear = [], name == "clear"
+            for v in self.plan.column_sums:
+                c_type = sum_type_of(values.dtype(v))
+                body += [
+                    f"{c_type} *d{v} = {values.partial_place(v, 'slot')} + j;",
+                    f"{self.writer.sum_type(v)} *c{v} = sums->c{v} + j;",
+                    f"{c_type} t{v} = {'0' if is_clear else f'*d{v}'};",
+                    f"for (int32_t i = 0; i < num_teams; i++, c{v} += width) {{",
+                    *([] if is_clear else [f"    t{v} += *c{v};"]),
+                    f"    *c{v} = 0;",
+                    "}",
+                    f"*d{v} = t{v};",
+                ]
+            text += [
+                f"AF_FUNCTION void NAME_{name}({_SUMS}) {{",
+                *([] if is_clear else ["    AF_BARRIER();"]),
+                "    for (int64_t j = j0 + AF_THREAD; j < j1; j += AF_NUM_THREADS) {",
+                *indented(body, 2),
+                "    }",
+                "    AF_BARRIER();",
+                "}",
             ]
-        )
+        return text
 
-    def places_in_scratch(self, team: str) -> list[str]:
-        """Return where a team has its sums in single precision."""
-        if not self.single:
-            return []
-        return self._places(f"(float *){self._stretches()}", team, COLUMNS, "0")
+    def team_bytes(self) -> int:
+        """Return the bytes of a team's sums for each column."""
+        return sum([_size_of(self.writer, v) for v in self.plan.column_sums])
 
-    def places_in_block(self, team: str, team_in_block: str) -> list[str]:
-        """Return where a team has them that may be in shared memory."""
-        if not self.single:
-            return []
-        return [
-            f"const _Bool is_shared = !{self._stretches()};",
-            f"float *stretches = is_shared ? shared : (float *){self._stretches()};",
-            *self._places(
-                "stretches",
-                f"(is_shared ? {team_in_block} : {team})",
-                f"a[{words.CHUNK_COLUMNS}].i",
-                "j0",
-            ),
-        ]
+    def sum_places(self, first: str, width: str, begin: str, num_teams: str) -> list[str]:
+        """Return where each sum of the first team has its column `begin`, less that many columns.
 
-    def places_of_totals(self) -> list[str]:
-        """Return where sums are that go into the partial row of the one team itself."""
-        others = [v for v in self.plan.column_sums if v not in self.single]
-        return [f"sums.c{v} = {self.values.partial_place(v, '0')};" for v in others]
+        The sums of all teams lie together, `width` columns a team; the widest types come first.
+        """
+        text, before = [], 0
+        for v in sorted(self.plan.column_sums, key=lambda v: -_size_of(self.writer, v)):
+            place = f"{first} + {before} * ({num_teams}) * {width}"
+            text.append(f"sums.c{v} = ({self.writer.sum_type(v)} *)({place}) - {begin};")
+            before += _size_of(self.writer, v)
+        return text
 
-    def _stretches(self) -> str:
-        return f"a[{words.stretches(self.program, len(self.plan.column_sums))}].p"
-
-    def _places(self, first: str, team: str, columns: str, begin: str) -> list[str]:
-        """Return where each sum has its column `begin`, and so where column 0 would be."""
-        return [
-            f"float *single = {first} + {team} * {len(self.single)} * {columns} - {begin};",
-            *[f"sums.c{v} = single + {i} * {columns};" for i, v in enumerate(self.single)],
-        ]
+    def stretches(self) -> str:
+        """Return where sums begin that are not in shared memory."""
+        return f"(char *)a[{words.stretches(self.program, len(self.plan.column_sums))}].p"
 
 
-# COLUMN outputs come from the sums of the teams, behind all rows. Eight threads add up the partial
-# rows of one column, each some of them in order, and then what they have, in order: so the result
-# is the same however many blocks there are.
+def _size_of(writer: PhaseWriter, value: int) -> int:
+    return sum_dtype(writer.values.dtype(value)).itemsize
 
-FINISH_COLUMNS = 32
+
+# COLUMN outputs come from the partial rows of blocks, behind all rows. Sixteen threads add up those
+# of one column, each some of them in order, and then what they have, in order: so the result is the
+# same however many blocks this kernel has.
+
+FINISH_COLUMNS = 16
 FINISH_THREADS = 256
 
 
@@ -272,7 +227,7 @@ class _FinishWriter:
         ]
 
     def _added_columns(self, body: list[str]) -> list[str]:
-        """Return the loop over columns: eight threads add up the slots of one, in a fixed order."""
+        """Return the loop over columns: some threads add up the slots of one, in a fixed order."""
         text = []
         for v in self.plan.column_sums:
             c_type = sum_type_of(self.values.dtype(v))
@@ -307,23 +262,30 @@ class _FinishWriter:
         ]
 
 
-SHARED_SUMS = 8192
-"""Sums over rows that a block has in shared memory: 32 KiB, so that several blocks share it."""
-
 PIECE_THREADS = 256
 """Threads of a block that has a piece of the columns."""
 
 _ROWS = f"a[{words.ROWS}].i"
 _TEAM = f"a[{words.TEAM_THREADS}].i"
 _PIECES = f"a[{words.NUM_COLUMN_CHUNKS}].i"
+_ALL_TEAMS = "a, &all, j0, end, end, num_teams, AF_BLOCK"
 
 
-def emit(program: FusedProgram, plan: Schedule, *, is_cut: bool) -> KernelText:
+class SumPlace(Enum):
+    """Where threads have sums over rows: in registers, in shared memory, or in scratch."""
+
+    NONE = "none"
+    REGISTERS = "registers"
+    SHARED = "shared"
+    SCRATCH = "scratch"
+
+
+def emit(program: FusedProgram, plan: Schedule, sums: SumPlace, *, is_cut: bool) -> KernelText:
     """Return the kernels of a program, for rows or for pieces of the columns of few rows.
 
     All that `check_program` lets pass has kernels. Raises ValueError for what it does not.
     """
-    writer = _CudaEmitter(program, plan)
+    writer = _CudaEmitter(program, plan, sums)
     text = "\n".join(writer.lines(is_cut=is_cut)) + "\n"
     ops = ", ".join(dict.fromkeys([i.op for i in program.instructions if i.op != "constant"]))
     types = ", ".join(dict.fromkeys([i.dtype.value for i in program.inputs]))
@@ -335,8 +297,8 @@ def emit(program: FusedProgram, plan: Schedule, *, is_cut: bool) -> KernelText:
 class _CudaEmitter:
     """The text of one program, with NAME for its name."""
 
-    def __init__(self, program: FusedProgram, plan: Schedule) -> None:
-        self.program, self.plan = program, plan
+    def __init__(self, program: FusedProgram, plan: Schedule, sums: SumPlace) -> None:
+        self.program, self.plan, self.sums = program, plan, sums
         self.stages = StageWriter(program, plan)
         self.values, self.writer = self.stages.values, self.stages.writer
         self.reductions = self.stages.reductions
@@ -347,16 +309,22 @@ class _CudaEmitter:
         """Return the whole text."""
         phases = range(len(self.plan.phases))
         text = self.stages.lines()
-        for index in phases:
-            text += self.writer.lines(index)
+        if self.sums is SumPlace.REGISTERS:
+            strips = StripWriter(self.writer, self.plan)
+            body = [*strips.shared(), *self._start(), *strips.lines(), "(void)exchange, (void)s;"]
+            return [*text, *self._kernel("rows", MAX_THREADS, body), *self._finish_kernel()]
+        text += [line for index in phases for line in self.writer.lines(index)]
         if is_cut:
             text += [line for index in phases for line in self._columns_kernel(index)]
             text += self._last_kernel() if outputs_of(self.values, Kind.ROW) else []
         elif self._has_rows():
             text += self._rows_kernel()
+        return [*text, *self._finish_kernel()]
+
+    def _finish_kernel(self) -> list[str]:
         if outputs_of(self.values, Kind.COLUMN) or outputs_of(self.values, Kind.SCALAR):
-            text += self._kernel("finish", FINISH_THREADS, final_reduction_lines(self.stages))
-        return text
+            return self._kernel("finish", FINISH_THREADS, final_reduction_lines(self.stages))
+        return []
 
     def _has_rows(self) -> bool:
         """Whether anything is done for rows, or checked in them."""
@@ -374,9 +342,9 @@ class _CudaEmitter:
             "}",
         ]
 
-    def _start(self, *, has_shared: bool = False) -> list[str]:
+    def _start(self) -> list[str]:
         """Return what a kernel over rows begins with."""
-        shared = [f"AF_SHARED(float, shared, {SHARED_SUMS});"] if has_shared else []
+        shared = []
         scalars = ["NAME_scalars scalars, *s = &scalars;", "NAME_get_scalars(a, s);"]
         # One thread computes the scalars for its block; the barrier shows them to all.
         if self.is_dear:
@@ -388,35 +356,26 @@ class _CudaEmitter:
             "const af_word *a = arguments.w;",
             f"if (a[{words.SKIP}].p && *(const int64_t *)a[{words.SKIP}].p) return;",
             *scalars,
-            "NAME_sums sums;",
         ]
 
     # A team per row.
 
     def _rows_kernel(self) -> list[str]:
-        single = self.stages.single
+        has_sums = bool(self.plan.column_sums)
         text = [
-            f"const int64_t team = {_TEAM};",
+            f"const int32_t team = (int32_t){_TEAM};",
             "const int64_t thread = AF_BLOCK * AF_NUM_THREADS + AF_THREAD;",
-            "const int64_t own = thread / team, lane = thread % team;",
-            "/* Teams of one warp go from row to row together. */",
-            "const int64_t shift = team < 32 ? own % (32 / team) : 0;",
-            f"const int64_t teams = a[{words.NUM_TEAMS}].i, piece = own / teams;",
-            "const int64_t slot = own - piece * teams;",
-            f"const int64_t j0 = piece * a[{words.CHUNK_COLUMNS}].i;",
-            f"const int64_t end = af_min(j0 + a[{words.CHUNK_COLUMNS}].i, {COLUMNS});",
-            *self.stages.places_in_block("own", "(AF_THREAD / team)"),
+            "const int64_t own = (int32_t)thread / team;",
+            "const int32_t lane = (int32_t)thread % team;",
+            *(self._teams_of_blocks() if has_sums else self._teams()),
         ]
-        sums = "a, &sums, j0, end, lane, team, slot"
-        if self.plan.column_sums:
-            text.append(f"NAME_clear({sums});")
-        text += ["int32_t stretch = 0;"] if single else []
+        text += ["int32_t stretch = 0;"] if has_sums else []
         text += [
             f"const int64_t r1 = {_ROWS};",
             f"for (int64_t r0 = a[{words.FIRST_ROW}].i + slot - shift; r0 < r1; r0 += teams) {{",
             "    const _Bool is_own = r0 + shift < r1;",
-            # Teams of a warp exchange values, so one without a row goes along on the last row with
-            # no columns, and stores nothing.
+            # Teams of a warp exchange values, and those of a block meet where a stretch ends: one
+            # without a row goes along on the last row with no columns, and stores nothing.
             "    const int64_t r = is_own ? r0 + shift : r1 - 1;",
             "    const int64_t j1 = is_own ? end : 0;",
             "    const _Bool is_first = is_own && lane == 0 && piece == 0;",
@@ -429,28 +388,70 @@ class _CudaEmitter:
                 f"    NAME_row{index + 1}(a, s, row, r, is_first);",
             ]
         text.append("    if (is_first) NAME_end(a, row, r);")
-        if single:
+        if has_sums:
             text.append(f"    if (++stretch == {STRETCH} || r0 + teams >= r1) {{")
-            text += [f"        NAME_flush({sums});", "        stretch = 0;", "    }"]
+            text += [f"        NAME_flush({_ALL_TEAMS});", "        stretch = 0;", "    }"]
         text.append("}")
-        body = [*self._start(has_shared=bool(single)), *text, "(void)exchange, (void)sums;"]
+        shared = []
+        if self.sums is SumPlace.SHARED:
+            teams = f"AF_NUM_THREADS / (int32_t)arguments.w[{words.TEAM_THREADS}].i"
+            count = f"{teams} * {self.stages.team_bytes()} * arguments.w[{words.COLUMNS}].i"
+            shared = [f"AF_SHARED_OF_LAUNCH(char, shared, {count});"]
+        body = [*shared, *self._start(), *text, "(void)exchange, (void)sums;"]
         return self._kernel("rows", MAX_THREADS, body)
+
+    @staticmethod
+    def _teams() -> list[str]:
+        """Return which rows and which columns a team has."""
+        return [
+            "/* Teams of one warp go from row to row together. */",
+            "const int64_t shift = team < 32 ? own % (32 / team) : 0;",
+            f"const int64_t teams = a[{words.NUM_TEAMS}].i;",
+            "const int64_t piece = (int32_t)own / (int32_t)teams, slot = own - piece * teams;",
+            f"const int64_t j0 = piece * a[{words.CHUNK_COLUMNS}].i;",
+            f"const int64_t end = af_min(j0 + a[{words.CHUNK_COLUMNS}].i, {COLUMNS});",
+            "NAME_sums sums;",
+        ]
+
+    def _teams_of_blocks(self) -> list[str]:
+        """Return the same where teams of a block go from row to row together, to add up columns."""
+        stages, size = self.stages, self.stages.team_bytes()
+        place = "shared"
+        text = [
+            "const int32_t num_teams = AF_NUM_THREADS / team;",
+            "const int64_t shift = AF_THREAD / team, slot = own;",
+            f"const int64_t teams = a[{words.NUM_TEAMS}].i * num_teams;",
+            f"const int64_t piece = 0, j0 = 0, end = {COLUMNS};",
+        ]
+        if self.sums is SumPlace.SCRATCH:
+            place = f"{stages.stretches()} + AF_BLOCK * num_teams * {size} * end"
+        first = stages.sum_places(place, "end", "j0", "num_teams")
+        own = [f"sums.c{v} += shift * end;" for v in self.plan.column_sums]
+        return [
+            *text,
+            "NAME_sums sums, all;",
+            *first,
+            "all = sums;",
+            f"NAME_clear({_ALL_TEAMS});",
+            *own,
+        ]
 
     # Pieces of the columns of few rows.
 
     def _columns_kernel(self, index: int) -> list[str]:
         phase = self.plan.phases[index]
-        sums = "a, &sums, j0, j1, lane, team, 0"
-        has_sums = bool(self.plan.column_sums) and index == 0
+        # Each block has its columns of the one partial row.
+        sums = "a, &sums, j0, j1, 0, 1, 0"
+        has_sums = bool(self.plan.column_sums)
         text = [
             "const int64_t team = AF_NUM_THREADS, lane = AF_THREAD;",
             f"const int64_t j0 = AF_BLOCK * a[{words.CHUNK_COLUMNS}].i;",
             f"const int64_t j1 = af_min(j0 + a[{words.CHUNK_COLUMNS}].i, {COLUMNS});",
             *(["const _Bool is_first = AF_BLOCK == 0 && lane == 0;"] if index == 0 else []),
-            *self.stages.places_in_scratch("0"),
-            *self.stages.places_of_totals(),
+            "NAME_sums sums;",
+            *self.stages.sum_places(self.stages.stretches(), COLUMNS, "0", "1"),
         ]
-        text += [f"NAME_clear({sums});"] if has_sums else []
+        text += [f"NAME_clear({sums});"] if has_sums and index == 0 else []
         text += [
             f"for (int64_t r = a[{words.FIRST_ROW}].i; r < {_ROWS}; r++) {{",
             "    NAME_row row[1];",
@@ -461,7 +462,7 @@ class _CudaEmitter:
         text += ["    if (lane == 0) {", *indented(stores, 2), "    }"] if stores else []
         text.append("}")
         is_last = index == len(self.plan.phases) - 1
-        text += [f"NAME_flush({sums});"] if self.stages.single and is_last else []
+        text += [f"NAME_flush({sums});"] if has_sums and is_last else []
         body = [*self._start(), *text, "(void)exchange, (void)sums;"]
         return self._kernel(f"columns{index}", PIECE_THREADS, body)
 
@@ -474,7 +475,7 @@ class _CudaEmitter:
             "    if (lane == 0) NAME_end(a, row, r);",
             "}",
         ]
-        body = [*self._start(), *text, "(void)exchange, (void)sums, (void)team;"]
+        body = [*self._start(), *text, "(void)exchange, (void)team;"]
         return self._kernel("last", PIECE_THREADS, body)
 
     def _row_until(self, index: int) -> list[str]:

@@ -24,6 +24,8 @@ A sum in single precision is of at most `STRETCH` terms, which is exact to 15 ro
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.kernels.program import values as words
@@ -103,40 +105,67 @@ class ColumnRun:
 class RunWriter:
     """How the runs of a batch of columns are moved, all of them before the first is used.
 
-    The text around says `here`, how many columns there are from the first on, `step` from one to
-    the next, and `is_wide`: they are `batch` neighbours, and every run of them lies evenly.
+    The text around says `here`, how many columns there are from the first on, and `step` from one
+    to the next. `is_wide`: `batch` neighbours, and every run of them lies evenly.
     """
 
     def __init__(self, batch: int) -> None:
         """Move `batch` columns at a time."""
         self.batch = batch
 
-    def arrays(self, runs: list[ColumnRun]) -> list[str]:
-        """Return the words of runs, all 0."""
-        return [f"uint32_t {run.words}[{self._num_words(run)}] = {{0}};" for run in runs]
+    def arrays(self, runs: list[ColumnRun], rows: int = 0) -> list[str]:
+        """Return the words of runs, all 0; of so many rows each where that is not 0."""
+        extents = f"[{rows}]" if rows else ""
+        zero = "{{0}}" if rows else "{0}"
+        return [f"uint32_t {run.words}{extents}[{self._num_words(run)}] = {zero};" for run in runs]
 
-    def get(self, runs: list[ColumnRun]) -> list[str]:
+    def get(self, runs: list[ColumnRun], *, is_wide: bool) -> list[str]:
         """Return what loads runs; where there are no columns they stay 0."""
-        wide = [f"af_get({run.words}, {run.place}, {self._size(run)});" for run in runs]
-        narrow = [run.put(f"{run.place}[k * step]") for run in runs]
-        return self._either(runs, wide, narrow)
+        return self._moved(
+            [f"af_get({run.words}, {run.place}, {self._size(run)});" for run in runs],
+            [run.put(f"{run.place}[k * step]") for run in runs],
+            runs if is_wide else [],
+        )
 
-    def store(self, runs: list[ColumnRun]) -> list[str]:
+    def store(self, runs: list[ColumnRun], *, is_wide: bool) -> list[str]:
         """Return what stores runs."""
-        wide = [f"af_put({run.place}, {run.words}, {self._size(run)});" for run in runs]
-        narrow = [f"{run.place}[k * step] = {run.element()};" for run in runs]
-        return self._either(runs, wide, narrow)
+        return self._moved(
+            [f"af_put({run.place}, {run.words}, {self._size(run)});" for run in runs],
+            [f"{run.place}[k * step] = {run.element()};" for run in runs],
+            runs if is_wide else [],
+        )
 
-    def _either(self, runs: list[ColumnRun], wide: list[str], narrow: list[str]) -> list[str]:
-        can = [access_bytes(run.dtype.itemsize, self.batch) > run.dtype.itemsize for run in runs]
-        always = [line for line, is_one in zip(narrow, can, strict=True) if not is_one]
-        text = self._each(always)
-        if any(can):
-            text += ["if (is_wide) {"]
-            text += indented([line for line, is_one in zip(wide, can, strict=True) if is_one])
-            others = [line for line, is_one in zip(narrow, can, strict=True) if is_one]
-            text += ["} else {", *indented(self._each(others)), "}"]
-        return text
+    def either(self, body: Callable[[bool], list[str]]) -> list[str]:
+        """Return what is done with a batch whose runs are moved at once, or else one by one.
+
+        Both have the text to themselves: what only the other needs costs neither an instruction.
+        `left` columns are left from the first on, and `way` is the launch's.
+        """
+        narrow = [
+            "const int32_t here = left;",
+            f"int32_t step = way == {NARROW} ? (int32_t)team : 1;",
+            "AF_FORGET(step); /* or each place would have a pointer of its own from now on */",
+            *body(False),
+        ]
+        if self.batch == 1:
+            return ["{", *indented(narrow), "    (void)step, (void)here;", "}"]
+        return [
+            f"if (way == {WIDE} && left >= {self.batch}) {{",
+            f"    const int32_t here = {self.batch}, step = 1;",
+            *indented(body(True)),
+            "    (void)step, (void)here;",
+            "} else {",
+            *indented(narrow),
+            "    (void)step, (void)here;",
+            "}",
+        ]
+
+    def _moved(self, wide: list[str], narrow: list[str], evenly: list[ColumnRun]) -> list[str]:
+        """Return wide accesses of what lies evenly and has any, and narrow ones of the rest."""
+        can = [access_bytes(run.dtype.itemsize, self.batch) > run.dtype.itemsize for run in evenly]
+        can += [False] * (len(narrow) - len(can))
+        rest = [line for line, is_at_once in zip(narrow, can, strict=True) if not is_at_once]
+        return [*itertools.compress(wide, can), *self._each(rest)]
 
     def _each(self, lines: list[str]) -> list[str]:
         if not lines:
@@ -170,7 +199,7 @@ PHASE_UNUSED = "(void)a, (void)s, (void)row, (void)r, (void)team, (void)exchange
 
 _BATCH_BYTES = 16
 _MOST_BATCH = 8
-_MOST_WEIGHT = 200
+MOST_WEIGHT = 320
 """Of what is computed for a batch, in additions: GELU of bfloat16 has 16 bytes just so."""
 
 
@@ -187,7 +216,7 @@ def batch_of(program: FusedProgram) -> int:
     batch = _MOST_BATCH
     while batch > 1 and (
         batch * sum(full, 0) > _BATCH_BYTES * max(1, len(full))
-        or batch * weight(program) > _MOST_WEIGHT
+        or batch * weight(program) > MOST_WEIGHT
     ):
         # Halved until loads are 16 bytes per operand and registers hold what is computed.
         batch //= 2
@@ -232,11 +261,7 @@ class PhaseWriter:
             "}",
         ]
 
-    def every_batch(self, body: list[str]) -> list[str]:
-        """Return a loop over the batches of a thread, from column b on."""
-        return [*self._first(), *self._up(), *self._batch(), *indented(body), "}"]
-
-    def _first(self) -> list[str]:
+    def first_columns(self) -> list[str]:
         """Return where a thread begins, and how far its columns and its batches lie apart."""
         return [
             f"const int64_t way = a[{words.way(self.program, len(self.plan.column_sums))}].i;",
@@ -244,60 +269,65 @@ class PhaseWriter:
             f"const int64_t apart = {self.batch} * team;",
         ]
 
-    def _up(self) -> list[str]:
-        return ["AF_ROLLED", "for (int64_t b = first; b < j1; b += apart) {"]
-
-    def _batch(self) -> list[str]:
-        """Return what a batch begins with: its columns are b + k * step, if k * step < here."""
-        return [
-            "    const int32_t here = (int32_t)af_min(j1 - b, apart);",
-            f"    int32_t step = way == {NARROW} ? (int32_t)team : 1;",
-            "    AF_FORGET(step); /* or each place would have a pointer of its own from now on */",
-            f"    const _Bool is_wide = way == {WIDE} && here >= {self.batch};",
-            "    (void)is_wide, (void)step;",
-        ]
-
     def _loop(self, phase: LoopPhase, index: int) -> list[str]:
         """Return the loop over batches; every second phase goes back: caches still have the end."""
         is_back = index % 2 == 1
         flush = self._flush(phase, "b - apart < first" if is_back else "b + apart >= j1")
-        text, loop = self._first(), self._up()
+        text = self.first_columns()
+        loop = "for (int64_t b = first; b < j1; b += apart) {"
         if is_back:  # a team with a second phase is a power of two
             text.append("const int64_t last = first + ((j1 - 1 - first) & -apart);")
-            loop = ["AF_ROLLED", "for (int64_t b = last; b >= first; b -= apart) {"]
+            loop = "for (int64_t b = last; b >= first; b -= apart) {"
         text += ["int32_t stretch = 0;"] if flush else []
-        loads, stores = self._loaded(phase), self._stored(phase)
-        sums = [self._sum(v) for v in phase.column_sums]
-        declarations = [
-            *[f"const {run.storage} *{run.place} = {place} + b;" for run, place in loads],
-            *[f"{run.storage} *{run.place} = {place} + b;" for run, place in (*sums, *stores)],
-            *self.runs.arrays([run for run, _ in (*loads, *sums, *stores)]),
-            *self.runs.get([run for run, _ in (*loads, *sums)]),
-            *self._random_bits(phase),
-        ]
         return [
             *text,
-            *loop,
-            *self._batch(),
-            *indented(declarations),
-            "    AF_UNROLL",
-            f"    for (int32_t k = 0; k < {self.batch}; k++) {{",
-            "        const int64_t j = b + k * step;",
-            *indented(self._body(phase, loads, sums, stores), 2),
-            "        (void)j;",
-            "    }",
-            *indented(self.runs.store([run for run, _ in (*sums, *stores)])),
+            "AF_ROLLED",
+            loop,
+            "    const int32_t left = (int32_t)af_min(j1 - b, apart);",
+            *indented(self.runs.either(lambda is_wide: self._batch(phase, is_wide=is_wide))),
             *indented(flush),
             "}",
         ]
 
-    def _loaded(self, phase: LoopPhase) -> list[tuple[ColumnRun, str]]:
+    def _batch(self, phase: LoopPhase, *, is_wide: bool) -> list[str]:
+        """Return what is done with the columns b + k * step, if k * step < here."""
+        loads, stores = self.loaded(phase), self.stored(phase)
+        sums = [self._sum(v) for v in phase.column_sums]
+        runs = [[run for run, _ in placed] for placed in (loads, sums, stores)]
+        added = [
+            run.put(f"{run.element()} + {self.term(v)}")
+            for v, (run, _) in zip(phase.column_sums, sums, strict=True)
+        ]
+        ends = [line for v in phase.reductions for line in self._reduce(v)]
+        return [
+            *self.places(loads, "const "),
+            *self.places([*sums, *stores]),
+            *self.runs.arrays([run for placed in runs for run in placed]),
+            *self.runs.get([*runs[0], *runs[1]], is_wide=is_wide),
+            *self.random_bits(phase),
+            "AF_UNROLL",
+            f"for (int32_t k = 0; k < {self.batch}; k++) {{",
+            "    const int64_t j = b + k * step;",
+            *indented(self.computed(phase, runs[0])),
+            *(["    if (k * step < here) {", *indented(ends, 2), "    }"] if ends else []),
+            *indented([*added, *self.put_outputs(phase, runs[2])]),
+            "    (void)j;",
+            "}",
+            *self.runs.store([*runs[1], *runs[2]], is_wide=is_wide),
+        ]
+
+    def places(self, placed: list[tuple[ColumnRun, str]], const: str = "") -> list[str]:
+        """Return the pointers to column b of runs in their rows."""
+        return [f"{const}{run.storage} *{run.place} = {row} + b;" for run, row in placed]
+
+    def loaded(self, phase: LoopPhase) -> list[tuple[ColumnRun, str]]:
         """Return the runs that a phase loads, each with the row that it is of."""
         rows = [(v, f"x{v}") for v in phase.loads]
         rows += [(v, f"y{position}") for v, position in phase.read_back]
         return [(self._run(v, f"l{v}", f"f{v}"), row) for v, row in rows]
 
-    def _stored(self, phase: LoopPhase) -> list[tuple[ColumnRun, str]]:
+    def stored(self, phase: LoopPhase) -> list[tuple[ColumnRun, str]]:
+        """Return the runs that a phase stores, each with the row that it is of."""
         outputs = self.program.outputs
         return [
             (self._run(outputs[position], f"o{position}", f"z{position}"), f"y{position}")
@@ -312,7 +342,8 @@ class PhaseWriter:
         dtype = sum_dtype(self.values.dtype(value))
         return ColumnRun(f"q{value}", f"g{value}", dtype, storage_of(dtype)), f"c{value}"
 
-    def _random_bits(self, phase: LoopPhase) -> list[str]:
+    def random_bits(self, phase: LoopPhase) -> list[str]:
+        """Return the random bits of a batch."""
         values, text = self.values, []
         for v in [v for v in phase.body if values.op(v) == "philox"]:
             instruction = values.instruction(v)
@@ -325,30 +356,29 @@ class PhaseWriter:
             ]
         return text
 
-    def _body(
-        self,
-        phase: LoopPhase,
-        loads: list[tuple[ColumnRun, str]],
-        sums: list[tuple[ColumnRun, str]],
-        stores: list[tuple[ColumnRun, str]],
-    ) -> list[str]:
+    def computed(self, phase: LoopPhase, loads: list[ColumnRun]) -> list[str]:
+        """Return the values of a phase at element k, from what was loaded."""
         values = self.values
         loaded = [*phase.loads, *[v for v, _ in phase.read_back]]
-        text = [
-            f"const {values.type(v)} v{v} = {load(values.dtype(v), run.element())};"
-            for v, (run, _) in zip(loaded, loads, strict=True)
+        return [
+            *[
+                f"const {values.type(v)} v{v} = {load(values.dtype(v), run.element())};"
+                for v, run in zip(loaded, loads, strict=True)
+            ],
+            *[f"const {values.type(v)} {values.name(v)} = {values.define(v)};" for v in phase.body],
         ]
-        text += [
-            f"const {values.type(v)} {values.name(v)} = {values.define(v)};" for v in phase.body
+
+    def put_outputs(self, phase: LoopPhase, stores: list[ColumnRun]) -> list[str]:
+        """Return how element k of outputs gets into the words that are stored."""
+        outputs = self.program.outputs
+        return [
+            run.put(self._in_memory(outputs[position]))
+            for position, run in zip(phase.stores, stores, strict=True)
         ]
-        ends = [line for v in phase.reductions for line in self._reduce(v)]
-        text += ["if (k * step < here) {", *indented(ends), "}"] if ends else []
-        for v, (run, _) in zip(phase.column_sums, sums, strict=True):
-            term = values.name(operands_of(self.program, v)[0])
-            text.append(run.put(f"{run.element()} + {term}"))
-        for position, (run, _) in zip(phase.stores, stores, strict=True):
-            text.append(run.put(self._in_memory(self.program.outputs[position])))
-        return text
+
+    def term(self, value: int) -> str:
+        """Return the name of what a reduction adds up."""
+        return self.values.name(operands_of(self.program, value)[0])
 
     def _in_memory(self, value: int) -> str:
         """Return what is put into memory for a value; what was rounded has but 16 bits to take."""
@@ -364,13 +394,17 @@ class PhaseWriter:
         text = values.prelude((*phase.body, *ends))
         for v in phase.loads:
             text.append(values.pointer(v, row="r" if values.kind(v) is Kind.FULL else ""))
-        for position in sorted({*phase.stores, *[place for _, place in phase.read_back]}):
-            storage = values.storage(self.program.outputs[position])
-            offset = f"r * {values.output_word(position, words.STRIDE)}.i"
-            text.append(f"{storage} *y{position} = {values.output(position)} + {offset};")
+        places = {*phase.stores, *[place for _, place in phase.read_back]}
+        text += [self.output_row(position) for position in sorted(places)]
         for v in phase.column_sums:
             text.append(f"{self.sum_type(v)} *c{v} = sums->c{v};")
         return text + [line for v in phase.reductions for line in self._start(v)]
+
+    def output_row(self, position: int) -> str:
+        """Return the definition of y: where row r of an output begins."""
+        storage = self.values.storage(self.program.outputs[position])
+        offset = f"r * {self.values.output_word(position, words.STRIDE)}.i"
+        return f"{storage} *y{position} = {self.values.output(position)} + {offset};"
 
     def sum_type(self, value: int) -> str:
         """Return the type in which a team adds up a column sum."""
@@ -389,12 +423,12 @@ class PhaseWriter:
         return [f"{c_type} t{value} = {lowest if op == 'row_max' else f'{limits}_MAX'};"]
 
     def _reduce(self, value: int) -> list[str]:
-        x = self.values.name(operands_of(self.program, value)[0])
-        op = self.values.op(value)
+        x, op = self.term(value), self.values.op(value)
         if op == "row_sum":
             return [f"{'p' if is_single(self.values.dtype(value)) else 't'}{value} += {x};"]
         join = "AF_LARGER" if op == "row_max" else "AF_SMALLER"
-        return [f"t{value} = {join}({x}, t{value});"]
+        single = "_F32" if is_single(self.values.dtype(value)) else ""
+        return [f"t{value} = {join}{single}({x}, t{value});"]
 
     def _flush(self, phase: LoopPhase, is_end: str) -> list[str]:
         """Return the end of a stretch."""

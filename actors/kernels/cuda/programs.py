@@ -20,7 +20,7 @@ from actors.kernels.cuda.emit import (
     FINISH_COLUMNS,
     FINISH_THREADS,
     PIECE_THREADS,
-    SHARED_SUMS,
+    SumPlace,
     emit,
 )
 from actors.kernels.cuda.kernel import DeviceView, DeviceViews, Gpu, carve, narrowness
@@ -34,8 +34,9 @@ from actors.kernels.cuda.loops import (
     access_bytes,
     batch_of,
     is_random,
-    is_single,
+    sum_dtype,
 )
+from actors.kernels.cuda.strips import STRIP_THREADS, rows_at_once
 from actors.kernels.program import values as words
 from actors.kernels.program.phases import Schedule, schedule, weight
 from actors.kernels.program.spaces import ScheduledProgram, joined_rows, row_strides
@@ -65,12 +66,18 @@ _MIN_CUT_COLUMNS = 16_384
 """Few rows (a stretch of them) that are longer are cut into pieces of their columns."""
 
 _PIECE_STEP = 64
-_SUM_COLUMNS = 2048
-"""Columns of a piece of a row of which there are only sums over rows."""
+_STRIPS_PER_SM = 2
+"""Blocks of strips for each multiprocessor: as many as its registers allow, 128 for a thread."""
 
-_SUM_BYTES = 16 << 20
-_MIN_TEAMS = 16
-"""Teams with sums over rows have at most so many bytes of them together, and are at least some."""
+_SUM_THREADS_PER_SM = 512
+"""A team has as many threads as so many of a multiprocessor need, that shared memory holds the sums
+of all: fewer would leave memory idle, and a larger team waits longer at the end of each row."""
+
+_SUM_BYTES, _MIN_BLOCKS = 64 << 20, 16
+"""Partial rows of all blocks have at most so many bytes together, but for some blocks at least."""
+
+_BLOCK_OVERHEAD = 1024
+"""Bytes of shared memory that CUDA takes for each block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,7 @@ class GridMapping:
     num_blocks: int
     piece_columns: int
     num_pieces: int
+    sums: SumPlace
     is_cut: bool
     is_whole: bool
     has_runs: bool
@@ -108,10 +116,15 @@ class GridMapping:
 
     @property
     def num_teams(self) -> int:
-        """Teams of a piece; each has a partial of every sum over rows."""
-        if self.is_cut:
-            return 1
+        """Teams of a piece."""
         return self.num_blocks * self.num_threads // self.team // self.num_pieces
+
+    @property
+    def num_partials(self) -> int:
+        """Partial rows of every sum over rows: each block leaves one, of its piece."""
+        if self.sums is SumPlace.NONE:
+            return 0
+        return 1 if self.is_cut else self.num_blocks // self.num_pieces
 
 
 @functools.lru_cache(maxsize=4096)
@@ -171,48 +184,87 @@ def _walk(
     """Return the walk of rows from the first to the last of so many."""
     span, all_rows = some_of
     plan, rows = scheduled_for_device(program).schedule, span[1] - span[0]
-    reduces = any([phase.reductions for phase in plan.phases])
-    is_joined, batch = reduces or bool(plan.column_sums), batch_of(program)
+    reduces, batch = any([phase.reductions for phase in plan.phases]), batch_of(program)
+    has_sums = bool(plan.column_sums)
     has_runs = is_random(program) or all_rows == 1 or columns % batch == 0
     gpu_threads = gpu.num_sms * gpu.threads_per_sm
 
     def walk(
-        team: int, threads: int, blocks: int, *, pieces: int = 1, cut: bool = False
+        team: int,
+        threads: int,
+        blocks: int,
+        pieces: tuple[int, int] = (columns, 1),
+        sums: SumPlace = SumPlace.NONE,
+        *,
+        cut: bool = False,
     ) -> GridMapping:
-        step = _PIECE_STEP * max(1, pieces)
-        piece_columns = -(-columns // step) * _PIECE_STEP if pieces > 1 else columns
-        pieces = -(-columns // piece_columns) if pieces > 1 else pieces
-        sizes = (team, threads, pieces if cut else blocks, piece_columns, pieces)
         marks = (cut, span == (0, all_rows), has_runs)
-        return GridMapping(*span, columns, strides, *sizes, *marks)
+        return GridMapping(*span, columns, strides, team, threads, blocks, *pieces, sums, *marks)
 
     # A stretch of rows, so that sums over rows stay in single precision throughout.
-    if is_joined and 0 < rows <= STRETCH and columns >= _MIN_CUT_COLUMNS:
+    if (reduces or has_sums) and 0 < rows <= STRETCH and columns >= _MIN_CUT_COLUMNS:
         pieces = min(2 * gpu.num_sms, -(-columns // (PIECE_THREADS * batch)))
-        return walk(PIECE_THREADS, PIECE_THREADS, pieces, pieces=pieces, cut=True)
+        piece = -(-columns // (_PIECE_STEP * pieces)) * _PIECE_STEP
+        pieces, sums = -(-columns // piece), SumPlace.SCRATCH if has_sums else SumPlace.NONE
+        return walk(PIECE_THREADS, PIECE_THREADS, pieces, (piece, pieces), sums, cut=True)
     # Nothing is exchanged: all threads of the grid are one team.
-    if rows == 1 and not is_joined:
+    if rows == 1 and not (reduces or has_sums):
         blocks = -(-columns // (_THREADS * batch))
         blocks = max(1, min(blocks, gpu_threads // _THREADS))
         return walk(blocks * _THREADS, _THREADS, blocks)
-    pieces = -(-columns // _SUM_COLUMNS) if is_joined and not reduces else 1
-    pieces = max(1, min(pieces, gpu_threads // MAX_THREADS))
-    piece_columns = -(-columns // pieces)
-    team = _team(plan, rows * pieces, piece_columns, batch, gpu_threads, has_runs=has_runs)
+    if has_sums and not reduces:
+        team = min(_WARP, _power_of_2(-(-columns // batch)))
+        pieces = max(1, -(-columns // (team * batch)))
+        most = max(1, _STRIPS_PER_SM * gpu.num_sms // pieces)
+        teams = STRIP_THREADS // team
+        # Each team has some rows at a time, so that fewer have work than there are rows.
+        blocks = min(most, -(-rows // (teams * rows_at_once(program, batch))))
+        blocks = max(1, blocks) * pieces
+        return walk(team, STRIP_THREADS, blocks, (team * batch, pieces), SumPlace.REGISTERS)
+    if has_sums:
+        return walk(*_summing(gpu, program, rows, columns))
+    team = _team(plan, rows, columns, batch, gpu_threads, has_runs=has_runs)
     # A team that meets at barriers of the block must be the whole block.
     threads = team if (reduces and team > _WARP) or team > _THREADS else _THREADS
-    if not is_joined:
+    if not reduces:
         threads = min(threads, _THREADS)
-    teams = rows
-    if plan.column_sums:
-        # Each team has a partial row of doubles: more teams would move more of these than of
-        # operands.
-        size = len(plan.column_sums) * columns * 8
-        teams = min(rows, max(_MIN_TEAMS, min(_SUM_BYTES // max(1, size), 8 * gpu.num_sms)))
-    # A block has no more teams than there are rows: each has a place for its sums, used or not.
-    threads = min(threads, max(_WARP, team, _power_of_2(teams * pieces * team)))
-    blocks = min(-(-teams * pieces * team // threads), max(pieces, gpu_threads // threads))
-    return walk(team, threads, blocks, pieces=pieces)
+    # A block has no more teams than there are rows.
+    threads = min(threads, max(_WARP, team, _power_of_2(rows * team)))
+    blocks = min(-(-rows * team // threads), max(1, gpu_threads // threads))
+    return walk(team, threads, blocks)
+
+
+def _summing(
+    gpu: Gpu, program: FusedProgram, rows: int, columns: int
+) -> tuple[int, int, int, tuple[int, int], SumPlace]:
+    """Return the walk of a program that reduces rows and adds up columns.
+
+    That is the threads of a team and of a block, blocks, pieces, and the place of sums.
+    """
+    row_bytes = columns * _sum_bytes(program)
+    memory = gpu.shared_bytes // _SUM_THREADS_PER_SM
+    team = min(_WARP, _power_of_2(-(-columns // batch_of(program))))
+    least = max(row_bytes // memory, columns * _WARP // _LONG_ROW)
+    if least > _WARP:
+        # It meets at barriers of the block, so it is the block; smaller ones leave more sums.
+        team = min(MAX_THREADS, max(_THREADS // 2, _power_of_2(least)))
+    threads = team if team > _WARP else max(_WARP, min(_THREADS, _power_of_2(rows * team)))
+    size = threads // team * row_bytes
+    sums = SumPlace.SHARED if size + _BLOCK_OVERHEAD <= gpu.shared_bytes else SumPlace.SCRATCH
+    fit = _SUM_THREADS_PER_SM // threads
+    if sums is SumPlace.SHARED:
+        fit = min(fit, gpu.shared_bytes // (size + _BLOCK_OVERHEAD))
+    bytes_each = columns * 8 * len(scheduled_for_device(program).schedule.column_sums)
+    bytes_each += size if sums is SumPlace.SCRATCH else 0
+    most = max(_MIN_BLOCKS, min(max(1, fit) * gpu.num_sms, _SUM_BYTES // max(1, bytes_each)))
+    blocks = min(-(-rows * team // threads), most)
+    return team, threads, max(1, blocks), (columns, 1), sums
+
+
+def _sum_bytes(program: FusedProgram) -> int:
+    """Return the bytes of a team's sums over rows for each column."""
+    sums = scheduled_for_device(program).schedule.column_sums
+    return sum([sum_dtype(program.dtype_of(v)).itemsize for v in sums])
 
 
 def _team(
@@ -228,9 +280,9 @@ def _team(
     if not has_runs:
         useful = max(useful, min(_WARP, _power_of_2(columns)))
     least = _WARP
-    if plan.column_sums or columns >= _LONG_ROW:
+    if columns >= _LONG_ROW:
         least = MAX_THREADS if reduces and columns >= _LONGEST_ROW else _THREADS
-    most = MAX_THREADS if reduces or plan.column_sums else fitting
+    most = MAX_THREADS if reduces else fitting
     team = min(useful, least)
     while team < min(useful, most) and rows * team < fitting:
         team *= 2
@@ -242,34 +294,38 @@ def _power_of_2(number: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def text_of(program: FusedProgram, *, is_cut: bool) -> KernelText:
+def text_of(program: FusedProgram, sums: SumPlace, *, is_cut: bool) -> KernelText:
     """Return the kernels of a program. Raises ProgramError where it makes no sense."""
-    return emit(program, scheduled_for_device(program).schedule, is_cut=is_cut)
+    return emit(program, scheduled_for_device(program).schedule, sums, is_cut=is_cut)
+
+
+def texts_of(program: FusedProgram, *, is_cut: bool) -> tuple[KernelText, ...]:
+    """Return the kernels of all places in which walks of a program have sums over rows."""
+    plan = scheduled_for_device(program).schedule
+    places: tuple[SumPlace, ...] = (SumPlace.NONE,)
+    if plan.column_sums:
+        reduces = any([phase.reductions for phase in plan.phases])
+        places = (SumPlace.SHARED, SumPlace.SCRATCH) if reduces else (SumPlace.REGISTERS,)
+        places = (SumPlace.SCRATCH,) if is_cut else places
+    return tuple([text_of(program, place, is_cut=is_cut) for place in places])
 
 
 def program_pieces(program: FusedProgram, walk: GridMapping) -> tuple[Piece, ...]:
-    """Return the scratch: partial reductions, sums over rows by team, and stretches of these."""
+    """Return the scratch: partial reductions, partial sums over rows, and stretches of these."""
     plan = scheduled_for_device(program).schedule
     num_reductions = sum([len(phase.reductions) for phase in plan.phases])
     partials = walk.num_pieces * walk.num_rows * num_reductions if walk.is_cut else 0
-    single = [v for v in plan.column_sums if is_single(program.dtype_of(v))]
-    is_shared = not walk.is_cut and _fits(walk, len(single))
-    each = walk.columns if walk.is_cut else walk.piece_columns
-    num_teams = walk.num_blocks * walk.teams_in_block
-    stretches = 0 if is_shared else (1 if walk.is_cut else num_teams) * len(single) * each
+    teams = 1 if walk.is_cut else walk.num_blocks * walk.teams_in_block
+    is_there = walk.sums is SumPlace.SCRATCH
+    stretches = teams * walk.columns * _sum_bytes(program) if is_there else 0
     return (
         Piece((partials,), np.dtype(np.float64)),
         *[
-            Piece((walk.num_teams, walk.columns), np.dtype(np.float64))  # or int64
+            Piece((walk.num_partials, walk.columns), np.dtype(np.float64))  # or int64
             for _ in plan.column_sums
         ],
-        Piece((stretches,), np.dtype(np.float32)),
+        Piece((stretches,), np.dtype(np.uint8)),
     )
-
-
-def _fits(walk: GridMapping, num_sums: int) -> bool:
-    """Whether the sums of a block's teams fit into shared memory."""
-    return walk.teams_in_block * num_sums * walk.piece_columns <= SHARED_SUMS
 
 
 def way_of(
@@ -317,12 +373,12 @@ def program_ns(gpu: Gpu, program: FusedProgram, walk: GridMapping, moved_bytes: 
     What a phase reads again comes from a cache; sums over rows go there and back once.
     """
     plan, elements = scheduled_for_device(program).schedule, float(walk.num_rows * walk.columns)
-    sums = 2 * 8 * walk.num_teams * walk.columns * len(plan.column_sums)
+    sums = 2 * 8 * walk.num_partials * walk.columns * len(plan.column_sums)
     longer = _narrowness(program, walk)
     again_ns = elements * _bytes_again(program, plan) / gpu.l2_bytes_per_ns * longer
     bytes_ns = gpu.bytes_ns(moved_bytes + sums) * longer
     work_ns = max(bytes_ns, elements * weight(program) / gpu.flops_per_ns)
-    num_kernels = len(text_of(program, is_cut=walk.is_cut).kernels)
+    num_kernels = len(text_of(program, walk.sums, is_cut=walk.is_cut).kernels)
     return num_kernels * gpu.call_ns + again_ns + work_ns
 
 
@@ -358,7 +414,8 @@ def program_calls(
     A view of which only a chunk of rows is there has the address and the shape that it would have
     if all rows were. On a chunk no COLUMN or SCALAR output is made: raises InternalError for one.
     """
-    text, block = text_of(program, is_cut=walk.is_cut), _block(program, walk, rows, views)
+    text = text_of(program, walk.sums, is_cut=walk.is_cut)
+    block = _block(program, walk, rows, views)
     pieces = carve(workspace, program_pieces(program, walk))
     _fill_scratch(block, program, walk, pieces)
     block[-1] = way_of(program, walk, tuple([view.address for view in views]), pieces)
@@ -373,7 +430,11 @@ def program_calls(
         if blocks:
             # Only the kernel that reads labels first reports, once per bad one.
             kernel_status = status if name.endswith(("_rows", "_columns0")) else None
-            calls.append(RunKernel(text, name, blocks, threads, tuple(block), status=kernel_status))
+            is_summing = walk.sums is SumPlace.SHARED and name.endswith("_rows")
+            shared = walk.teams_in_block * walk.columns * _sum_bytes(program) if is_summing else 0
+            calls.append(
+                RunKernel(text, name, blocks, threads, tuple(block), shared, kernel_status)
+            )
     return tuple(calls)
 
 
@@ -395,7 +456,7 @@ def _block(program: FusedProgram, walk: GridMapping, rows: int, views: DeviceVie
     block: list[Word] = [0] * (words.way(program, len(plan.column_sums)) + 1)
     block[words.FIRST_ROW], block[words.ROWS] = walk.first_row, walk.last_row
     block[words.COLUMNS], block[words.TEAM_THREADS] = walk.columns, walk.team
-    block[words.NUM_TEAMS] = walk.num_teams
+    block[words.NUM_TEAMS] = walk.num_partials or walk.num_teams
     block[words.CHUNK_COLUMNS] = walk.piece_columns
     block[words.NUM_COLUMN_CHUNKS] = walk.num_pieces
     for position, view in enumerate(views):

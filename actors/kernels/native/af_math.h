@@ -51,6 +51,9 @@ AF_INLINE uint32_t af_bits_of(float x) {
 
 AF_INLINE float af_power_of_2(int32_t k) { return af_float_of(((uint32_t)k + 127u) << 23); }
 
+/* A quotient that a GPU takes from its table. */
+AF_INLINE float af_reciprocalf(float x) { return 1.0f / x; }
+
 AF_INLINE float af_expf(float x) {
     AF_REDUCE(x, k, r);
     float p = 0x1.6a23ccp-10f;

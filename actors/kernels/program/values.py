@@ -38,7 +38,8 @@ SKIP = 9
 """Address of an int64, or 0: where it is not 0, the launch does nothing."""
 
 FIRST_ROW, NUM_TEAMS, TEAM_THREADS = CHUNK_ROWS, NUM_CHUNKS, MAX_WORKERS
-"""Of a CUDA device: teams take rows from the first on; each has a partial of every column sum."""
+"""Of a CUDA device: teams take rows from the first on. Where columns are added up, NUM_TEAMS are
+the partial rows of each sum, which blocks leave; so many blocks have a piece of the columns."""
 
 _HEADER = 10
 
@@ -86,7 +87,7 @@ _LOGIC = {"and": "&", "or": "|", "xor": "^"}
 _FLOAT_UNARY = {
     "sqrt": ("sqrtf({0})", "sqrt({0})"),
     "rsqrt": ("1.0f / sqrtf({0})", "1.0 / sqrt({0})"),
-    "reciprocal": ("1.0f / {0}", "1.0 / {0}"),
+    "reciprocal": ("af_reciprocalf({0})", "1.0 / {0}"),
     "exp": ("af_expf({0})", "exp({0})"),
     "log": ("af_logf({0})", "log({0})"),
     "tanh": ("af_tanhf({0})", "tanh({0})"),

@@ -293,19 +293,19 @@ class EmulatedDriver:
         if wrong:
             raise CudaError(f"{kernel.name}: {wrong}", code=INVALID_VALUE, call="launch_later")
         block = ctypes.create_string_buffer(ctypes.string_at(words, 8 * num_words), 8 * num_words)
-        run = partial(self._run, kernel, num_blocks, num_threads, block)
+        run = partial(self._run, kernel, grid, shared_bytes, block)
         self._put(stream, "launch_later", run)
 
     def _run(
         self,
         kernel: kernels.BuiltKernel,
-        num_blocks: int,
-        num_threads: int,
+        grid: tuple[int, int],
+        shared_bytes: int,
         block: ctypes.Array[ctypes.c_char],
     ) -> None:
         seed = self._rng.getrandbits(64)
         try:
-            kernels.run(kernel, num_blocks, num_threads, ctypes.addressof(block), seed)
+            kernels.run(kernel, grid, shared_bytes, ctypes.addressof(block), seed)
         except kernels.EmulationError as error:
             raise CudaError(str(error), code=LAUNCH_FAILURE, call="launch") from error
         self._cuda.memory.check_guards(kernel.name)

@@ -15,6 +15,7 @@ typedef struct {
     void (*barrier)(int32_t line);
     const uint64_t *(*exchange)(uint64_t bits, int32_t line);
     void *(*shared)(int64_t size_bytes);
+    void *(*shared_of_launch)(int64_t size_bytes);
     void (*misaligned)(void);
 } af_machine;
 
@@ -43,6 +44,9 @@ AF_VISIBLE void af_enter(af_machine *machine) { af_here = machine; }
 /* Each thread comes by all of them before it meets another: so all get the same addresses. */
 #define AF_SHARED(type, name, count) \
     type *const name = (type *)af_here->shared((int64_t)sizeof(type) * (count))
+
+#define AF_SHARED_OF_LAUNCH(type, name, count) \
+    type *const name = (type *)af_here->shared_of_launch((int64_t)sizeof(type) * (count))
 
 /* Where threads meet: the line, or in a function that has a parameter of this name, that of its
  * caller. */
@@ -128,6 +132,15 @@ AF_FUNCTION uint64_t af_bits_of_double(double x) {
 }
 AF_FUNCTION double af_double_of_bits(uint64_t u) {
     return ((union { uint64_t u; double d; }){u}).d;
+}
+#define AF_LARGER_F32(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
+#define AF_SMALLER_F32(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
+AF_FUNCTION float af_reciprocalf(float x) { return 1.0f / x; }
+/* Rounded to the nearest, ties to even; NaN stays NaN. */
+AF_FUNCTION uint16_t af_to_bf16(float x) {
+    const uint32_t bits = af_bits_of_float(x);
+    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    return (uint16_t)((x != x ? bits | 0x400000u : rounded) >> 16);
 }
 AF_FUNCTION uint64_t af_mul_high(uint64_t a, uint64_t b) {
     return (uint64_t)(((unsigned __int128)a * b) >> 64);

@@ -24,11 +24,11 @@
 
 enum { WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP };
 enum { STACK_BYTES = 48 * 1024 + 64, STACK_MARK = 0x5AFE };
-enum { MAX_SHARED = 48 * 1024, GAP = 64, MAX_ARRAYS = 32 };
+enum { MAX_STATIC = 48 * 1024, MAX_SHARED = 227 * 1024, GAP = 64, MAX_ARRAYS = 32 };
 enum { READY, AT_BARRIER, AT_EXCHANGE, ENDED };
 enum {
     FINE, ENDED_EARLY, DIFFERENT_MEETINGS, MEETING_IN_LOOP, TOO_MUCH_SHARED, SHARED_OVERRUN,
-    STACK_OVERRUN, NO_STACKS, MISALIGNED
+    STACK_OVERRUN, NO_STACKS, MISALIGNED, OTHER_SHARED
 };
 
 typedef void (*kernel_t)(const void *words);
@@ -57,7 +57,7 @@ static _Bool is_loop;
 static int32_t turns[WARP], next_turn;
 
 static unsigned char shared[MAX_SHARED + GAP * (MAX_ARRAYS + 1)] __attribute__((aligned(256)));
-static int64_t shared_used, shared_fresh, gaps[MAX_ARRAYS];
+static int64_t shared_used, shared_static, shared_of_launch, shared_fresh, gaps[MAX_ARRAYS];
 static int32_t num_gaps, gaps_seen;
 
 void af_swap(void **from, void **to);
@@ -86,6 +86,7 @@ static inline void leave(int32_t state, int32_t line) {
 
 static void run_thread(void) {
     shared_used = GAP;
+    shared_static = 0;
     gaps_seen = 0;
     kernel(arguments);
 }
@@ -173,10 +174,9 @@ static const uint64_t *exchange(uint64_t bits, int32_t line) {
     return mine;
 }
 
-static void *shared_array(int64_t size_bytes) {
+static void *array_of(int64_t size_bytes) {
     const int64_t place = shared_used, end = (place + size_bytes + GAP - 1) / GAP * GAP + GAP;
-    if (end > (int64_t)sizeof shared || place + size_bytes > MAX_SHARED + GAP * (gaps_seen + 1) ||
-        gaps_seen == MAX_ARRAYS) {
+    if (end > (int64_t)sizeof shared || shared_static > MAX_STATIC || gaps_seen == MAX_ARRAYS) {
         status = TOO_MUCH_SHARED;
         return shared + GAP;
     }
@@ -188,6 +188,17 @@ static void *shared_array(int64_t size_bytes) {
     gaps_seen++;
     shared_used = end;
     return shared + place;
+}
+
+static void *shared_array(int64_t size_bytes) {
+    shared_static += size_bytes;
+    return array_of(size_bytes);
+}
+
+/* A text says how many bytes it takes of what its launch asks for: other than all are a mistake. */
+static void *array_of_launch(int64_t size_bytes) {
+    if (size_bytes != shared_of_launch) status = OTHER_SHARED;
+    return array_of(size_bytes);
 }
 
 static void misaligned(void) { status = MISALIGNED; }
@@ -278,8 +289,8 @@ static int64_t common(int64_t a, int64_t b) { return b ? common(b, a % b) : a; }
 AF_VISIBLE af_machine *af_machine_address(void) { return &machine; }
 
 AF_VISIBLE int32_t af_launch(kernel_t called, const void *words, int64_t num_blocks,
-                             int32_t num_threads, int32_t has_exchanges, uint64_t seed,
-                             trouble_t *trouble) {
+                             int32_t num_threads, int64_t shared_bytes, int32_t has_exchanges,
+                             uint64_t seed, trouble_t *trouble) {
     if (!stacks && has_exchanges) {
         void *place = mmap(0, (size_t)STACK_BYTES * MAX_THREADS, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -289,6 +300,8 @@ AF_VISIBLE int32_t af_launch(kernel_t called, const void *words, int64_t num_blo
     machine.barrier = barrier;
     machine.exchange = exchange;
     machine.shared = shared_array;
+    machine.shared_of_launch = array_of_launch;
+    shared_of_launch = shared_bytes;
     machine.misaligned = misaligned;
     machine.num_blocks = num_blocks;
     machine.num_threads = num_threads;

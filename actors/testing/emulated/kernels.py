@@ -55,6 +55,7 @@ _TROUBLE = (
     "thread {thread} used up its stack",
     "there is no memory for stacks",
     "thread {thread} reads or writes bytes at an address that is no multiple of their number",
+    "thread {thread} takes other bytes of shared memory than its launch asks for",
 )
 
 
@@ -122,8 +123,12 @@ def built(name: str) -> BuiltKernel:
     return _state.built[name]
 
 
-def run(kernel: BuiltKernel, num_blocks: int, num_threads: int, words: int, seed: int) -> None:
+def run(
+    kernel: BuiltKernel, grid: tuple[int, int], shared_bytes: int, words: int, seed: int
+) -> None:
     """Run a kernel on the argument block at an address; the order follows from the seed.
+
+    `grid` is blocks and threads.
 
     Raises EmulationError where threads do not meet as they must.
     """
@@ -133,8 +138,8 @@ def run(kernel: BuiltKernel, num_blocks: int, num_threads: int, words: int, seed
     code = _state.fibers.af_launch(
         kernel.address,
         words,
-        num_blocks,
-        num_threads,
+        *grid,
+        shared_bytes,
         kernel.has_exchanges,
         seed,
         ctypes.byref(trouble),
@@ -172,6 +177,7 @@ def _fibers(toolchain: Toolchain) -> ctypes.PyDLL:
             ctypes.c_void_p,
             ctypes.c_int64,
             ctypes.c_int32,
+            ctypes.c_int64,
             ctypes.c_int32,
             ctypes.c_uint64,
             ctypes.c_void_p,

@@ -171,7 +171,7 @@ class Acted:
         # A block is copied when the launch is made, by the size that the kernel was built with.
         block = (ctypes.c_int64 * kernel.num_words).from_address(words)
         kept = (ctypes.c_int64 * kernel.num_words)(*block)
-        self._put(lambda: kernels.run(kernel, gx, bx, ctypes.addressof(kept), 0))
+        self._put(lambda: kernels.run(kernel, (gx, bx), shared, ctypes.addressof(kept), 0))
 
     # In the place of cuBLASLt, whose numbers are those of the emulation.
 

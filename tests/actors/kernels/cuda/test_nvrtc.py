@@ -12,7 +12,7 @@ from fused_programs import known
 from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.loops import MAX_THREADS
-from actors.kernels.cuda.programs import text_of
+from actors.kernels.cuda.programs import texts_of
 from compiler.contract.errors import CompileError, DeviceError
 
 ARCHES = ("sm_80", "sm_90a", "sm_100")
@@ -40,9 +40,10 @@ def compiler():
 def test_all_known_programs_compile_without_spills(compiler, arch):
     programs = known(8, 37)
     texts = {
-        (name, is_cut): text_of(program, is_cut=is_cut)
+        (name, is_cut, number): text
         for name, program in programs.items()
         for is_cut in (False, True)
+        for number, text in enumerate(texts_of(program, is_cut=is_cut))
     }
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(functools.partial(nvrtc.usage, arch=arch), texts.values()))

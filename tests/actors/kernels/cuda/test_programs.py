@@ -25,9 +25,10 @@ from actors.kernels.cuda.programs import (
     program_calls,
     program_ns,
     program_pieces,
-    text_of,
+    texts_of,
     walk_of,
 )
+from actors.kernels.cuda.strips import rows_at_once
 from compiler.contract.errors import InternalError
 from compiler.contract.program import Kind
 from compiler.contract.types import DType, TensorType, contiguous_strides
@@ -130,7 +131,7 @@ def test_few_long_rows_are_cut_and_sums_over_rows_have_a_bounded_scratch():
     for rows, columns in ((10**6, 768), (10**6, 50_304), (5000, 3), (7, 100_000)):
         program = layer_norm_grad(768)
         size = size_bytes(program_pieces(program, walk(program, rows, columns)))
-        assert size <= max(25 << 20, 17 * 2 * 12 * columns)
+        assert size <= max(65 << 20, 17 * 2 * 12 * columns)
 
 
 def sums_of_columns(dtype=DType.FLOAT32):
@@ -156,7 +157,10 @@ def test_sums_over_rows_alone_go_by_pieces_of_the_columns(emulated_run, shape, d
 
 def test_wide_sums_keep_the_gpu_busy():
     found = walk(sums_of_columns(), 2048, 50_304)
-    assert found.num_blocks * found.num_threads > GPU.num_sms * GPU.threads_per_sm // 2
+    on_the_way = found.num_blocks * found.num_threads * 16 * rows_at_once(sums_of_columns(), 4)
+    assert found.num_blocks >= 2 * GPU.num_sms
+    # What memory of 3 TB/s delivers in the 700 ns that it takes to answer.
+    assert on_the_way >= 16_000 * GPU.num_sms
 
 
 def test_what_phases_read_again_costs_less_than_the_first_time():
@@ -175,16 +179,17 @@ def test_a_grid_is_never_larger_than_what_the_gpu_holds_at_once():
 
 
 def test_a_text_has_only_the_kernels_that_its_program_needs():
-    names = {
-        is_cut: [name.rpartition("_")[2] for name in text_of(layer_norm(8), is_cut=is_cut).kernels]
-        for is_cut in (False, True)
-    }
+    names = {}
+    for is_cut in (False, True):
+        (text,) = texts_of(layer_norm(8), is_cut=is_cut)
+        names[is_cut] = [name.rpartition("_")[2] for name in text.kernels]
     assert names[False] == ["rows"]
     assert names[True] == ["columns0", "columns1", "columns2", "last"]
     b = Builder()
     scalar = b.input(Kind.SCALAR)
     program = b.program(b.op("exp", scalar))
-    (name,) = text_of(program, is_cut=False).kernels
+    (text,) = texts_of(program, is_cut=False)
+    (name,) = text.kernels
     assert name.endswith("_finish")
 
 
@@ -207,7 +212,7 @@ def test_elements_that_are_moved_one_by_one_are_said_to_take_longer():
     assert took(3073) == pytest.approx(2 / GPU.bytes_per_ns, rel=0.05)
 
 
-def test_a_block_has_no_more_teams_than_rows_so_that_small_sums_take_little_scratch():
+def test_few_rows_have_few_blocks_so_that_small_sums_take_little_scratch():
     found = walk(sums_of_columns(), 16, 24)
-    assert found.num_teams == 16
-    assert size_bytes(program_pieces(sums_of_columns(), found)) == 16 * 24 * 8
+    assert found.num_blocks == 1
+    assert size_bytes(program_pieces(sums_of_columns(), found)) == 24 * 8

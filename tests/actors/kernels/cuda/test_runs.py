@@ -23,7 +23,7 @@ from fused_programs import (
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.loops import NARROW, RUNS, WIDE, access_bytes
-from actors.kernels.cuda.programs import text_of
+from actors.kernels.cuda.programs import texts_of
 from actors.testing.emulated import kernels
 from compiler.contract.program import Kind
 from compiler.contract.types import DType
@@ -67,7 +67,8 @@ PROGRAMS = programs()
 def texts(native_toolchain):
     """Build most texts by one start of the compiler."""
     mixes = [mixed(*dtypes) for dtypes in MIXES]
-    texts = [text_of(program, is_cut=False) for program in (*PROGRAMS.values(), *mixes)]
+    programs = (*PROGRAMS.values(), *mixes)
+    texts = [text for program in programs for text in texts_of(program, is_cut=False)]
     kernels.load(texts, native_toolchain)
 
 

@@ -28,6 +28,6 @@ def run_text(native_toolchain):
         given = [w.ctypes.data if isinstance(w, np.ndarray) else w for w in words]
         block = argument_block((*given, *(0,) * (4 - len(given))))
         built = kernels.built(text.kernels[0])
-        kernels.run(built, num_blocks, num_threads, ctypes.addressof(block), seed)
+        kernels.run(built, (num_blocks, num_threads), 0, ctypes.addressof(block), seed)
 
     return run
