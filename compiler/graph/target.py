@@ -8,6 +8,7 @@ device: `actorflow.compile.targets` answers it from `actors.kernels`. A kernel h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields, replace
 from math import inf
@@ -88,13 +89,15 @@ class TilingPolicy:
     """When some rows of a value are to exist at a time in place of all, and how many of them.
 
     Values of more than `min_bytes` are looked at. A chunk has `chunk_rows`, or more of them until
-    it has the least bytes, or fewer so as to stay below the most.
+    it has the least bytes, or fewer so as to stay below the most. `rounds_logits`: where products
+    are of 16 bits, logits of so many bytes are stored so, which a cache may have twice as many of.
     """
 
     min_bytes: int
     chunk_rows: int
     least_chunk_bytes: int
     most_chunk_bytes: int
+    rounds_logits: bool = False
 
     def choose_chunk_rows(self, rows: int, row_bytes: int) -> int:
         """Return how many rows exist at a time; the chunks are as even as can be."""
@@ -221,6 +224,12 @@ class Hardware:
     def wide_values(self, number: int) -> TilingPolicy:
         """Return which values a device's kernels are to see some rows at a time."""
         return self.targets[number].wide_values
+
+    @property
+    def logits_bytes(self) -> float:
+        """The bytes from which on logits are rounded; infinite where a device keeps them."""
+        wide = [target.wide_values for target in self.targets]
+        return max([x.min_bytes if x.rounds_logits else math.inf for x in wide])
 
     def epilogue_ops(self, number: int) -> tuple[str, ...]:
         """Return the ops that a device's products go on with; none on the host's side."""

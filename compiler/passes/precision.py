@@ -7,7 +7,9 @@ job. Which values become low is decided in two walks. Forward: products make low
 an op that follows, when its inputs of full size are so; narrower ones, a bias, come along, as a
 weight does, but a constant only when the low type has its number. Backward: a value that nobody
 reads as low stays float32. A weight's gradient, logits and the branches of a residual sum so leave
-their product unrounded.
+their product unrounded; but logits that are wide on a device that moves more bytes than it can
+afford (`TilingPolicy.rounds_logits`) are low, as torch's autocast has them, and a loss computes on
+them in float32.
 
 A value is rounded at most once per batch, where it is made or where it is first wanted: all its
 readers share the cast, forward and backward. Roundings stand before views that do not make a value
@@ -20,6 +22,7 @@ result, and no value is cast twice to one type; phases are kept, and scopes and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -33,7 +36,7 @@ from compiler.fusion.join_updates import MergeableUpdate, merge_nodes, mergeable
 from compiler.graph.graph import Graph, GraphBuilder, Node, Write, consumers, new_value, prune
 from compiler.graph.registry import OpAttr, infer_type, view
 from compiler.graph.target import Hardware
-from compiler.ops.families import activation, arithmetic, attention
+from compiler.ops.families import activation, arithmetic, attention, loss
 from compiler.ops.language.vjp import grad_op
 from compiler.ops.primitives import convolution, matmul, shape, slicing
 from compiler.ops.primitives.matmul import KEEPS_PRECISION
@@ -68,12 +71,14 @@ class Precision:
     `kept` are positions of inputs that a LOW op reads in float32 all the same. With
     `chooses_output` the op has an attribute out_dtype: "float32" where nobody reads a low value.
     `needs_range`: it makes numbers so much larger that float16, which ends at 65,504, will not do.
+    `reads_logits`: its first input may be low where that is wide; it computes in float32 on it.
     """
 
     width: Width
     kept: tuple[int, ...] = ()
     chooses_output: bool = False
     needs_range: bool = False
+    reads_logits: bool = False
 
 
 precision = OpAttr[Precision](
@@ -116,17 +121,24 @@ FOLLOWING = (
 for _op in FOLLOWING:
     precision.register(_op, Precision(Width.FOLLOW))
 precision.register(arithmetic.SQUARE, Precision(Width.FOLLOW, needs_range=True))
+for _op in (loss.CROSS_ENTROPY_ROWS, loss.WEIGHTED_CROSS_ENTROPY_ROWS):
+    precision.register(_op, Precision(Width.HIGH, reads_logits=True))
 
 
 _UNKNOWN = ValueId(-1)
 
 
-def narrow_products(graph: Graph, low: DType = DType.BFLOAT16) -> Graph:
-    """Return the graph with its products in a type of 16 bits. O(nodes)."""
+def narrow_products(
+    graph: Graph, low: DType = DType.BFLOAT16, logits_bytes: float = math.inf
+) -> Graph:
+    """Return the graph with its products in a type of 16 bits. O(nodes).
+
+    Logits of more than `logits_bytes`, as float32, are of that type, too.
+    """
     widths = tuple([_width_of(graph, node, low) for node in graph.nodes])
     if not any([width.width is Width.LOW for width in widths]):
         return graph
-    is_low = _read_as_low(graph, widths, _made_as_low(graph, widths, low))
+    is_low = _read_as_low(graph, widths, _made_as_low(graph, widths, low), logits_bytes)
     return prune(_PrecisionCopy(graph, widths, is_low, low).run())
 
 
@@ -134,7 +146,7 @@ def _width_of(graph: Graph, node: Node, low: DType) -> Precision:
     """Return what the column says of a node; one with floats of another width is left alone."""
     fact = precision.get(node.op)
     if fact.width is Width.HIGH or node.attrs.get(KEEPS_PRECISION):
-        return Precision(Width.HIGH)
+        return Precision(Width.HIGH, reads_logits=fact.reads_logits)
     if fact.needs_range and low is DType.FLOAT16:
         return Precision(Width.HIGH)
     floats = [graph.types[v].dtype for v in node.inputs if graph.types[v].dtype.is_float]
@@ -196,10 +208,14 @@ def _deciding(graph: Graph, node: Node, fits: dict[ValueId, bool]) -> list[Value
     return full or voting
 
 
-def _read_as_low(graph: Graph, widths: tuple[Precision, ...], is_low: list[bool]) -> list[bool]:
+def _read_as_low(
+    graph: Graph, widths: tuple[Precision, ...], is_low: list[bool], logits_bytes: float
+) -> list[bool]:
     """Return `is_low` without the values that no node reads as low, where there is a choice."""
     is_wanted = [False] * len(graph.types)
     for node, fact in zip(reversed(graph.nodes), reversed(widths), strict=True):
+        if fact.reads_logits and graph.types[node.inputs[0]].size_bytes > logits_bytes:
+            is_wanted[node.inputs[0]] = True
         if fact.width is Width.LOW:
             if fact.chooses_output and not is_wanted[node.outputs[0]]:
                 is_low[node.outputs[0]] = False

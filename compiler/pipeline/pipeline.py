@@ -218,7 +218,9 @@ PASSES: tuple[Pass, ...] = (
     ),
     Pass(
         "precision",
-        of_graph(precision.narrow_products),
+        lambda graph, context: precision.narrow_products(
+            graph, DType.BFLOAT16, context.hardware.logits_bytes
+        ),
         ("minimal", "updates by programs"),
         ("products in bfloat16",),
         lambda options: options.precision == "bf16",
