@@ -18,6 +18,7 @@ from random import Random
 from statistics import median
 from types import MappingProxyType
 
+from actorflow.environment.host import EMULATED, gpu_for
 from actorflow.environment.native import toolchain_of
 from actorflow.environment.settings import Settings
 from actors.device.cuda.device import CudaDevice
@@ -26,9 +27,23 @@ from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.kernel import CudaKernel, gpu_named
 from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
 from actors.testing.simulated import LateSchedule
+from compiler.contract.errors import CompileError
+from compiler.contract.placement import Device, DeviceKind
 from gpu.section import Place, Skipped
 
-GPU = "h200"
+
+def planned_gpu() -> str:
+    """Return the name of the GPU that is here, as jobs find it.
+
+    Without one, or with one that has no description, it is what the emulation acts as.
+    """
+    try:
+        return gpu_for((Device(DeviceKind.CUDA),), None, Settings.from_env(os.environ))
+    except CompileError:
+        return EMULATED
+
+
+GPU = planned_gpu()
 """What everything is planned for."""
 
 _DISPATCHER = "actorflow-dispatch"

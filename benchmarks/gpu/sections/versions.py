@@ -54,7 +54,7 @@ def run(found: Findings, place: Place) -> None:
         card.capability,
         model.capability,
     )
-    # On another GPU of the kind all is proven as well, and expected numbers mean less.
+    # On a GPU without a description all is proven as well, and expected numbers mean less.
     found.fact("GPU", f"{card.name}, {card.num_sms} multiprocessors; plans are for {model.says}")
     found.fact("memory", f"{card.memory_bytes:,} bytes, {driver.free_bytes():,} free")
 

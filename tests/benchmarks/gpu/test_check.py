@@ -15,6 +15,7 @@ from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, t
 from gpu.section import SECTIONS, Section
 from gpu.sections import training
 
+from actorflow.environment import host
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.nvml import NvmlDevice, NvmlDevices
 from actors.testing.emulated.driver import EmulatedDriver
@@ -165,6 +166,22 @@ def test_without_a_gpu_sections_of_one_are_skipped_and_say_why():
     assert skipped == [s.name for s in SECTIONS if s.name not in ("versions", "texts")]
     assert without.why_skipped(SECTIONS[-1]) == "no device: no driver is here"
     assert not any(beside.why_skipped(s) for s in SECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "planned"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 PCIe", "h200"),
+        (None, "h200"),
+    ],
+)
+def test_plans_are_for_the_card_that_is_here(monkeypatch, name, planned):
+    gpus = () if name is None else (NvmlDevice(name, "GPU-1", (9, 0), 80 << 30),)
+    monkeypatch.delenv("ACTORFLOW_CUDA", raising=False)
+    monkeypatch.setattr(host, "listed_gpus", lambda environ: NvmlDevices(gpus))
+    assert opened.planned_gpu() == planned
 
 
 def test_calls_that_are_counted_are_calls_of_every_driver():
