@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -37,15 +38,6 @@ from compiler.contract.types import DType, TensorType, numpy_dtype
 
 _HERE = Path(__file__).parent
 
-_NARROW_RATES = {1: 0.25, 2: 0.5, 4: 0.8}
-"""The share of the rates of memory that neighbours reach who move so many bytes at a time; all of
-it from 8 bytes on. An estimate: nobody has measured it on a card."""
-
-
-def narrowness(access_bytes: int) -> float:
-    """Return how many times as long bytes take of which a thread moves so many at a time."""
-    return 1 / _NARROW_RATES.get(access_bytes, 1.0)
-
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -53,7 +45,8 @@ class Gpu:
 
     `arch` is the one that kernels are compiled for ("sm_90a"), `capability` its number. A team of
     threads that meet without a barrier has `warp` of them. `bytes_per_ns` is of its own memory,
-    read and written; `product_flops_per_ns` of products, by element type;
+    read and written by a copy; `narrow_rates` are the shares of it that our kernels reach, by the
+    bytes that a thread moves at a time; `product_flops_per_ns` is of products, by element type;
     `flops_per_ns` of what is no product, in float32. `call_ns` is what a kernel inside of a graph
     costs beside its work, `event_ns` a wait of one stream for another, and `link` what goes to the
     host and back.
@@ -71,6 +64,7 @@ class Gpu:
     l2_bytes: int
     bytes_per_ns: float
     l2_bytes_per_ns: float
+    narrow_rates: Mapping[int, float]
     flops_per_ns: float
     product_flops_per_ns: Mapping[str, float]
     call_ns: float
@@ -82,6 +76,13 @@ class Gpu:
         """Return the time to move bytes, from the cache where they would fit into it."""
         rate = self.l2_bytes_per_ns if size_bytes <= self.l2_bytes / 2 else self.bytes_per_ns
         return size_bytes / rate
+
+    def narrowness(self, access_bytes: int) -> float:
+        """Return how many times as long as a copy's bytes take that a thread moves so many at once.
+
+        More than the widest are moved as those are.
+        """
+        return 1 / self.narrow_rates[min(access_bytes, max(self.narrow_rates))]
 
     def product_ns(self, dtype: DType, flops: float) -> float:
         """Return the time of products at the best rate of the library."""
@@ -107,6 +108,8 @@ def gpu_named(name: str) -> Gpu:
         raise LookupError(f"no GPU is called {name!r}; there are descriptions of {', '.join(gpus)}")
     description = json.loads((_HERE / f"{name}.json").read_text(encoding="utf-8"))
     description["capability"] = tuple(description["capability"])
+    rates = description["narrow_rates"]
+    description["narrow_rates"] = MappingProxyType({int(n): rate for n, rate in rates.items()})
     return Gpu(**{field.name: description[field.name] for field in fields(Gpu)})
 
 

@@ -23,7 +23,7 @@ from actors.kernels.cuda.emit import (
     SumPlace,
     emit,
 )
-from actors.kernels.cuda.kernel import DeviceView, DeviceViews, Gpu, carve, narrowness
+from actors.kernels.cuda.kernel import DeviceView, DeviceViews, Gpu, carve
 from actors.kernels.cuda.loops import (
     MAX_THREADS,
     NARROW,
@@ -374,7 +374,7 @@ def program_ns(gpu: Gpu, program: FusedProgram, walk: GridMapping, moved_bytes: 
     """
     plan, elements = scheduled_for_device(program).schedule, float(walk.num_rows * walk.columns)
     sums = 2 * 8 * walk.num_partials * walk.columns * len(plan.column_sums)
-    longer = _narrowness(program, walk)
+    longer = _narrowness(gpu, program, walk)
     again_ns = elements * _bytes_again(program, plan) / gpu.l2_bytes_per_ns * longer
     bytes_ns = gpu.bytes_ns(moved_bytes + sums) * longer
     work_ns = max(bytes_ns, elements * weight(program) / gpu.flops_per_ns)
@@ -382,14 +382,14 @@ def program_ns(gpu: Gpu, program: FusedProgram, walk: GridMapping, moved_bytes: 
     return num_kernels * gpu.call_ns + again_ns + work_ns
 
 
-def _narrowness(program: FusedProgram, walk: GridMapping) -> float:
-    """Return how much longer operands take than at 16 bytes at once, if they begin evenly."""
+def _narrowness(gpu: Gpu, program: FusedProgram, walk: GridMapping) -> float:
+    """Return how much longer than by a copy operands take, if they begin evenly."""
     values = (*range(len(program.inputs)), *program.outputs)
     is_wide = way_of(program, walk, (0,) * len(values)) == WIDE
     full = [v for v in values if program.kind_of(v) is Kind.FULL]
     sizes = [program.dtype_of(v).itemsize for v in full]
     batch = batch_of(program) if is_wide else 1
-    times = [size * narrowness(access_bytes(size, batch)) for size in sizes]
+    times = [size * gpu.narrowness(access_bytes(size, batch)) for size in sizes]
     return sum(times) / sum(sizes) if sizes else 1.0
 
 

@@ -208,8 +208,10 @@ def test_elements_that_are_moved_one_by_one_are_said_to_take_longer():
         size = 2 * 2 * columns * 65_536
         return program_ns(GPU, program, walk(program, 65_536, columns), size) / size
 
-    assert took(3072) == pytest.approx(1 / GPU.bytes_per_ns, rel=0.05)
-    assert took(3073) == pytest.approx(2 / GPU.bytes_per_ns, rel=0.05)
+    shares = GPU.narrow_rates
+    assert shares[1] < shares[2] < shares[4] < shares[8] < shares[16] < 1
+    assert took(3072) == pytest.approx(1 / shares[16] / GPU.bytes_per_ns, rel=0.05)
+    assert took(3073) == pytest.approx(1 / shares[2] / GPU.bytes_per_ns, rel=0.05)
 
 
 def test_few_rows_have_few_blocks_so_that_small_sums_take_little_scratch():
