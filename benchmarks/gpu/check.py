@@ -30,6 +30,7 @@ from gpu.picture import write_png  # noqa: E402
 from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, table  # noqa: E402
 from gpu.section import (  # noqa: E402
     CUDNN_HOLDS,
+    RATES,
     SECTIONS,
     Place,
     Section,
@@ -246,6 +247,9 @@ def _status(code: int | None, found: dict, tail: str, limit_s: float) -> tuple[S
 def _write(run: Run, result: CheckResult) -> None:
     replace_text(run.out / "check.json", json.dumps(as_json(result), indent=1) + "\n")
     replace_text(run.out / "check.md", markdown(result))
+    gpu = Place("check", run.shared, run.is_emulated).told(RATES)
+    if isinstance(gpu, dict):
+        replace_text(run.out / f"{gpu['name']}.json", json.dumps(gpu, indent=2) + "\n")
 
 
 if __name__ == "__main__":

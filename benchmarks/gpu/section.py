@@ -13,6 +13,9 @@ from pathlib import Path
 CUDNN_HOLDS = "cudnn_holds"
 """What the section of kernels tells later ones: plans use cuDNN only where it was right."""
 
+RATES = "rates"
+"""What the section of rates tells: the description of the GPU, which becomes a file."""
+
 _MOST_LETTERS = 600
 
 
@@ -40,6 +43,7 @@ SECTIONS = (
     Section("kernels", 45, "kernels", "each kernel against float64", is_proof=True),
     Section("training", 60, "training", "steps against the host, resume, graphs", is_proof=True),
     Section("faults", 15, "faults", "what goes wrong is told", is_proof=True),
+    Section("rates", 25, "rates", "the card's rates, on what plans launch"),
     Section("ceilings", 35, "ceilings", "the best there is, launches, graphs"),
     Section("copies", 20, "copies", "copies beside compute"),
     Section("products", 50, "products", "GPT-2's launches one by one"),

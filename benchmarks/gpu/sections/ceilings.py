@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -114,13 +115,22 @@ def _elements(
         found.metric(name, 4 * count / seconds / 1e12)
 
 
-def _launches(found: Findings, driver: CudaDriver, stream: int, *, is_tiny: bool) -> None:
+def small_launch(driver: CudaDriver, stream: int) -> partial[None]:
+    """Return what puts a kernel that adds one on a stream."""
     driver.load([_SMALL])
     cell = driver.allocate(256)
     driver.fill_later(cell, 0, 256, stream)
-    block = argument_block((cell,))
-    function = driver.function(_SMALL, _SMALL.kernels[0])
-    enqueue = partial(driver.launch_later, function, 1, 32, 0, ctypes.addressof(block), 1, stream)
+    _blocks.append(argument_block((cell,)))
+    function, block = driver.function(_SMALL, _SMALL.kernels[0]), ctypes.addressof(_blocks[-1])
+    return partial(driver.launch_later, function, 1, 32, 0, block, 1, stream)
+
+
+_blocks: list[object] = []
+"""Arguments of launches live as long as the process."""
+
+
+def _launches(found: Findings, driver: CudaDriver, stream: int, *, is_tiny: bool) -> None:
+    enqueue = small_launch(driver, stream)
     event, other = driver.make_event(), driver.make_stream("other")
     found.metric("launch_us", 1e6 * host_seconds(driver, enqueue))
     found.metric("launch_device_us", 1e6 * device_seconds(driver, enqueue))
@@ -128,32 +138,34 @@ def _launches(found: Findings, driver: CudaDriver, stream: int, *, is_tiny: bool
     found.metric("wait_us", 1e6 * host_seconds(driver, partial(driver.wait, other, event)))
     found.metric("is_done_us", 1e6 * host_seconds(driver, partial(driver.is_done, event)))
     for count in NODES[:2] if is_tiny else NODES:
-        graph = _graph(driver, stream, enqueue, count)
+        graph = graph_of(driver, stream, enqueue, count)
         launch = partial(driver.graph_later, graph, stream)
         found.metric(f"graph_{count}_launch_us", 1e6 * host_seconds(driver, launch, 20))
         found.metric(f"graph_{count}_us", 1e6 * device_seconds(driver, launch))
         found.metric("graph_node_us", 1e6 * device_seconds(driver, launch) / count)
     began, free_bytes = time.perf_counter(), driver.free_bytes()
-    many = _graph(driver, stream, enqueue, 20 if is_tiny else MANY_NODES)
+    many = graph_of(driver, stream, enqueue, 20 if is_tiny else MANY_NODES)
     found.metric("graph_1500_make_ms", 1e3 * (time.perf_counter() - began))
     driver.graph_later(many, stream)
     driver.synchronize()
     found.metric("graph_1500_mib", (free_bytes - driver.free_bytes()) / (1 << 20))
-    _gap(found, driver, stream, other, enqueue, is_tiny=is_tiny)
+    gap_s = event_gap_s(driver, stream, other, enqueue, is_tiny=is_tiny)
+    found.metric("event_gap_us", 1e6 * gap_s)
 
 
-def _graph(driver: CudaDriver, stream: int, put: partial, count: int) -> int:
+def graph_of(driver: CudaDriver, stream: int, put: Callable[[], object], count: int) -> int:
+    """Return a graph of a call so many times."""
     driver.begin_capture(stream)
     for _ in range(count):
         put()
     return driver.end_capture(stream)
 
 
-def _gap(
-    found: Findings, driver: CudaDriver, stream: int, other: int, put: partial, *, is_tiny: bool
-) -> None:
-    """Measure what an event costs between graphs on two streams, long enough for the host."""
-    graph = _graph(driver, stream, put, 2 if is_tiny else PAIR_NODES)
+def event_gap_s(
+    driver: CudaDriver, stream: int, other: int, put: Callable[[], object], *, is_tiny: bool
+) -> float:
+    """Return what an event costs between graphs on two streams, long enough for the host."""
+    graph = graph_of(driver, stream, put, 2 if is_tiny else PAIR_NODES)
     here, there = driver.make_event(), driver.make_event()
 
     def alone() -> None:
@@ -170,4 +182,4 @@ def _gap(
             driver.wait(stream, there)
 
     extra = device_seconds(driver, in_turns, 0.1) - device_seconds(driver, alone, 0.1)
-    found.metric("event_gap_us", max(0.0, 1e6 * extra / (2 * PAIRS)))
+    return max(0.0, extra / (2 * PAIRS))

@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from actors.device.cuda import cudnn
 from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaError
@@ -35,9 +34,10 @@ from compiler.contract.types import (
 )
 from compiler.fusion import fuse
 from compiler.graph.graph import Graph, GraphBuilder, Node, Output
-from compiler.graph.registry import cost, find_op, kernel_op, reference, view
+from compiler.graph.registry import cost, find_op, reference
 from compiler.ops.primitives.sources import INPUT
 from gpu.cases import Row, library_rows, rows
+from gpu.launched import is_launched, scratch, select
 from gpu.opened import GPU, device_seconds, open_device, open_driver
 from gpu.section import CUDNN_HOLDS, Findings, Place
 
@@ -182,10 +182,6 @@ def _shapes(call: Called) -> str:
     return ", ".join([str(list(a.shape)) for a in call.inputs])
 
 
-def _is_launched(graph: Graph, node: Node) -> bool:
-    return node.op is not INPUT and not view.has(node.op)
-
-
 def _sides(call: Called, node: Node) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
     """Return the inputs and outputs of a node."""
     types = [call.graph.types[v] for v in (*node.inputs, *node.outputs)]
@@ -194,15 +190,13 @@ def _sides(call: Called, node: Node) -> tuple[tuple[Operand, ...], tuple[Operand
 
 
 def _flops(call: Called) -> float:
-    (node,) = [node for node in call.graph.nodes if _is_launched(call.graph, node)]
+    (node,) = [node for node in call.graph.nodes if is_launched(call.graph, node)]
     ins, outs = [[call.graph.types[v] for v in side] for side in (node.inputs, node.outputs)]
     return cost.get(node.op)(tuple(ins), tuple(outs), node.attrs).flops
 
 
 def _chosen(call: Called, node: Node):
-    sides = _sides(call, node)
-    query = GPU, node.op.name, dict(node.attrs), *sides, kernel_op.get(node.op) or ""
-    name, needs = catalogue.select_kernel(*query, uses_cudnn=call.uses_cudnn)
+    name, needs = select(node, *_sides(call, node), uses_cudnn=call.uses_cudnn)
     if call.uses_cudnn and not name.startswith(CUDNN):
         raise Wrong(f"{name} computes it")
     return catalogue.kernels_by_name(GPU)[name], needs
@@ -212,7 +206,7 @@ def _calls(called: list[Called]) -> Iterator[DeviceCall]:
     """Yield the calls of all launches, so that texts are built at once; nothing is addressed."""
     for call in called:
         for node in call.graph.nodes:
-            if not _is_launched(call.graph, node):
+            if not is_launched(call.graph, node):
                 continue
             try:
                 kernel, needs = _chosen(call, node)
@@ -222,12 +216,8 @@ def _calls(called: list[Called]) -> Iterator[DeviceCall]:
                 tuple([DeviceView(1 << 30, x.type, x.strides_bytes) for x in operands])
                 for operands in _sides(call, node)
             ]
-            calls = kernel.bind(dict(node.attrs), *sides, _scratch(1 << 31, needs.workspace_bytes))
+            calls = kernel.bind(dict(node.attrs), *sides, scratch(1 << 31, needs.workspace_bytes))
             yield from every_call(calls)
-
-
-def _scratch(address: int, size: int) -> DeviceView | None:
-    return DeviceView(address, TensorType(DType.UINT8, (size,)), (1,)) if size else None
 
 
 def _outputs(device: CudaDevice, stream, call: Called) -> list[np.ndarray]:
@@ -238,7 +228,7 @@ def _outputs(device: CudaDevice, stream, call: Called) -> list[np.ndarray]:
         inputs = [value_of[v] for v in node.inputs]
         if node.op is INPUT:
             outputs = [call.inputs[int(str(node.attrs["name"]))]]
-        elif _is_launched(graph, node):
+        elif is_launched(graph, node):
             outputs = _launched(device, stream, call, node, inputs)
         else:
             outputs = [np.ascontiguousarray(a) for a in reference.get(node.op)(node.attrs, *inputs)]

@@ -6,18 +6,21 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 from zipfile import ZipFile
 
 import pytest
-from gpu import check, opened, section
+from gpu import check, launched, opened, section
+from gpu.launched import bind_probe
 from gpu.predictions import PREDICTIONS
 from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, table
 from gpu.section import SECTIONS, Section
-from gpu.sections import training
+from gpu.sections import rates, training
 
 from actorflow.environment import host
 from actors.device.cuda.cupy_driver import CupyDriver
 from actors.device.cuda.nvml import NvmlDevice, NvmlDevices
+from actors.kernels.cuda import kernel
 from actors.testing.emulated.driver import EmulatedDriver
 
 CHECK = Path(check.__file__)
@@ -270,11 +273,62 @@ def test_on_the_emulated_driver_all_that_is_tried_holds(native_toolchain, tmp_pa
     assert check.main([str(tmp_path / "out"), "--emulated"]) == 0, capsys.readouterr().out
     found = statuses(tmp_path / "out")
     assert {name for name, status in found.items() if status == "ok"} >= {
-        "kernels", "training", "faults", "ceilings", "copies", "products", "ours",
+        "kernels", "training", "faults", "rates", "ceilings", "copies", "products", "ours",
     }  # fmt: skip
     assert {found["torch"], found["compile"]} == {"skipped"}
     seen = json.loads((tmp_path / "out" / "check.json").read_text())
     assert {p["verdict"] for p in seen["predictions"]} == {"not measured"}
+    rates = json.loads((tmp_path / "out" / "h200.json").read_text())
+    assert {*json.loads((Path(kernel.__file__).with_name("h200.json")).read_text())} < {*rates}
+    assert all(row["us"] > 0 for row in rates["measured"].values())
+
+
+@pytest.fixture
+def measured():
+    """Return a function that fits rates to launches that took `times` as long as was planned."""
+
+    def fit(times):
+        found, took = rates.Rates(kernel.gpu_named("h200")), {}
+        for probe in (*rates._PRODUCTS, rates._GELUS):
+            bound = bind_probe(mock.Mock(), probe, 1 << 40)
+            work_ns = bound.planned_ns - found.gpu.call_ns
+            took[probe.name] = bound, found.gpu.call_ns + times * work_ns
+        rates._fit(found, took)
+        return found, took
+
+    return fit
+
+
+def test_rates_of_launches_that_take_twice_as_long_are_half(measured):
+    found, _ = measured(2.0)
+    before, after = found.gpu.product_flops_per_ns, found.changed["product_flops_per_ns"]
+    assert after == pytest.approx({n: rate / (1 + (n != "float64")) for n, rate in before.items()})
+    assert found.changed["flops_per_ns"] == pytest.approx(found.gpu.flops_per_ns / 2, rel=0.5)
+
+
+def test_what_was_measured_is_a_description_that_plans_can_be_made_for(
+    measured, monkeypatch, tmp_path
+):
+    found, took = measured(1.25)
+    found.changed["narrow_rates"] = {1: 0.1, 2: 0.2, 4: 0.3, 8: 0.4, 16: 0.5}
+    (tmp_path / "mine.json").write_text(json.dumps(found.description(took)))
+    monkeypatch.setattr(kernel, "_HERE", tmp_path)
+    gpu = kernel.gpu_named("mine")
+    assert gpu.narrowness(2) == 5
+    assert gpu.narrowness(32) == 2
+    assert gpu.says == found.gpu.says
+    assert gpu.product_flops_per_ns["bfloat16"] == pytest.approx(770e3 / 1.25, rel=1e-3)
+
+
+def test_launches_of_probes_lie_apart_and_inputs_as_they_say():
+    bound = bind_probe(mock.Mock(), rates._PRODUCTS[3], 1 << 40)
+    a, b = bound.inputs
+    assert (a.address, b.address) == (1 << 40, (1 << 40) + 2 * 65_536 * 768)
+    assert (a.strides_bytes, b.strides_bytes) == ((1536, 2), (2, 1536))
+    both = launched.Probe("two", rates._PRODUCTS[0].inputs, lambda emit, a, b: (
+        *emit("matmul", a, b), *emit("matmul", b, a)))  # fmt: skip
+    with pytest.raises(ValueError, match="two is 2 launches"):
+        bind_probe(mock.Mock(), both, 0)
 
 
 def test_the_command_takes_wheels_from_a_folder_and_goes_on_without_the_rest(tmp_path):
