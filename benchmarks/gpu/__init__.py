@@ -1,9 +1,11 @@
-"""The check on a GPU: one command, under eight minutes, that proves and measures all there is.
+"""The check on a GPU: one command, under five minutes, that proves and measures all there is.
 
 check.sh         installs what is missing from a folder of wheels, and runs check.py
 check.py         sections one after another, each a process that is killed when its time is up
 section.py       what sections there are, what each is given and leaves behind
 child.py         what runs in the process of one
+launched.py      a few ops as a plan would launch them
+rival.py         a row in torch, in a process of its own
 opened.py        a GPU opened, its calls counted and timed
 jobs.py          the jobs of the check; their models stand in rows/ and engines/
 planned.py       their plans, and launches of a plan on one's own memory

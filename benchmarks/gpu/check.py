@@ -27,7 +27,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from actors.device.cuda.nvml import NvmlDevice, NvmlDevices, listed_gpus  # noqa: E402
 from gpu.picture import write_png  # noqa: E402
-from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, table  # noqa: E402
+from gpu.results import (  # noqa: E402
+    CheckResult,
+    SectionResult,
+    Status,
+    as_json,
+    markdown,
+    rows_table,
+    table,
+)
 from gpu.section import (  # noqa: E402
     CUDNN_HOLDS,
     RATES,
@@ -38,7 +46,7 @@ from gpu.section import (  # noqa: E402
     replace_text,
 )
 
-TOTAL_S = 475.0
+TOTAL_S, HALF_S = 295.0, 150.0
 REPORT_S = 10.0
 _TAIL, _LOG_BYTES = 1500, 256 << 10
 _KILLED_S = 10.0
@@ -80,7 +88,8 @@ class Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parsed(arguments)
     try:
-        sections = [find_section(name) for name in options.sections] or [*SECTIONS]
+        halves = [s for s in SECTIONS if options.half in (None, s.half)]
+        sections = [find_section(name) for name in options.sections] or halves
     except LookupError as error:
         print(f"check: {error}", file=sys.stderr)
         return 2
@@ -88,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as shared:
         here = _here()
-        run = Run(options.out, Path(shared), began + options.seconds, options.emulated, here)
+        seconds = options.seconds or (TOTAL_S if options.half is None else HALF_S)
+        run = Run(options.out, Path(shared), began + seconds, options.emulated, here)
         result = CheckResult(_head(run), is_emulated=options.emulated)
         (run.out / "check.log").write_bytes(b"")
         _write(run, result)
@@ -101,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _write(run, result)
     with contextlib.suppress(Exception):  # what matters is written
         write_png(result, run.out / "check.png")
-    print(table(result))
+    print("\n".join([table(result), *rows_table(result)]))
     return int(bool(result.failures))
 
 
@@ -110,7 +120,8 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"default all: {names}")
-    parser.add_argument("--seconds", type=float, default=TOTAL_S, help="when all must have ended")
+    parser.add_argument("--half", type=int, choices=(1, 2), help="1: what proves, 2: what measures")
+    parser.add_argument("--seconds", type=float, help="when all must have ended")
     parser.add_argument(
         "--emulated", action="store_true", help="try the check itself, on the emulated driver"
     )
@@ -164,7 +175,7 @@ def _run(run: Run, section: Section, later: Sequence[Section]) -> SectionResult:
     limit_s, began = run.limit_s(section, later), time.monotonic()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            _command(run, section, file),
+            _command(run, section, file, limit_s),
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             env=_environment(run), start_new_session=True,
         )  # fmt: skip
@@ -189,9 +200,10 @@ def _run(run: Run, section: Section, later: Sequence[Section]) -> SectionResult:
     )
 
 
-def _command(run: Run, section: Section, file: Path) -> list[str]:
+def _command(run: Run, section: Section, file: Path, limit_s: float) -> list[str]:
     script = str(ROOT / "benchmarks" / "gpu" / "child.py")
     command = [sys.executable, script, section.name, str(file), "--shared", str(run.shared)]
+    command += ["--seconds", str(limit_s)]
     return [*command, "--emulated"] if run.is_emulated else command
 
 

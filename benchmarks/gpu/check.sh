@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
-# The check on a GPU: bash benchmarks/gpu/check.sh OUT_DIR [SECTION ...]
+# The check on a GPU: bash benchmarks/gpu/check.sh OUT_DIR [--half 1|2] [SECTION ...]
+#
+# The whole takes five minutes at most, a half two and a half: --half 1 proves and measures the
+# card's rates, --half 2 measures jobs, ours and torch's.
 #
 # Nothing is asked of any network. What Python lacks is installed from the wheels in the folder
 # WHEELS (default: wheels beside OUT_DIR) into an environment of its own beside OUT_DIR; what is
@@ -11,7 +14,7 @@ out=${1:?"usage: bash benchmarks/gpu/check.sh OUT_DIR [SECTION ...]"}
 shift
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 case $out in -*)
-	echo "usage: bash benchmarks/gpu/check.sh OUT_DIR [SECTION ...] [--emulated] [--seconds S]" >&2
+	echo "usage: bash benchmarks/gpu/check.sh OUT_DIR [--half 1|2] [SECTION ...] [--emulated] [--seconds S]" >&2
 	exit 2
 	;;
 esac

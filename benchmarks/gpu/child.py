@@ -1,6 +1,6 @@
 """What runs in the process of one section.
 
-    python benchmarks/gpu/child.py NAME FILE --shared DIR [--emulated]
+    python benchmarks/gpu/child.py NAME FILE --shared DIR [--seconds S] [--emulated]
 
 What it finds is in FILE after every finding, so that one that is killed has told what it knew.
 """
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -23,9 +25,11 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--emulated", action="store_true")
     parser.add_argument("--shared", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=math.inf)
     options = parser.parse_args()
     findings = Findings(options.file)
-    place = Place(options.name, options.shared, options.emulated)
+    ends = time.monotonic() + options.seconds
+    place = Place(options.name, options.shared, options.emulated, ends)
     try:
         module = find_section(options.name).module
         importlib.import_module(f"gpu.sections.{module}").run(findings, place)

@@ -11,7 +11,12 @@ from rows.gpt2 import SIZES as GPT2
 from rows.gpt2 import gpt2_row
 from rows.row import Arrays, Row
 
-MEASURED = ("tiny", "gpt2-b1", "gpt2-b8", "gpt2-b64", "bert-base")
+MEASURED = ("gpt2-b64", "gpt2-b1", "resnet-50-b64", "bert-base", "gpt2-b8", "tiny", "lstm")
+"""Rows that are timed, the most important first: time may be up before the last."""
+
+TAKEN_APART = ("gpt2-b64", "resnet-50-b64", "bert-base")
+"""Rows whose launches are timed one by one."""
+
 SMALL = {"layers": 2, "width": 64, "heads": 2, "seq": 42, "batch": 3, "vocab": 384}
 """Sizes at which the large models are compared with the host."""
 

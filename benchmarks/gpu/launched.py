@@ -9,6 +9,7 @@ from types import MappingProxyType
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaDriver
+from actors.device.cuda.streams import CudaStream
 from actors.kernels.common.kernel import Attrs, KernelNeeds, Operand
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.kernel import DeviceView
@@ -131,11 +132,13 @@ def bind_probe(device: CudaDevice, probe: Probe, address: int) -> ProbeLaunch:
     return ProbeLaunch(probe.name, launch, needs.duration_ns, size_bytes, attrs, sides[0])
 
 
-def launch_ns(driver: CudaDriver, device: CudaDevice, stream, bound: ProbeLaunch) -> float:
+def launch_ns(
+    driver: CudaDriver, device: CudaDevice, stream: CudaStream, launch: Launch, planned_ns: float
+) -> float:
     """Return what a launch takes of the device inside of a graph, which plans make of them."""
-    times = max(1, min(_MOST_TIMES, int(_ENOUGH_NS / bound.planned_ns)))
+    times = max(1, min(_MOST_TIMES, int(_ENOUGH_NS / max(planned_ns, 1.0))))
     times = 1 if isinstance(driver, EmulatedDriver) else times
-    (chain,) = device.bind_chain(stream, (bound.launch,) * times)
+    (chain,) = device.bind_chain(stream, (launch,) * times)
     seconds = device_seconds(driver, chain, 0.005, 3)
     device.synchronize()
     return 1e9 * seconds / times

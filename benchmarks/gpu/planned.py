@@ -1,4 +1,4 @@
-"""Plans of the check's jobs, and the launches of a plan on memory of one's own."""
+"""Plans of the check's jobs, their launches on memory of one's own, and the least they take."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from engines.actorflow_models import FAMILIES, OnDemand, job_of
 from rows.row import Row
 
 from actors.kernels.cuda import catalogue
-from actors.kernels.cuda.calls import LaunchCalls
-from actors.kernels.cuda.kernel import DeviceView
+from actors.kernels.cuda.calls import (
+    AlternativeCalls,
+    LaunchCalls,
+    RunCudnn,
+    RunProduct,
+    every_call,
+)
+from actors.kernels.cuda.kernel import DeviceView, gpu_named
 from actors.simulation.simulate import simulate
+from compiler.contract.attrs import Attrs
 from compiler.contract.placement import DeviceKind, Memory
 from compiler.contract.plan import Plan
 from compiler.contract.plan_tables import Launch
+from compiler.contract.types import DType
+from compiler.graph.registry import cost, find_op
 from gpu.opened import GPU
+from gpu.section import CEILINGS, Place
 
 SIMULATED_STEPS = 12
 
@@ -71,6 +81,47 @@ def bound_launches(
             kernel = kernels[launch.kernel]
             calls = kernel.bind(dict(launch.attrs), inputs, outputs, workspace)
             yield BoundCalls(launch, inputs, outputs, workspace, calls)
+
+
+def flops(calls: LaunchCalls) -> float:
+    """Return what products of a launch multiply and add; every way to do it has the same ones."""
+    first = [
+        call.alternatives[0] if isinstance(call, AlternativeCalls) else (call,) for call in calls
+    ]
+    products = [c.product for calls in first for c in calls if isinstance(c, RunProduct)]
+    return sum([2.0 * p.batch * p.d.rows * p.d.columns * p.inner for p in products])
+
+
+def limit_s(plan: Plan, place: Place) -> float:
+    """Return the least seconds of a step's launches at the ceilings of the card.
+
+    A launch takes its products at the measured rate, or its operands at that of a copy, whichever
+    is longer; nothing is launched. Products of other types than bfloat16, and all before anything
+    was measured, are at the rates of the description.
+    """
+    gpu, told = gpu_named(GPU), place.told(CEILINGS)
+    measured = told if isinstance(told, dict) else {}
+    bytes_per_s = measured.get("copy", 1e9 * gpu.bytes_per_ns)
+    total = 0.0
+    for bound in bound_launches(plan):
+        views = (*bound.inputs, *bound.outputs)
+        sizes = [v.type.size_bytes for v in views]
+        if bound.launch.op.startswith("embedding"):  # of a table only the rows of some ids
+            sizes = [min(sizes[0], sum(sizes[1:])), *sizes[1:]]
+        dtype = next((v.dtype for v in views if v.dtype.is_float), DType.FLOAT32)
+        rate = 1e18 / gpu.product_ns(dtype, 1e9)
+        if dtype is DType.BFLOAT16:
+            rate = measured.get("product", rate)
+        total += max(_work(bound) / rate, sum(sizes) / bytes_per_s)
+    return total
+
+
+def _work(bound: BoundCalls) -> float:
+    """Return the flops of a launch by a library, cuDNN's as the op's cost has them."""
+    if not any([isinstance(call, RunCudnn) for call in every_call(bound.calls)]):
+        return flops(bound.calls)
+    ins, outs = [tuple([v.type for v in side]) for side in (bound.inputs, bound.outputs)]
+    return cost.get(find_op(bound.launch.op))(ins, outs, Attrs(dict(bound.launch.attrs))).flops
 
 
 def device_bytes(plan: Plan) -> int:

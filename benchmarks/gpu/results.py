@@ -157,7 +157,49 @@ def markdown(result: CheckResult) -> str:
                 for c in s.checks
             ]
     lines += ["", *[f"- FAIL {_cell(text)}" for text in result.failures]]
+    lines += ["", *rows_table(result)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+_HEAD = (
+    "row", "items/s", "ours ms", "planned/ours", "limit ms", "limit/ours", "best rival ms", "which",
+    "ours/rival", "GiB ours", "GiB rival",
+)  # fmt: skip
+
+
+def rows_table(result: CheckResult) -> list[str]:
+    """Return what was timed, a line of Markdown for each row; none where nothing was.
+
+    `limit` is what a plan's launches take at the ceilings of the card; the last ratio is of speeds,
+    above 1 where ours is the faster.
+    """
+    metrics = {s.name: s.metrics for s in result.sections}
+    ours, rivals = metrics.get("ours", {}), metrics.get("rivals", {})
+    end = "_limit_ms"
+    names = [n.removesuffix(end) for n in ours if n.endswith(end)]
+    lines = []
+    for name in names:
+        ms, limit, gib = [ours[f"{name}_{what}"] for what in ("ms", "limit_ms", "real_gib")]
+        planned_ms, rate = ours[f"{name}_simulated_ms"], 1e3 * ours[f"{name}_items"] / ms
+        cells = [name, f"{rate:,.0f}", f"{ms:.3f}", f"{planned_ms / ms:.2f}", f"{limit:.3f}",
+                 f"{limit / ms:.2f}"]  # fmt: skip
+        timed = [
+            (value, key.removesuffix("_ms"))
+            for key, value in rivals.items()
+            if key == f"{name}_ms" or (key.startswith(f"{name}_") and key.endswith("_ms"))
+        ]
+        if timed:
+            rival_ms, key = min(timed)
+            which = key.removeprefix(name).strip("_").replace("_", " ") or "eager"
+            peak = rivals.get(f"{key}_peak_gib", float("nan"))
+            cells += [f"{rival_ms:.3f}", which, f"{rival_ms / ms:.2f}", f"{gib:.2f}",
+                      f"{peak:.2f}"]  # fmt: skip
+        else:
+            cells += ["", "none timed", "", f"{gib:.2f}", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    if not lines:
+        return []
+    return [f"| {' | '.join(_HEAD)} |", "|---" * len(_HEAD) + "|", *lines]
 
 
 def table(result: CheckResult) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,9 @@ CUDNN_HOLDS = "cudnn_holds"
 RATES = "rates"
 """What the section of rates tells: the description of the GPU, which becomes a file."""
 
+CEILINGS = "ceilings"
+"""What the section of ceilings tells: of "product" the flops, of "copy" the bytes a second."""
+
 _MOST_LETTERS = 600
 
 
@@ -25,7 +30,8 @@ class Section:
 
     `needs_device`: it is skipped without a GPU. `is_proof`: an error or a hang of it fails the
     check, as a failed check of any section does. `is_emulated`: it can be tried on the emulated
-    driver.
+    driver. `half`: where time on a card comes in short pieces, the first proves and the second
+    measures; each has its rows by importance.
     """
 
     name: str
@@ -35,21 +41,21 @@ class Section:
     needs_device: bool = True
     is_proof: bool = False
     is_emulated: bool = True
+    half: int = 1
 
 
 SECTIONS = (
-    Section("versions", 10, "versions", "what is here", needs_device=False),
-    Section("texts", 40, "texts", "all kernel texts compile, none spills", False, True),
+    Section("versions", 5, "versions", "what is here", needs_device=False),
+    Section("texts", 20, "texts", "all kernel texts compile, none spills", False, True),
     Section("kernels", 45, "kernels", "each kernel against float64", is_proof=True),
-    Section("training", 60, "training", "steps against the host, resume, graphs", is_proof=True),
-    Section("faults", 15, "faults", "what goes wrong is told", is_proof=True),
+    Section("training", 25, "training", "steps against the host, resume, graphs", is_proof=True),
+    Section("faults", 10, "faults", "what goes wrong is told", is_proof=True),
+    Section("copies", 10, "copies", "copies beside compute"),
     Section("rates", 25, "rates", "the card's rates, on what plans launch"),
-    Section("ceilings", 35, "ceilings", "the best there is, launches, graphs"),
-    Section("copies", 20, "copies", "copies beside compute"),
-    Section("products", 50, "products", "GPT-2's launches one by one"),
-    Section("ours", 60, "ours", "GPT-2, BERT, tiny"),
-    Section("torch", 40, "rivals", "the same in torch, eager", is_emulated=False),
-    Section("compile", 90, "rivals", "torch.compile and reduce-overhead", is_emulated=False),
+    Section("ceilings", 12, "ceilings", "the best there is, launches, graphs", half=2),
+    Section("ours", 50, "ours", "GPT-2, ResNet-50, BERT, tiny, LSTM", half=2),
+    Section("rivals", 62, "rivals", "the same in torch", is_emulated=False, half=2),
+    Section("products", 16, "products", "launches of steps one by one", half=2),
 )
 
 
@@ -123,11 +129,20 @@ def replace_text(file: Path, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a section runs. `shared` is a folder of all sections of a run."""
+    """Where a section runs. `shared` is a folder of all sections of a run.
+
+    `ends` is when it will be killed, on the monotonic clock of the machine.
+    """
 
     name: str
     shared: Path
     is_emulated: bool
+    ends: float = math.inf
+
+    @property
+    def left_s(self) -> float:
+        """How long it may go on."""
+        return self.ends - time.monotonic()
 
     def tell(self, what: str, value: object) -> None:
         """Leave a value to later sections."""

@@ -25,7 +25,7 @@ ALL_ROWS: tuple[Row, ...] = (
     *resnet.ROWS,
 )
 
-GPU_ROWS: tuple[Row, ...] = (*gpt2.ROWS, *bert.GPU_ROWS)
+GPU_ROWS: tuple[Row, ...] = (*gpt2.ROWS, *bert.GPU_ROWS, *resnet.GPU_ROWS)
 
 
 def find_row(name: str) -> Row:

@@ -1,8 +1,8 @@
 """ResNet v1.5 (He et al., 2015) under gradient descent, and one picture through the deeper one.
 
 ResNet-18 has 32 pictures of 32 x 32 and the stem for them, a 3 x 3 convolution alone; ResNet-50 has
-8 of 224 x 224. Names are torchvision's, with the running statistics, which training changes in
-every engine. An engine reads off names and shapes what a block is made of.
+8 of 224 x 224, on a GPU 64. Names are torchvision's, with the running statistics, which training
+changes in every engine. An engine reads off names and shapes what a block is made of.
 
 The rates are small: with larger ones, batch norm lets the last bits of float32 grow to a ten
 thousandth of the loss within ten steps, whatever the engine. Of ResNet-50 at its first weights and
@@ -59,7 +59,13 @@ def weights(depth: int, stem: int, classes: int) -> Arrays:
 
 
 def resnet_row(
-    name: str, depth: int, batch: int, size: int, classes: int, optimizer: Optimizer
+    name: str,
+    depth: int,
+    batch: int,
+    size: int,
+    classes: int,
+    optimizer: Optimizer,
+    precision: str = "fp32",
 ) -> Row:
     """Return a row of a depth, 18 or 50, on pictures of some size."""
     return Row(
@@ -71,6 +77,7 @@ def resnet_row(
         "pictures",
         partial(weights, depth, 7 if size > 100 else 3, classes),
         partial(pictures, batch, 3, size, classes),
+        (precision,),
     )
 
 
@@ -80,3 +87,4 @@ ROWS = (
     resnet_row("resnet-50", 50, 8, 224, 1000, SMALL_STEPS),
     resnet_row("resnet-50-inference", 50, 1, 224, 1000, Optimizer("none")),
 )
+GPU_ROWS = (resnet_row("resnet-50-b64", 50, 64, 224, 1000, SMALL_STEPS, "bf16"),)

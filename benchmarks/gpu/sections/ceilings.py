@@ -18,7 +18,7 @@ from actors.kernels.cuda.kernel import DeviceView, gpu_named
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
 from compiler.contract.types import DType, TensorType, to_bits
 from gpu.opened import GPU, device_seconds, host_seconds, open_driver
-from gpu.section import Findings, Place
+from gpu.section import CEILINGS, Findings, Place
 
 SIDE, COPY_BYTES = 8192, 2 << 30
 NODES, MANY_NODES, PAIR_NODES, PAIRS = (1, 10, 100, 1000), 1500, 100, 50
@@ -71,19 +71,23 @@ def run(found: Findings, place: Place) -> None:
     driver = open_driver(place)
     stream = driver.make_stream("ceilings")
     side, size = (64, 1 << 16) if place.is_emulated else (SIDE, COPY_BYTES)
+    best: dict[str, float] = {}
     with found.part("a product"):
         product = Product.made(driver, side)
         for again in ("", "_again"):
-            seconds = device_seconds(driver, partial(product.put, stream), 0.2)
+            seconds = device_seconds(driver, partial(product.put, stream), 0.1)
             found.metric(f"product_tflops{again}", 2 * side**3 / seconds / 1e12)
+            best["product"] = max(best.get("product", 0.0), 2 * side**3 / seconds)
         product.free()
     with found.part("a copy"):
         source, target = driver.allocate(size), driver.allocate(size)
         driver.fill_later(source, 0x3C, size, stream)
         for again in ("", "_again"):
             copy = partial(driver.copy_later, target, source, size, stream)
-            seconds = device_seconds(driver, copy, 0.1)
+            seconds = device_seconds(driver, copy, 0.05)
             found.metric(f"copy_tb_s{again}", 2 * size / seconds / 1e12)
+            best["copy"] = max(best.get("copy", 0.0), 2 * size / seconds)
+        place.tell(CEILINGS, best)
         _elements(found, driver, stream, (target, source, size))
         driver.free(source)
         driver.free(target)

@@ -1,4 +1,4 @@
-"""The launches of GPT-2's step one by one on random numbers: products, attention, all by op.
+"""The launches of steps one by one on random numbers: products, attention, all by op.
 
 What is timed is what a plan launches, on an arena of its size. Launches that are alike are timed
 once, and counted.
@@ -12,19 +12,15 @@ from types import MappingProxyType
 import numpy as np
 from rows.all_rows import find_row
 from rows.gpt2 import gpt2_row
+from rows.row import Row
 
 from actors.device.cuda.driver import CudaDriver
-from actors.kernels.cuda.calls import (
-    AlternativeCalls,
-    LaunchCalls,
-    RunKernel,
-    RunProduct,
-    every_call,
-)
+from actors.kernels.cuda.calls import RunKernel, every_call
 from compiler.contract.errors import ActorflowError
-from gpu.jobs import TINY
-from gpu.opened import device_seconds, open_device, open_driver
-from gpu.planned import BoundCalls, bound_launches, device_bytes, plan_of
+from gpu.jobs import TAKEN_APART, TINY
+from gpu.launched import launch_ns
+from gpu.opened import open_device, open_driver
+from gpu.planned import BoundCalls, bound_launches, device_bytes, flops, plan_of
 from gpu.section import Findings, Place
 
 _BLOCK = 16 << 20
@@ -33,15 +29,22 @@ _TOLD = 16
 
 
 def run(found: Findings, place: Place) -> None:
-    row = gpt2_row("tiny-gpt2", TINY) if place.is_emulated else find_row("gpt2-b64")
-    plan = plan_of(row, "bf16")
     driver = open_driver(place)
+    rows = [find_row(name) for name in TAKEN_APART]
+    for row in [gpt2_row("tiny-gpt2", TINY)] if place.is_emulated else rows:
+        with found.part(f"launches of {row.name}"):
+            _launches(found, place, driver, row)
+
+
+def _launches(found: Findings, place: Place, driver: CudaDriver, row: Row) -> None:
+    plan = plan_of(row, "bf16")
     device = open_device(place, driver)
-    stream = device.make_stream("products")
+    stream = device.make_stream(row.name)
     size = device_bytes(plan)
     arena = driver.allocate(size)
-    pinned = sum([a.size_bytes for a in plan.arenas]) - size
-    launches = list(bound_launches(plan, arena, driver.allocate_pinned(max(pinned, 1))))
+    pinned = max(sum([a.size_bytes for a in plan.arenas]) - size, 1)
+    host = driver.allocate_pinned(pinned)
+    launches = list(bound_launches(plan, arena, host))
     _scatter(driver, arena, size)
     _zero_integers(driver, launches)
     driver.load(
@@ -57,8 +60,8 @@ def run(found: Findings, place: Place) -> None:
     alike: dict[str, list[BoundCalls]] = defaultdict(list)
     for bound in launches:
         alike[bound.key].append(bound)
-    found.metric("launches", len(launches))
-    found.metric("kinds", len(alike))
+    found.metric(f"{row.name}_launches", len(launches))
+    found.metric(f"{row.name}_kinds", len(alike))
     table = []
     # What the plan gives most of the time comes first: a section may be killed before its end.
     order = sorted(alike.values(), key=lambda g: -len(g) * g[0].launch.duration_ns)
@@ -67,7 +70,9 @@ def run(found: Findings, place: Place) -> None:
         if seconds is not None:
             table.append((seconds * len(group), seconds, group, number))
         if number % _TOLD == 0 or number == len(alike) - 1:
-            _report(found, sorted(table, key=lambda entry: -entry[0]))
+            _report(found, row.name, sorted(table, key=lambda entry: -entry[0]))
+    driver.free(arena)
+    driver.free_pinned(host)
 
 
 def _seconds(
@@ -80,16 +85,14 @@ def _seconds(
             launch.kernel, MappingProxyType(dict(launch.attrs)), bound.inputs, bound.outputs,
             bound.workspace,
         )  # fmt: skip
-        (chain,) = device.bind_chain(stream, (kernel,))
-        seconds = device_seconds(driver, chain, 0.005, 3)
-        device.synchronize()
+        seconds = launch_ns(driver, device, stream, kernel, launch.duration_ns) / 1e9
     except ActorflowError as error:
         found.check(f"{launch.op} {launch.scope} runs alone", False, error)
         return None
     return seconds
 
 
-def _report(found: Findings, table) -> None:
+def _report(found: Findings, name: str, table) -> None:
     by_op: dict[str, float] = defaultdict(float)
     total = planned = products_s = attention_s = 0.0
     rates = []
@@ -98,41 +101,32 @@ def _report(found: Findings, table) -> None:
         by_op[launch.op] += spent
         total += spent
         planned += len(group) * launch.duration_ns / 1e9
-        flops = _flops(group[0].calls)
+        work = flops(group[0].calls)
         if launch.op.startswith("attention"):
             attention_s += spent
-        elif flops:
+        elif work:
             products_s += spent
-            rates.append((flops / seconds / 1e12, launch))
-    found.metric("product_ms", 1e3 * products_s)
-    found.metric("attention_ms", 1e3 * attention_s)
-    found.metric("all_ms", 1e3 * total)
+            rates.append((work / seconds / 1e12, launch))
+    found.metric(f"{name}_product_ms", 1e3 * products_s)
+    found.metric(f"{name}_attention_ms", 1e3 * attention_s)
+    found.metric(f"{name}_all_ms", 1e3 * total)
     if planned:
-        found.metric("of_plan", total / planned)
+        found.metric(f"{name}_of_plan", total / planned)
     if rates:
-        found.metric("best_tflops", max(rate for rate, _ in rates))
-        found.metric("worst_tflops", min(rate for rate, _ in rates))
+        found.metric(f"{name}_best_tflops", max(rate for rate, _ in rates))
+        found.metric(f"{name}_worst_tflops", min(rate for rate, _ in rates))
     for op, spent in sorted(by_op.items(), key=lambda item: -item[1]):
-        found.metric(f"{op}_ms", 1e3 * spent)
+        found.metric(f"{name}_{op}_ms", 1e3 * spent)
     for spent, seconds, group, number in table:
         launch = group[0].launch
-        flops = _flops(group[0].calls)
+        work = flops(group[0].calls)
         shapes = " ".join([str(list(v.shape)) for v in (*group[0].inputs, *group[0].outputs)])
-        rate = f", {flops / seconds / 1e12:.0f} TFLOP/s" if flops else ""
-        found.facts[f"{number}: {len(group)} x {launch.op} {launch.scope} {shapes[:90]}"] = (
+        rate = f", {work / seconds / 1e12:.0f} TFLOP/s" if work else ""
+        found.facts[f"{name} {number}: {len(group)} x {launch.op} {launch.scope} {shapes[:90]}"] = (
             f"{1e6 * seconds:.1f} us each, planned {launch.duration_ns / 1e3:.1f}{rate},"
             f" {1e3 * spent:.2f} ms together"
         )
     found.write()
-
-
-def _flops(calls: LaunchCalls) -> float:
-    """Return what products of a launch multiply and add; every way to do it has the same ones."""
-    first = [
-        call.alternatives[0] if isinstance(call, AlternativeCalls) else (call,) for call in calls
-    ]
-    products = [c.product for calls in first for c in calls if isinstance(c, RunProduct)]
-    return sum([2.0 * p.batch * p.d.rows * p.d.columns * p.inner for p in products])
 
 
 def _scatter(driver: CudaDriver, address: int, size: int) -> None:

@@ -163,7 +163,7 @@ class Card:
                 ids = np.random.default_rng(1).integers(0, self.num_ids, view.type.num_elements)
                 array = ids.astype(numpy_dtype(view.dtype))
                 self.driver.copy(view.address, array.ctypes.data, array.nbytes)
-        return launch_ns(self.driver, self.device, self.stream, bound)
+        return launch_ns(self.driver, self.device, self.stream, bound.launch, bound.planned_ns)
 
 
 def run(found: Findings, place: Place) -> None:

@@ -10,12 +10,20 @@ from unittest import mock
 from zipfile import ZipFile
 
 import pytest
-from gpu import check, launched, opened, section
+from gpu import check, jobs, launched, opened, planned, section
 from gpu.launched import bind_probe
 from gpu.predictions import PREDICTIONS
-from gpu.results import CheckResult, SectionResult, Status, as_json, markdown, table
+from gpu.results import (
+    CheckResult,
+    SectionResult,
+    Status,
+    as_json,
+    markdown,
+    rows_table,
+    table,
+)
 from gpu.section import SECTIONS, Section
-from gpu.sections import rates, training
+from gpu.sections import rates, rivals, training
 
 from actorflow.environment import host
 from actors.device.cuda.cupy_driver import CupyDriver
@@ -51,10 +59,10 @@ def sections(monkeypatch, tmp_path):
         monkeypatch.setattr(
             check,
             "_command",
-            lambda run, s, file: [
+            lambda run, s, file, limit_s: [
                 sys.executable,
                 child,
-                *kept(run, s, file)[2:],
+                *kept(run, s, file, limit_s)[2:],
             ],
         )
         kept_environment = check._environment
@@ -157,8 +165,22 @@ def test_what_comes_later_keeps_its_time():
     assert run.limit_s(third, [second, third]) == 1.0
 
 
-def test_all_sections_fit_into_eight_minutes_with_time_to_report():
-    assert sum(s.seconds for s in SECTIONS) + check.REPORT_S <= check.TOTAL_S < 480
+def test_all_sections_fit_into_five_minutes_and_halves_into_a_half_with_time_to_report():
+    assert sum(s.seconds for s in SECTIONS) + check.REPORT_S <= check.TOTAL_S < 300
+    for half in (1, 2):
+        seconds = [s.seconds for s in SECTIONS if s.half == half]
+        assert sum(seconds) + check.REPORT_S <= check.HALF_S <= 150
+    assert all(s.half == 1 for s in SECTIONS if s.is_proof)
+
+
+def test_a_half_has_its_sections(sections, tmp_path, monkeypatch):
+    sections(one=(5, True, "pass"), other=(5, True, "found.metric('left', place.left_s)"))
+    halves = tuple(replace(s, half=n) for n, s in enumerate(check.SECTIONS, 1))
+    monkeypatch.setattr(check, "SECTIONS", halves)
+    assert check.main([str(tmp_path / "out"), "--half", "2"]) == 0
+    assert [*statuses(tmp_path / "out")] == ["other"]
+    (found,) = json.loads((tmp_path / "out" / "check.json").read_text())["sections"]
+    assert 100 < found["metrics"]["left"] < check.HALF_S
 
 
 def test_without_a_gpu_sections_of_one_are_skipped_and_say_why():
@@ -258,6 +280,86 @@ def test_the_page_holds_what_the_json_holds():
     assert len(as_json(result)["predictions"]) == len(PREDICTIONS)
 
 
+def test_the_table_of_rows_comes_last_and_names_the_best_rival():
+    def row(name, ms):
+        numbers = {"": ms, "limit_": 5.0, "simulated_": 9.0}
+        times = {f"{name}_{kind}ms": value for kind, value in numbers.items()}
+        return times | {f"{name}_real_gib": 2.0, f"{name}_items": 640}
+
+    ours = row("gpt2-b6", 10.0) | row("gpt2-b64", 20.0)
+    times = {"gpt2-b6_ms": 30.0, "gpt2-b6_reduce-overhead_ms": 8.0, "gpt2-b6_default_first_steps_s":
+             1.0, "gpt2-b6_reduce-overhead_peak_gib": 4.0}  # fmt: skip
+    found = {"ours": ours, "rivals": times}
+    sections = [SectionResult(n, Status.OK, 1.0, False, m) for n, m in found.items()]
+    result = CheckResult({}, tuple(sections))
+    assert rows_table(result)[2:] == [
+        "| gpt2-b6 | 64,000 | 10.000 | 0.90 | 5.000 | 0.50 | 8.000 | reduce-overhead | 0.80 |"
+        " 2.00 | 4.00 |",
+        "| gpt2-b64 | 32,000 | 20.000 | 0.45 | 5.000 | 0.25 |  | none timed |  | 2.00 |  |",
+    ]
+    assert markdown(result).endswith("\n".join(rows_table(result)) + "\n")
+    assert rows_table(CheckResult({})) == []
+
+
+RIVAL = """
+import json, sys, time
+name, variant = sys.argv[1:]
+if name == "lstm":
+    sys.exit("lstm fell")
+if variant == "default":
+    time.sleep({late})
+print("noise")
+print("rival:", json.dumps({{"losses": [1.0] * 5, "first_steps_s": 1, "settings": variant}}))
+sys.stdout.flush()
+sys.stdin.readline()
+print("rival:", json.dumps({{"step_s": 0.5, "peak_bytes": 1 << 30}}), flush=True)
+time.sleep(60)
+"""
+
+
+def test_rivals_are_timed_when_they_are_ready_late_ones_last(monkeypatch, tmp_path):
+    script = tmp_path / "rival.py"
+    script.write_text(RIVAL.format(late=1.5))
+    monkeypatch.setattr(rivals, "SCRIPT", script)
+    monkeypatch.setattr(rivals, "WAVE_S", 1.0)
+    monkeypatch.setattr(rivals, "TIMED_S", 0.5)
+    monkeypatch.setattr(rivals.importlib.metadata, "version", lambda name: "9")
+    wave = ("gpt2-b64", "default"), ("tiny", "eager"), ("lstm", "eager"), ("gpt2-b8", "eager")
+    monkeypatch.setattr(rivals, "WAVES", (wave, (("bert-base", "eager"),) * 40))
+    place = section.Place("rivals", tmp_path, False, time.monotonic() + 20)
+    place.tell("losses-gpt2-b8", [2.0] * 5)
+    found = section.Findings(tmp_path / "found.json")
+    rivals.run(found, place)
+    timed = [name for name in found.metrics if name.endswith("_ms")]
+    assert timed == ["tiny_ms", "gpt2-b64_default_ms"]
+    assert found.metrics["gpt2-b64_default_peak_gib"] == 1
+    assert found.facts["lstm eager"] == "not ready in time: lstm fell"
+    assert [(c["name"], c["ok"]) for c in found.checks] == [
+        ("gpt2-b8: losses of 5 steps by ours", False)
+    ]
+    assert found.facts["no time was left for"].startswith("bert-base eager, ")
+
+
+def test_what_torch_is_timed_at_is_measured_of_ours_too():
+    timed = {name for wave in rivals.WAVES for name, _ in wave}
+    assert timed == {*jobs.MEASURED}
+    assert [name for name, _ in rivals.WAVES[0]] == [*jobs.MEASURED]
+
+
+def test_the_limit_of_a_step_is_its_products_at_the_ceiling_or_more(tmp_path):
+    place = section.Place("ours", tmp_path, True)
+    row, precision = jobs.measured_rows(is_tiny=True)[1]
+    plan = planned.plan_of(row, precision)
+    place.tell(section.CEILINGS, {"product": 1e9, "copy": 1e18})
+    work = sum(planned._work(bound) for bound in planned.bound_launches(plan))
+    assert planned.limit_s(plan, place) == pytest.approx(work / 1e9, rel=0.01)
+    place.tell(section.CEILINGS, {"product": 1e18, "copy": 1e3})
+    sizes = [
+        v.type.size_bytes for b in planned.bound_launches(plan) for v in (*b.inputs, *b.outputs)
+    ]
+    assert 0.8 < planned.limit_s(plan, place) / (sum(sizes) / 1e3) <= 1
+
+
 def test_the_picture_is_drawn_of_what_was_measured(tmp_path):
     pytest.importorskip("matplotlib")
     from gpu.picture import write_png
@@ -275,7 +377,7 @@ def test_on_the_emulated_driver_all_that_is_tried_holds(native_toolchain, tmp_pa
     assert {name for name, status in found.items() if status == "ok"} >= {
         "kernels", "training", "faults", "rates", "ceilings", "copies", "products", "ours",
     }  # fmt: skip
-    assert {found["torch"], found["compile"]} == {"skipped"}
+    assert found["rivals"] == "skipped"
     seen = json.loads((tmp_path / "out" / "check.json").read_text())
     assert {p["verdict"] for p in seen["predictions"]} == {"not measured"}
     rates = json.loads((tmp_path / "out" / "h200.json").read_text())

@@ -53,6 +53,7 @@ def test_rows_of_a_gpu_alone_are_listed_apart(all_rows):
         ("gpt2-b8", ("bf16",), 8192),
         ("gpt2-b64", ("bf16",), 65536),
         ("bert-base", ("bf16",), 64),
+        ("resnet-50-b64", ("bf16",), 64),
     ]
     assert not {row.name for row in rows} & {row.name for row in all_rows}
 
