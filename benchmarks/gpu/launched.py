@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
+
 import compiler.pipeline.standard_ops  # noqa: F401  # registers the ops
 from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaDriver
@@ -16,14 +18,14 @@ from actors.kernels.cuda.kernel import DeviceView
 from actors.machine.protocol import Launch
 from actors.testing.emulated.driver import EmulatedDriver
 from compiler.contract.attrs import AttrValue
-from compiler.contract.types import DType, TensorType, ValueId, contiguous_strides
+from compiler.contract.types import DType, TensorType, ValueId, contiguous_strides, to_bits
 from compiler.fusion import fuse
 from compiler.graph.graph import Graph, GraphBuilder, Node, Output
 from compiler.graph.registry import find_op, kernel_op, view
 from compiler.ops.primitives.sources import INPUT
 from gpu.opened import GPU, device_seconds
 
-_ALIGNMENT = 256
+_ALIGNMENT, _BLOCK = 256, 16 << 20
 _MOST_TIMES, _ENOUGH_NS = 20, 2e6
 """Launches of a graph that is timed: so many, or fewer that take so long together."""
 
@@ -142,3 +144,14 @@ def launch_ns(
     seconds = device_seconds(driver, chain, 0.005, 3)
     device.synchronize()
     return 1e9 * seconds / times
+
+
+def fill_random(driver: CudaDriver, address: int, size: int) -> None:
+    """Fill memory with normal numbers of bfloat16, which are some of float32 and float16, too.
+
+    Zeros would be too easy: products of random numbers take more power, and so longer.
+    """
+    rng = np.random.default_rng(0)
+    block = to_bits(rng.standard_normal(min(size, _BLOCK) // 2 + 1, np.float32))
+    for begin in range(0, size, _BLOCK):
+        driver.copy(address + begin, block.ctypes.data, min(_BLOCK, size - begin))

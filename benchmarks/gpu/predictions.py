@@ -32,11 +32,14 @@ PREDICTIONS: tuple[Prediction, ...] = (
         ("spilled_bytes", 0, 0, "nothing spills"),
     ),
     *_of(
+        "rates",
+        ("narrow_rates 16", 0.85, 1, "as a copy: 16 bytes of a thread at once, in our own kernel"),
+        ("narrow_rates 2", 0.35, 0.8, "2 bytes at once: plans took it for half, which was a guess"),
+    ),
+    *_of(
         "ceilings",
         ("product_tflops", 760, 800, "769 to 798 were read for 8192^3 in bf16 on random data"),
         ("copy_tb_s", 4.1, 4.4, "4.3 TB/s were read, bytes read and written counted"),
-        ("wide_tb_s", 3.6, 4.4, "as a copy: 16 bytes of a thread at once, in our own kernel"),
-        ("narrow_tb_s", 1.5, 3.5, "2 bytes at once: plans take it for half, which is a guess"),
         ("launch_us", 2.5, 6, "2.5 to 4 for a bare launch, and our call of Python around it"),
         ("record_us", 0.5, 1.5, "a call of cupy's low level, 20 ns beside CUDA's own microsecond"),
         ("wait_us", 0.5, 1.5, "as a record"),

@@ -13,11 +13,8 @@ import numpy as np
 from actors.device.cuda.driver import CudaDriver
 from actors.device.cuda.memory import argument_block
 from actors.kernels.cuda.calls import KernelText, LtLayout, LtProduct
-from actors.kernels.cuda.fused import CudaFused
-from actors.kernels.cuda.kernel import DeviceView, gpu_named
-from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.contract.types import DType, TensorType, to_bits
-from gpu.opened import GPU, device_seconds, host_seconds, open_driver
+from compiler.contract.types import DType, to_bits
+from gpu.opened import device_seconds, host_seconds, open_driver
 from gpu.section import CEILINGS, Findings, Place
 
 SIDE, COPY_BYTES = 8192, 2 << 30
@@ -88,35 +85,10 @@ def run(found: Findings, place: Place) -> None:
             found.metric(f"copy_tb_s{again}", 2 * size / seconds / 1e12)
             best["copy"] = max(best.get("copy", 0.0), 2 * size / seconds)
         place.tell(CEILINGS, best)
-        _elements(found, driver, stream, (target, source, size))
         driver.free(source)
         driver.free(target)
     with found.part("launches and graphs"):
         _launches(found, driver, stream, is_tiny=place.is_emulated)
-
-
-def _elements(
-    found: Findings, driver: CudaDriver, stream: int, places: tuple[int, int, int]
-) -> None:
-    """Measure what moves bfloat16 in 16 bytes at once, and one by one, from an odd address on."""
-    negated = Instruction("neg", (0,), DType.BFLOAT16, Kind.FULL)
-    program = FusedProgram((ProgramInput(DType.BFLOAT16, Kind.FULL),), (negated,), (1,))
-    target, source, size = places
-    count = size // 2 - 1
-    lies = TensorType(DType.BFLOAT16, (1, count)), (2 * count, 2)
-    for name, offset in (("wide_tb_s", 0), ("narrow_tb_s", 2)):
-        x, y = DeviceView(source + offset, *lies), DeviceView(target + offset, *lies)
-        attrs = {"program": program, "rows": 1, "columns": count}
-        (call,) = CudaFused(gpu_named(GPU)).bind(attrs, (x,), (y,), None)
-        driver.load([call.text])
-        block, function = argument_block(call.words), driver.function(call.text, call.name)
-        enqueue = partial(
-            driver.launch_later,
-            *(function, call.num_blocks, call.num_threads, 0),
-            *(ctypes.addressof(block), len(call.words), stream),
-        )
-        seconds = device_seconds(driver, enqueue, 0.1)
-        found.metric(name, 4 * count / seconds / 1e12)
 
 
 def small_launch(driver: CudaDriver, stream: int) -> partial[None]:

@@ -18,12 +18,11 @@ from actors.device.cuda.driver import CudaDriver
 from actors.kernels.cuda.calls import RunKernel, every_call
 from compiler.contract.errors import ActorflowError
 from gpu.jobs import TAKEN_APART, TINY
-from gpu.launched import launch_ns
+from gpu.launched import fill_random, launch_ns
 from gpu.opened import open_device, open_driver
 from gpu.planned import BoundCalls, bound_launches, device_bytes, flops, plan_of
 from gpu.section import Findings, Place
 
-_BLOCK = 16 << 20
 _TOLD = 16
 """Kinds of launches after which what was found is told."""
 
@@ -37,7 +36,7 @@ def run(found: Findings, place: Place) -> None:
 
 
 def _launches(found: Findings, place: Place, driver: CudaDriver, row: Row) -> None:
-    plan = plan_of(row, "bf16")
+    plan = plan_of(row, row.precisions[-1])
     device = open_device(place, driver)
     stream = device.make_stream(row.name)
     size = device_bytes(plan)
@@ -45,7 +44,7 @@ def _launches(found: Findings, place: Place, driver: CudaDriver, row: Row) -> No
     pinned = max(sum([a.size_bytes for a in plan.arenas]) - size, 1)
     host = driver.allocate_pinned(pinned)
     launches = list(bound_launches(plan, arena, host))
-    _scatter(driver, arena, size)
+    fill_random(driver, arena, size)
     _zero_integers(driver, launches)
     driver.load(
         list(
@@ -127,16 +126,6 @@ def _report(found: Findings, name: str, table) -> None:
             f" {1e3 * spent:.2f} ms together"
         )
     found.write()
-
-
-def _scatter(driver: CudaDriver, address: int, size: int) -> None:
-    """Fill an arena with small numbers, as float32 and as bfloat16; zeros would be too easy."""
-    rng = np.random.default_rng(0)
-    words = rng.integers(0, 1 << 16, min(size, _BLOCK) // 2 + 1, np.uint16)
-    signs, exponents = words & np.uint16(0x8000), np.uint16(0x3C00)
-    block = signs | exponents | (words & np.uint16(0x01FF))
-    for begin in range(0, size, _BLOCK):
-        driver.copy(address + begin, block.ctypes.data, min(_BLOCK, size - begin))
 
 
 def _zero_integers(driver: CudaDriver, launches: list[BoundCalls]) -> None:

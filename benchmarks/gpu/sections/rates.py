@@ -21,14 +21,14 @@ from actors.device.cuda.streams import CudaStream
 from actors.kernels.cuda.kernel import DeviceView, Gpu, gpu_named
 from actors.kernels.program.phases import weight
 from compiler.contract.program import FusedProgram, Instruction, Kind, ProgramInput
-from compiler.contract.types import DType, TensorType, ValueId, numpy_dtype, to_bits
-from gpu.launched import Emitter, Probe, ProbeLaunch, Tensor, bind_probe, launch_ns
+from compiler.contract.types import DType, TensorType, ValueId, numpy_dtype
+from gpu.launched import Emitter, Probe, ProbeLaunch, Tensor, bind_probe, fill_random, launch_ns
 from gpu.opened import GPU, device_seconds, open_device, open_driver
 from gpu.section import RATES, Findings, Place
 from gpu.sections.ceilings import event_gap_s, graph_of, small_launch
 
 _BF16, _FP16, _FP32, _FP64 = DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64
-_SPACE, _BLOCK = 2 << 30, 16 << 20
+_SPACE = 2 << 30
 _MOVED, _IN_CACHE, _NODES, _COPIES = 256 << 20, 8 << 20, 500, 20
 _LINK_BYTES = 256 << 20
 _ROWS, _WIDTH, _VOCAB = 65_536, 768, 50_304
@@ -173,7 +173,7 @@ def run(found: Findings, place: Place) -> None:
     stream = device.make_stream("rates")
     size = 8 << 20 if is_tiny else _SPACE
     numbers = driver.allocate(size)
-    _fill(driver, numbers, size)
+    fill_random(driver, numbers, size)
     space, num_ids = driver.allocate(size), _TINY if is_tiny else _VOCAB
     card = Card(driver, device, stream, numbers, space, size, num_ids)
     rates, took = Rates(gpu_named(GPU)), {}
@@ -302,11 +302,3 @@ def _small(probe: Probe) -> Probe:
         for x in probe.inputs
     ]
     return Probe(probe.name, tuple(tensors), probe.emit)
-
-
-def _fill(driver: CudaDriver, address: int, size: int) -> None:
-    """Fill memory with normal numbers of bfloat16, which are some of float32 and float16, too."""
-    rng = np.random.default_rng(0)
-    block = to_bits(rng.standard_normal(min(size, _BLOCK) // 2, np.float32))
-    for begin in range(0, size, block.nbytes):
-        driver.copy(address + begin, block.ctypes.data, min(block.nbytes, size - begin))

@@ -54,6 +54,7 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
 WAVE_S, TIMED_S, MOST_TIMED_S = 34.0, 3.0, 8.0
 """What compiling takes that is waited for; what a rival takes to be timed, and what it is given."""
 
+_FEW_THREADS = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "2"}
 _KILLED_S = 5.0
 _WORD = "rival: "
 
@@ -152,7 +153,7 @@ def _started(wave: tuple[tuple[str, str], ...]) -> Iterator[list[Rival]]:
             process = subprocess.Popen(
                 [sys.executable, str(SCRIPT), name, variant],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                start_new_session=True,
+                start_new_session=True, env=os.environ | _FEW_THREADS,
             )  # fmt: skip
             rivals.append(Rival(name, variant, process))
             rivals[-1].reader = threading.Thread(target=rivals[-1].read, daemon=True)
