@@ -18,8 +18,8 @@ BUDGET = {
     "actors": 43_100,
     "compiler": 31_550,
     "memory": 3_800,
-    "tests": 96_500,
-    "benchmarks": 14_300,
+    "tests": 96_700,
+    "benchmarks": 15_100,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
 

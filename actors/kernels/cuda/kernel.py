@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -78,10 +77,7 @@ class Gpu:
         return size_bytes / rate
 
     def narrowness(self, access_bytes: int) -> float:
-        """Return how many times as long as a copy's bytes take that a thread moves so many at once.
-
-        More than the widest are moved as those are.
-        """
+        """Return how many times as long as by a copy bytes take that are moved so many at once."""
         return 1 / self.narrow_rates[min(access_bytes, max(self.narrow_rates))]
 
     def product_ns(self, dtype: DType, flops: float) -> float:
@@ -108,8 +104,8 @@ def gpu_named(name: str) -> Gpu:
         raise LookupError(f"no GPU is called {name!r}; there are descriptions of {', '.join(gpus)}")
     description = json.loads((_HERE / f"{name}.json").read_text(encoding="utf-8"))
     description["capability"] = tuple(description["capability"])
-    rates = description["narrow_rates"]
-    description["narrow_rates"] = MappingProxyType({int(n): rate for n, rate in rates.items()})
+    rates = description["narrow_rates"].items()
+    description["narrow_rates"] = {int(size): rate for size, rate in rates}
     return Gpu(**{field.name: description[field.name] for field in fields(Gpu)})
 
 
