@@ -98,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as shared:
         here = _here()
         seconds = options.seconds or (TOTAL_S if options.half is None else HALF_S)
-        run = Run(options.out, Path(shared), began + seconds, options.emulated, here)
+        ends = began + seconds - options.spent
+        run = Run(options.out, Path(shared), ends, options.emulated, here)
         result = CheckResult(_head(run), is_emulated=options.emulated)
         (run.out / "check.log").write_bytes(b"")
         _write(run, result)
@@ -122,6 +123,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"default all: {names}")
     parser.add_argument("--half", type=int, choices=(1, 2), help="1: what proves, 2: what measures")
     parser.add_argument("--seconds", type=float, help="when all must have ended")
+    parser.add_argument("--spent", type=float, default=0.0, help="seconds that are gone already")
     parser.add_argument(
         "--emulated", action="store_true", help="try the check itself, on the emulated driver"
     )

@@ -63,9 +63,12 @@ if test -n "$found"; then
 		paths='import sysconfig; print(sysconfig.get_path("purelib"))'
 		"$python" -c "$paths" >"$("$venv/bin/python" -c "$paths")/of_the_other.pth"
 		python=$venv/bin/python
-		for package in $found; do
+		install() {
 			timeout 60 "$python" -m pip install --quiet --no-index --no-deps --no-compile \
-				--disable-pip-version-check --find-links "$wheels" "$package" ||
+				--disable-pip-version-check --find-links "$wheels" "$@"
+		}
+		install $found || for package in $found; do # one by one, where one of them cannot be
+			install "$package" ||
 				echo "check: $package cannot be installed; going on without it" >&2
 		done
 	else
@@ -73,4 +76,4 @@ if test -n "$found"; then
 	fi
 fi
 
-exec "$python" "$here/check.py" "$out" "$@"
+exec "$python" "$here/check.py" "$out" --spent $SECONDS "$@"

@@ -6,6 +6,7 @@ launch that was timed, in a graph as plans have it, beside what the description 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -69,7 +70,7 @@ def _bias_gelu(emit: Emitter, x: ValueId, bias: ValueId) -> tuple[ValueId, ...]:
 
 
 def _many_gelus(emit: Emitter, x: ValueId) -> tuple[ValueId, ...]:
-    for _ in range(3):
+    for _ in range(4):
         (x,) = emit("gelu", x)
     return (x,)
 
@@ -79,7 +80,7 @@ def _sum_of_rows(emit: Emitter, x: ValueId) -> tuple[ValueId, ...]:
 
 
 _ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
-_GELUS = Probe("work of 3 gelus in float32", (Tensor(_FP32, (1024, 2048)),), _many_gelus)
+_GELUS = Probe("work of 4 gelus in float32", (Tensor(_FP32, (1024, 2048)),), _many_gelus)
 
 
 def _wide(dtype: DType = _BF16, rows: int = _ROWS, columns: int = _WIDTH) -> Tensor:
@@ -188,12 +189,18 @@ def run(found: Findings, place: Place) -> None:
     for launch in bound:
         with found.part(launch.name):
             took[launch.name] = launch, card.took_ns(launch)
-            found.fact(launch.name, _told(launch, took[launch.name][1]))
+            found.fact(launch.name, _told(*took[launch.name]))
     _fit(rates, took)
     for name, value in rates.changed.items():
         for part, number in value.items() if isinstance(value, Mapping) else (("", value),):
             found.metric(f"{name}{' ' * bool(part)}{part}", number)
-    place.tell(RATES, rates.description(took))
+    seen, now = driver.seen(), time.strftime("%Y-%m-%d", time.gmtime())
+    where = f"one {'emulated ' * is_tiny}{seen.name} on {now} (CUDA {seen.driver_version})"
+    place.tell(RATES, rates.description(took, where))
+
+
+Took = Mapping[str, tuple[ProbeLaunch, float]]
+"""Launches by the names of their probes, and what they took in ns."""
 
 
 class Rates:
@@ -207,17 +214,14 @@ class Rates:
         """Return a number as it is known by now."""
         return cast("float", self.changed.get(name, getattr(self.gpu, name)))
 
-    def description(self, took: Mapping[str, tuple[ProbeLaunch, float]]) -> dict[str, object]:
+    def description(self, took: Took, where: str) -> dict[str, object]:
         """Return what is a file of actors/kernels/cuda."""
         known = {field.name: getattr(self.gpu, field.name) for field in fields(Gpu)} | self.changed
         return {
             **{n: dict(v) if isinstance(v, Mapping) else v for n, v in known.items()},
-            "note": "Measured by the section rates of benchmarks/gpu: "
-            + ", ".join(self.changed) + ". The rest is as it was.",
-            "measured": {
-                name: {"us": round(ns / 1e3, 2), "planned_us": round(bound.planned_ns / 1e3, 2)}
-                for name, (bound, ns) in took.items()
-            },
+            "note": f"Measured on {where} by the section rates of benchmarks/gpu:"
+            f" {', '.join(self.changed)}. The rest is as it was.",
+            "measured": {name: _told(*pair) for name, pair in took.items()},
         }  # fmt: skip
 
 
@@ -259,7 +263,7 @@ def _memory(rates: Rates, card: Card, *, is_tiny: bool) -> None:
     rates.changed["l2_bytes_per_ns"] = _short(max(fast, rate))
 
 
-def _fit(rates: Rates, took: Mapping[str, tuple[ProbeLaunch, float]]) -> None:
+def _fit(rates: Rates, took: Took) -> None:
     """Give products and other work the rates with which the estimates of plans come out."""
     call_ns = rates.now("call_ns")
     if _GELUS.name in took:

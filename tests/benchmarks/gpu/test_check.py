@@ -382,7 +382,7 @@ def test_on_the_emulated_driver_all_that_is_tried_holds(native_toolchain, tmp_pa
     assert {p["verdict"] for p in seen["predictions"]} == {"not measured"}
     rates = json.loads((tmp_path / "out" / "h200.json").read_text())
     assert {*json.loads((Path(kernel.__file__).with_name("h200.json")).read_text())} < {*rates}
-    assert all(row["us"] > 0 for row in rates["measured"].values())
+    assert len(rates["measured"]) > 30
 
 
 @pytest.fixture
@@ -413,7 +413,7 @@ def test_what_was_measured_is_a_description_that_plans_can_be_made_for(
 ):
     found, took = measured(1.25)
     found.changed["narrow_rates"] = {1: 0.1, 2: 0.2, 4: 0.3, 8: 0.4, 16: 0.5}
-    (tmp_path / "mine.json").write_text(json.dumps(found.description(took)))
+    (tmp_path / "mine.json").write_text(json.dumps(found.description(took, "a card")))
     monkeypatch.setattr(kernel, "_HERE", tmp_path)
     gpu = kernel.gpu_named("mine")
     assert gpu.narrowness(2) == 5
