@@ -19,7 +19,7 @@ BUDGET = {
     "compiler": 31_550,
     "memory": 3_800,
     "tests": 96_700,
-    "benchmarks": 15_100,
+    "benchmarks": 15_200,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""
 

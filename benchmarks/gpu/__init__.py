@@ -10,6 +10,7 @@ opened.py        a GPU opened, its calls counted and timed
 jobs.py          the jobs of the check; their models stand in rows/ and engines/
 planned.py       their plans, and launches of a plan on one's own memory
 plan_gpt2.py     the plan of GPT-2 by itself, held against its marks; no part of the check
+replan.py        what was measured beside what is planned by now
 cases.py         calls of ops, and what they must give
 results.py       what was found, as JSON and Markdown, and the table that is printed last
 picture.py       predictions and what was measured, as PNG

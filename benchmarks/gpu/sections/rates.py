@@ -129,6 +129,9 @@ _OTHERS = (
           lambda emit, *values: emit("adamw_update", *values, **_ADAM)),
 )  # fmt: skip
 
+PROBES = (*_OTHERS, *_PRODUCTS)
+"""All that is launched."""
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -183,7 +186,7 @@ def run(found: Findings, place: Place) -> None:
     with found.part("memory"):
         _memory(rates, card, is_tiny=is_tiny)
     bound = []
-    for probe in (*_OTHERS, *_PRODUCTS):
+    for probe in PROBES:
         with found.part(probe.name):
             bound.append(bind_probe(device, _small(probe) if is_tiny else probe, card.space))
     for launch in bound:

@@ -10,7 +10,7 @@ from unittest import mock
 from zipfile import ZipFile
 
 import pytest
-from gpu import check, jobs, launched, opened, planned, section
+from gpu import check, jobs, launched, opened, planned, replan, section
 from gpu.launched import bind_probe
 from gpu.predictions import PREDICTIONS
 from gpu.results import (
@@ -420,6 +420,25 @@ def test_what_was_measured_is_a_description_that_plans_can_be_made_for(
     assert gpu.narrowness(32) == 2
     assert gpu.says == found.gpu.says
     assert gpu.product_flops_per_ns["bfloat16"] == pytest.approx(770e3 / 1.25, rel=1e-3)
+
+
+def test_what_was_measured_is_held_against_the_plans_of_today(monkeypatch, tmp_path, capsys):
+    ours = {"lstm_ms": 8.0, "lstm_simulated_ms": 1.0, "lstm_items": 3}
+    facts = {"layer norm 65536x768": "100.0 us, planned 1.0", "of another day": "1.0 us, planned"}
+    found = [("ours", ours, {}), ("rates", {}, facts)]
+    sections = [{"name": n, "metrics": m, "facts": f} for n, m, f in found]
+    (tmp_path / "check.json").write_text(json.dumps({"sections": sections}))
+    monkeypatch.setattr("sys.argv", ["replan.py", str(tmp_path), "--gpu", "h200"])
+    for name in ("GPU", "CUDNN", "CACHE"):
+        monkeypatch.setenv(f"ACTORFLOW_{name}", "")  # given back after the test
+    assert replan.main() == 0
+    cells = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if "00 |" in line]
+    assert [(row[1], row[3]) for row in cells] == [
+        ("8.000", "lstm |"),
+        ("100.000", "layer norm 65536x768 |"),
+    ]
+    assert all(float(row[2]) == pytest.approx(float(row[0][2:]) * float(row[1]), rel=0.05)
+               for row in cells)  # fmt: skip
 
 
 def test_launches_of_probes_lie_apart_and_inputs_as_they_say():
