@@ -15,10 +15,10 @@ FUNCTION_LINES = 80
 
 BUDGET = {
     "actorflow": 33_500,
-    "actors": 43_100,
+    "actors": 43_500,
     "compiler": 31_550,
     "memory": 3_800,
-    "tests": 96_700,
+    "tests": 97_100,
     "benchmarks": 15_200,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.device.cuda.driver import CudaError
@@ -117,9 +117,14 @@ def graph_of(cudnn: Any, handle: Any, call: CudnnCall) -> Any:
         output.set_dim(list(tensor.shape)).set_stride(list(tensor.strides))
     # Before it is validated: the package says it in other words once the library has the graph.
     graph_call = read_back(str(graph))
-    if graph_call != call:
+    if graph_call != without_way(call):
         raise UnknownGraph(f"a graph of {call} says that it is of {graph_call}")
     return graph
+
+
+def without_way(call: CudnnCall) -> CudnnCall:
+    """Return a call as its graph says it: in which way a gradient adds up is not in there."""
+    return replace(call, keeps_scores=False) if isinstance(call, SdpaCall) else call
 
 
 def _said_of(cudnn: Any, call: CudnnCall) -> dict[str, object]:
@@ -243,8 +248,9 @@ _NOT_SUPPORTED = 3000
 
 _EXECUTION_FAILED = 5000
 _SCORES_LIMIT = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT"
-"""Bytes of scores that a gradient may keep in scratch. At 0 the frontend adds up dq in order on
-Hopper; else it would keep all scores, which no workspace of ours has room for."""
+"""Bytes of scores that a deterministic gradient may keep in scratch on Hopper. With a limit that
+they exceed the frontend lets blocks add to dq in order, if the library is 9.25 or later; an older
+one keeps them whatever the limit is. -1 is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +309,7 @@ class Cudnn:
             f"cuDNN has no way to compute {call.about} within {workspace_bytes:,} bytes of"
             " workspace; compile the job with ACTORFLOW_CUDNN=0, which takes kernels of ours"
         )
-        with _told("cudnnGraphBuild", _NOT_SUPPORTED, what), _no_scores_kept():
+        with _told("cudnnGraphBuild", _NOT_SUPPORTED, what), _scores_limited(call):
             graph.build_operation_graph()
             graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
             graph.deselect_engines(self._compiled_here(graph))
@@ -397,11 +403,12 @@ def _told(call: str, code: int, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _no_scores_kept() -> Iterator[None]:
-    """Let the frontend keep no scores in scratch while it builds a plan."""
+def _scores_limited(call: CudnnCall) -> Iterator[None]:
+    """Let the frontend build the plan of a gradient in the way that the call says."""
     old_value = os.environ.get(_SCORES_LIMIT)
+    keeps_scores = isinstance(call, SdpaCall) and call.keeps_scores
     # The frontend reads the variable while it builds a plan.
-    os.environ[_SCORES_LIMIT] = "0"
+    os.environ[_SCORES_LIMIT] = "-1" if keeps_scores else "0"
     try:
         yield
     finally:

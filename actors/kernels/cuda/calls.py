@@ -87,11 +87,15 @@ class SdpaCall(CudnnRecord):
     y = softmax(scale q kT) v; lse [batch, heads, rows, 1], in float32, is the natural logarithm of
     the sum of exponentials of a row of scores. Causal: a query sees as many keys fewer than all as
     there are queries after it, so that the last of them sees every key.
+
+    `keeps_scores`: a gradient has room for that of all scores in its workspace; else it has room
+    for dq in float32, to which blocks add in order. Both give the same bits in every run.
     """
 
     tensors: tuple[CudnnTensor, ...]
     scale: float
     causal: bool
+    keeps_scores: bool = False
 
     @property
     def is_backward(self) -> bool:

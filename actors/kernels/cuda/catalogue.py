@@ -14,6 +14,7 @@ from actors.kernels.cuda.cudnn_kernels import (
     CUDNN,
     CudnnAttention,
     CudnnAttentionGrad,
+    CudnnOrderedAttentionGrad,
     cudnn_convolutions,
 )
 from actors.kernels.cuda.embedding import (
@@ -29,7 +30,7 @@ from actors.kernels.cuda.movement import movement_kernels
 from actors.kernels.cuda.reduce import CudaArgsort, CudaRecurrence, reduce_kernels
 from actors.kernels.cuda.region import CudaRegion
 
-GENERATION = 4
+GENERATION = 5
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
 _WITH_CUDNN = "with-cudnn"
@@ -61,6 +62,7 @@ def _all(gpu: Gpu) -> tuple[CudaKernel, ...]:
         CudaJoinedUpdates(gpu),
         CudnnAttention(gpu),
         CudnnAttentionGrad(gpu),
+        CudnnOrderedAttentionGrad(gpu),
         CudaAttention(gpu),
         CudaAttentionGrad(gpu),
         CudaScan(gpu, kernels_by_name),

@@ -64,6 +64,7 @@ def tried(
 
 NOT_FOUND, INVALID_HANDLE, INVALID_PTX, LAUNCH_FAILURE = 500, 400, 218, 719
 NOT_SUPPORTED = 15
+CUDNN_NOT_SUPPORTED = 3000
 """cuBLAS's; all others are CUDA's."""
 
 _DRIVER_VERSION = 13_000
@@ -344,8 +345,14 @@ class EmulatedDriver:
             library_calls.run_product(chosen.product, *places)
 
     def make_cudnn(self, call: CudnnCall, workspace_bytes: int) -> int:
-        """Return a call of cuDNN that was checked."""
+        """Return a call of cuDNN that was checked, and that has the workspace it needs."""
         with self._outside_capture("make_cudnn"):
+            least = library_calls.least_workspace_bytes(call)
+            if workspace_bytes < least:
+                message = (
+                    f"{call.about} needs {least:,} bytes of workspace, not {workspace_bytes:,}"
+                )
+                raise CudaError(message, code=CUDNN_NOT_SUPPORTED, call="cudnnGraphBuild")
             chosen_call = library_calls.ChosenCall(
                 library_calls.described_cudnn_call(call), workspace_bytes
             )

@@ -353,7 +353,24 @@ _ALIGNMENT = 16
 def described_cudnn_call(call: CudnnCall) -> CudnnCall:
     """Return a call as the library's graph says it; as it is where there is no library."""
     library = _cudnn()
-    return call if library is None else read_back(str(library.describe(call)))
+    if library is None:
+        return call
+    said = read_back(str(library.describe(call)))
+    # Which way a gradient adds up is no part of a graph.
+    is_kept = isinstance(call, SdpaCall) and call.keeps_scores
+    return replace(said, keeps_scores=is_kept) if isinstance(said, SdpaCall) else said
+
+
+def least_workspace_bytes(call: CudnnCall) -> int:
+    """Return the workspace without which the library has no plan, as its frontend counts it.
+
+    Of a gradient: 4 bytes a query, and that of all scores in tiles of 64 by 128 or dq in float32.
+    """
+    if not isinstance(call, SdpaCall) or not call.is_backward:
+        return 0
+    (batch, heads, rows, width), keys = call.tensors[0].shape, call.tensors[1].shape[2]
+    tiled = 2 * math.ceil(rows / 64) * 64 * math.ceil(keys / 128) * 128
+    return batch * heads * ((tiled if call.keeps_scores else 4 * rows * width) + 4 * rows)
 
 
 @functools.cache

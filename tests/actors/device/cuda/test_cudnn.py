@@ -186,11 +186,14 @@ class Lost(Graph):
         return json.dumps(self.other)
 
 
-def test_a_plan_is_the_librarys_own_within_the_workspace_and_keeps_no_scores(frontend, monkeypatch):
+@pytest.mark.parametrize(("keeps_scores", "limit"), [(False, "0"), (True, "-1")])
+def test_a_plan_is_the_librarys_own_within_the_workspace_in_the_way_of_the_call(
+    frontend, monkeypatch, keeps_scores, limit
+):
     monkeypatch.setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "77")
-    choice = Cudnn().choose(record(BACKWARD), 4096)
+    choice = Cudnn().choose(replace(record(BACKWARD), keeps_scores=keeps_scores), 4096)
     assert choice.graph.done == [
-        ("limit", "0"),
+        ("limit", limit),
         ("plans", ["a", "fallback"]),
         ("without", ["plan0"]),
         ("within", 4096),

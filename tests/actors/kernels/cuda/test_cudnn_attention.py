@@ -11,14 +11,20 @@ from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
 from actors.kernels.cuda.calls import RunCudnn
-from actors.kernels.cuda.cudnn_kernels import CudnnAttention, CudnnAttentionGrad
-from actors.kernels.cuda.kernel import gpu_named, known_gpus
+from actors.kernels.cuda.cudnn_kernels import (
+    CudnnAttention,
+    CudnnAttentionGrad,
+    CudnnOrderedAttentionGrad,
+)
+from actors.kernels.cuda.kernel import DeviceView, gpu_named, known_gpus
+from actors.testing.emulated import library_calls
 from compiler.contract.attrs import Attrs
 from compiler.contract.types import DType, TensorType, contiguous_strides
 from compiler.graph.registry import find_op, reference
 
 GPU = gpu_named("h200")
 FORWARD, BACKWARD = CudnnAttention(GPU), CudnnAttentionGrad(GPU)
+ORDERED = CudnnOrderedAttentionGrad(GPU)
 LIMITS = {"float16": 3e-3, "bfloat16": 2e-2}
 both_types = pytest.mark.parametrize("dtype", LIMITS)
 
@@ -155,25 +161,119 @@ def test_operands_that_lie_otherwise_than_the_library_loads_them_are_composed(ch
 
 
 def test_the_gradient_is_the_librarys_where_it_can_be_repeated_within_bounded_scratch():
-    takes = [gpu for gpu in known_gpus() if asked(BACKWARD, "bfloat16", CASE, gpu=gpu) is not None]
-    assert takes == ["h100", "h200"]
+    for kernel in (BACKWARD, ORDERED):
+        takes = [gpu for gpu in known_gpus() if asked(kernel, "bfloat16", CASE, gpu=gpu)]
+        assert takes == ["h100", "h200"]
     assert all(asked(FORWARD, "bfloat16", CASE, gpu=gpu) is not None for gpu in known_gpus())
 
 
-def test_scratch_is_fixed_by_shapes_small_and_that_of_dq():
-    gpt2 = (64, 12), 1024, 1024, 64, 64
-    assert asked(FORWARD, "bfloat16", gpt2).workspace_bytes == 1 << 20
-    assert asked(FORWARD, "float16", gpt2).workspace_bytes == 1 << 20
+MARGIN = 16 << 20
+
+
+def gpt2(batch, rows=1024):
+    return (batch, 12), rows, rows, 64, 64
+
+
+def test_scratch_is_fixed_by_shapes_small_or_that_of_dq_or_of_scores():
+    assert asked(FORWARD, "bfloat16", gpt2(64)).workspace_bytes == 1 << 20
+    assert asked(FORWARD, "float16", gpt2(64)).workspace_bytes == 1 << 20
     dq = 4 * 64 * 12 * 1024 * 64
-    assert asked(BACKWARD, "bfloat16", gpt2).workspace_bytes == dq + dq // 64 + (16 << 20)
+    assert asked(ORDERED, "bfloat16", gpt2(64)).workspace_bytes == dq + dq // 64 + MARGIN
+    for batch in (1, 8):
+        scores = 2 * batch * 12 * 1024 * 1024
+        sums = 4 * batch * 12 * 1024
+        assert asked(BACKWARD, "bfloat16", gpt2(batch)).workspace_bytes == scores + sums + MARGIN
+    eight = asked(BACKWARD, "bfloat16", gpt2(8)).workspace_bytes
+    assert asked(BACKWARD, "bfloat16", gpt2(64)).workspace_bytes == eight
+    padded = 2 * 6 * 64 * 128 + 4 * 6 * 128 + MARGIN
+    assert asked(BACKWARD, "bfloat16", ((2, 3), 17, 17, 8, 8)).workspace_bytes == padded
+
+
+def test_scores_of_more_than_there_is_room_for_are_left_to_the_gradient_in_order():
+    assert asked(BACKWARD, "bfloat16", ((1,), 11_520, 11_520, 64, 64)) is not None
+    for kernel in (BACKWARD, ORDERED):
+        took = asked(kernel, "bfloat16", ((1,), 11_648, 11_648, 64, 64))
+        assert (took is None) is (kernel is BACKWARD)
+    faster, slower = [
+        asked(kernel, "bfloat16", gpt2(64)).duration_ns for kernel in (BACKWARD, ORDERED)
+    ]
+    assert faster < slower / 3
+
+
+def gradient(emulated_run, kernel, q, k, v, dy, y, lse, attrs):
+    """Return what a gradient gives, for operands that lie as they are."""
+    strides = [x.strides for x in (q, k, v)]
+    return emulated_run(
+        kernel,
+        attrs,
+        (dy, q, k, v, y, lse),
+        types_of("bfloat16", q.shape, k.shape, v.shape),
+        dtypes=[*[DType.BFLOAT16] * 5, DType.FLOAT32],
+        output_strides=strides,
+    )
+
+
+HEAD = 2 * 64 * 128
+"""Bytes of the scores of a head of few rows."""
+
+
+@pytest.mark.parametrize(
+    ("most_heads", "portions"),
+    [
+        (12, [(4, 3)]),
+        (11, [(2, 3)] * 2),
+        (5, [(1, 3)] * 4),
+        (2, [(1, 2), (1, 1)] * 4),
+        (1, [(1, 1)] * 12),
+    ],
+    ids=str,
+)
+def test_portions_of_heads_give_the_bits_of_the_whole(emulated_run, most_heads, portions):
+    attrs = {"scale": 0.3, "causal": True}
+    q, k, v, dy = operands(((4, 3), 20, 20, 8, 8), "bfloat16")
+    y, lse = forward(emulated_run, "bfloat16", q, k, v, attrs).outputs
+    given = (*packed([q, k, v]), dy, y, lse, attrs)
+    whole = gradient(emulated_run, ORDERED, *given)
+    kernel = replace(BACKWARD, scores_bytes=HEAD * most_heads + HEAD // 2)
+    cut = gradient(emulated_run, kernel, *given)
+    assert [call.record.tensors[0].shape[:2] for call in cut.calls] == portions
+    assert [x.tobytes() for x in cut.outputs] == [x.tobytes() for x in whole.outputs]
+    agree(cut.outputs, expected("attention_grad", attrs, dy, q, k, v, y, lse), 4e-2)
+    assert {call.record.keeps_scores for call in (*cut.calls, *whole.calls)} == {True, False}
+    for call in (*cut.calls, *whole.calls):
+        assert call.workspace_bytes >= library_calls.least_workspace_bytes(call.record)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(64, {8}), (63, {9}), (30, {10}), (61, {10, 1}), (11, {10, 1})]
+)
+def test_portions_are_equal_where_that_costs_less_than_half_of_one(count, sizes):
+    """Of another size there would be one more plan of the library."""
+    given = asked_portions((count, 12), 1024)
+    assert {call.record.tensors[0].shape[0] for call in given} == sizes
+
+
+def asked_portions(batch, rows):
+    """Return the calls of a gradient, at addresses that nobody reads."""
+    shape, lse = (*batch, rows, 64), (*batch, rows)
+    view = DeviceView(1 << 40, TensorType(DType.BFLOAT16, shape), contiguous_strides(shape, 2))
+    sums = DeviceView(1 << 40, TensorType(DType.FLOAT32, lse), contiguous_strides(lse, 4))
+    scratch = DeviceView(0, TensorType(DType.UINT8, (1 << 30,)), (1,))
+    attrs = {"scale": 0.125, "causal": True}
+    return BACKWARD.bind(attrs, (view,) * 5 + (sums,), (view,) * 3, scratch)
+
+
+def test_a_portion_whose_sums_begin_between_loads_is_left_to_the_gradient_in_order():
+    odd = (4, 1), 21, 21, 8, 8
+    assert asked(BACKWARD, "bfloat16", odd) is not None
+    assert asked(replace(BACKWARD, scores_bytes=HEAD), "bfloat16", odd) is None
 
 
 def test_it_is_planned_to_take_less_time_than_the_composed_one_and_causal_half():
-    gpt2 = (64, 12), 1024, 1024, 64, 64
     for kernel, composed in ((FORWARD, CudaAttention(GPU)), (BACKWARD, CudaAttentionGrad(GPU))):
-        whole = asked(kernel, "bfloat16", gpt2).duration_ns
-        half = asked(kernel, "bfloat16", gpt2, {"causal": True}).duration_ns
-        assert whole < asked(composed, "bfloat16", gpt2).duration_ns / 3
+        whole = asked(kernel, "bfloat16", gpt2(64)).duration_ns
+        half = asked(kernel, "bfloat16", gpt2(64), {"causal": True}).duration_ns
+        assert whole < asked(composed, "bfloat16", gpt2(64)).duration_ns / 3
         assert 0.5 < half / whole < 0.6
 
 

@@ -27,6 +27,10 @@ SHAPE, LSE = (1, 2, 8, 8), (1, 2, 8, 1)
 SIZE = 1 * 2 * 8 * 8 * 2
 
 
+NEEDS = 4 * 2 * 8 * (8 + 1)
+"""Bytes of dq in float32, and of a sum for each query."""
+
+
 def record(names, *, causal=True):
     tensors = [
         CudnnTensor(name, DType.FLOAT32, LSE, (16, 8, 1, 1))
@@ -45,8 +49,8 @@ def driver(native_toolchain):
 
 @pytest.fixture
 def places(driver):
-    """Addresses of the tensors of a gradient, and of 64 bytes of workspace."""
-    return [driver.allocate(SIZE) for _ in BACKWARD], driver.allocate(64)
+    """Addresses of the tensors of a gradient, and of its workspace."""
+    return [driver.allocate(SIZE) for _ in BACKWARD], driver.allocate(NEEDS)
 
 
 def bytes_at(driver, address, size):
@@ -90,8 +94,8 @@ def fails(code, call):
 def test_operands_lie_where_they_may(driver, names, moved):
     blocks = [driver.allocate(SIZE) for _ in names]
     addresses = tuple([place + moved.get(index, 0) for index, place in enumerate(blocks)])
-    choice = driver.make_cudnn(record(names), 0)
-    driver.cudnn_later(choice, addresses, 0, driver.make_stream("s"))
+    choice = driver.make_cudnn(record(names), NEEDS)
+    driver.cudnn_later(choice, addresses, driver.allocate(NEEDS), driver.make_stream("s"))
     assert "are nobody's" in fails(700, driver.synchronize)
 
 
@@ -105,11 +109,23 @@ def test_an_operand_that_begins_between_loads_is_found(driver):
 
 @pytest.mark.parametrize(("result", "operand"), [(6, 0), (6, 4), (7, 1), (8, 2)])
 def test_a_result_over_an_operand_is_found(driver, places, result, operand):
-    addresses, _ = places
+    addresses, scratch = places
     addresses[result] = addresses[operand]
-    choice = driver.make_cudnn(record(BACKWARD), 0)
-    driver.cudnn_later(choice, tuple(addresses), 0, driver.make_stream("s"))
+    choice = driver.make_cudnn(record(BACKWARD), NEEDS)
+    driver.cudnn_later(choice, tuple(addresses), scratch, driver.make_stream("s"))
     assert "lies over an operand" in fails(1, driver.synchronize)
+
+
+@pytest.mark.parametrize(
+    ("keeps_scores", "least"), [(False, NEEDS), (True, 2 * (2 * 64 * 128 + 4 * 8))]
+)
+def test_a_gradient_has_no_plan_without_room_for_what_its_way_keeps(driver, keeps_scores, least):
+    """That of a head of 8 rows and keys is a tile of scores, or dq in float32."""
+    call = replace(record(BACKWARD), keeps_scores=keeps_scores)
+    assert f"needs {least:,} bytes of workspace" in fails(
+        3000, lambda: driver.make_cudnn(call, least - 1)
+    )
+    driver.make_cudnn(call, least)
 
 
 @pytest.mark.cuda
@@ -117,8 +133,9 @@ def test_a_result_over_an_operand_is_found(driver, places, result, operand):
 @pytest.mark.parametrize("names", [FORWARD, BACKWARD], ids=["attention", "gradient"])
 def test_the_librarys_graph_gives_the_bits_of_our_record(names, causal):
     pytest.importorskip("cudnn", reason="needs the extra [cudnn]")
-    sdpa = record(names, causal=causal)
+    sdpa = replace(record(names, causal=causal), keeps_scores=names == BACKWARD)
     said = library_calls.described_cudnn_call(sdpa)
+    assert said == sdpa
     assert said is not sdpa
     found = []
     for call in (sdpa, said):
