@@ -6,7 +6,9 @@ Loaded by `actorflow.compile.hardware.target_for` for jobs on GPUs alone.
 from __future__ import annotations
 
 from actorflow.compile.targets import operands_of_call
+from actorflow.environment.settings import logger
 from actors.kernels.cuda import catalogue
+from actors.kernels.cuda.cudnn_library import CUDNN, CudnnLibrary
 from actors.kernels.cuda.fused import most_joined
 from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.host import catalogue as host_catalogue
@@ -30,10 +32,11 @@ class CudaTarget:
     epilogue_ops = ("gelu",)
     """cuBLASLt stores GELU and what it is of; see `actors.kernels.cuda.epilogues`."""
 
-    def __init__(self, device: Device, gpu: str, *, uses_cudnn: bool = False) -> None:
+    def __init__(self, device: Device, gpu: str, cudnn: CudnnLibrary | None = None) -> None:
         self._device = device
         self._gpu = gpu_named(gpu)
-        self._uses_cudnn = uses_cudnn
+        self._cudnn = cudnn
+        self._has_said_whose = False
         self._answers: dict[KernelCall, KernelInfo] = {}
 
     @property
@@ -54,8 +57,8 @@ class CudaTarget:
 
     @property
     def fingerprint(self) -> str:
-        """The generation of the kernels, the GPU, and whether cuDNN is used."""
-        return catalogue.fingerprint(self._gpu.name, uses_cudnn=self._uses_cudnn)
+        """The generation of the kernels, the GPU, and which cuDNN is used."""
+        return catalogue.fingerprint(self._gpu.name, uses_cudnn=self._cudnn or False)
 
     def query(self, call: KernelCall) -> KernelInfo:
         """Choose the first kernel that takes the call. Raises LookupError when there is none.
@@ -69,14 +72,31 @@ class CudaTarget:
     def _chosen(self, call: KernelCall) -> KernelInfo:
         family = kernel_op.get(Op(call.op))
         query = (call.op, call.attrs, *operands_of_call(call), family)
+        library = self._cudnn
         try:
             name, needs = catalogue.select_kernel(
-                self._gpu.name, *query, uses_cudnn=self._uses_cudnn
+                self._gpu.name, *query, uses_cudnn=library or False
             )
+            if library is not None and library.is_jit and not self._has_said_whose:
+                whole, _ = catalogue.select_kernel(self._gpu.name, *query, uses_cudnn=True)
+                self._say_whose(call, name, whole)
         except LookupError as error:
             text = f"{self._device}: {error.args[0]}{self._mend(call.op)}"
             raise LookupError(text) from None
         return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
+
+    def _say_whose(self, call: KernelCall, name: str, whole: str) -> None:
+        """Log, once, that a call goes to a kernel of ours which the whole library would take."""
+        if whole.startswith(CUDNN) and not name.startswith(CUDNN):
+            self._has_said_whose = True
+            logger.warning(
+                "%s: %s of %s is planned with kernels of ours: cuDNN's small package"
+                " (nvidia-cudnn-jit-cu13) computes it in TF32 alone; nvidia-cudnn-cu13 has more"
+                " kernels",
+                self._device,
+                call.op,
+                call.inputs[0].type.dtype.value,
+            )
 
     def _mend(self, op: str) -> str:
         """Return what to do about an op that somebody's kernel computes on the host."""

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from actorflow.compile.targets import HostTarget, SimTarget
 from compiler.contract.placement import Device, DeviceKind
 from compiler.graph.target import Hardware, Target
 
+if TYPE_CHECKING:  # a job of the host loads no kernels of GPUs
+    from actors.kernels.cuda.cudnn_library import CudnnLibrary
 
-def hardware_for(devices: Sequence[Device], gpu: str = "", *, uses_cudnn: bool = False) -> Hardware:
+
+def hardware_for(
+    devices: Sequence[Device], gpu: str = "", cudnn: CudnnLibrary | None = None
+) -> Hardware:
     """Return what a plan for some devices is made for; see `target_for`."""
-    targets = [target_for(device, gpu, uses_cudnn=uses_cudnn) for device in devices]
+    targets = [target_for(device, gpu, cudnn) for device in devices]
     return Hardware(tuple(devices), tuple(targets))
 
 
-def target_for(device: Device, gpu: str = "", *, uses_cudnn: bool = False) -> Target:
+def target_for(device: Device, gpu: str = "", cudnn: CudnnLibrary | None = None) -> Target:
     """Return what is known of a device.
 
-    `gpu` is the name of the GPU that a CUDA device is, `uses_cudnn` whether that has cuDNN. Raises
-    LookupError for a GPU that there is no description of.
+    `gpu` is the name of the GPU that a CUDA device is, `cudnn` the library whose kernels are
+    planned there, if any. Raises LookupError for a GPU that there is no description of.
     """
     if device.kind is DeviceKind.CUDA:
         # Late: a job of the host loads no kernels of GPUs.
         from actorflow.compile.cuda_target import CudaTarget
 
-        return CudaTarget(device, gpu, uses_cudnn=uses_cudnn)
+        return CudaTarget(device, gpu, cudnn)
     return HostTarget() if device.kind is DeviceKind.HOST else SimTarget(device)

@@ -35,6 +35,7 @@ from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.plan import Plan
 
 if TYPE_CHECKING:  # a job of the host loads no kernels of GPUs
+    from actors.kernels.cuda.cudnn_library import CudnnLibrary
     from actors.kernels.cuda.kernel import Gpu
 
 _REQUIRED_PACKAGES = ("numpy", "msgpack", "pyzmq", "safetensors", "xxhash")
@@ -350,20 +351,27 @@ def described(seen: NvmlDevice) -> Gpu:
     )
 
 
-def is_cudnn_wanted(settings: Settings) -> bool:
-    """Whether plans for a GPU use cuDNN: as the settings say, else where it is installed."""
+def cudnn_for(settings: Settings) -> CudnnLibrary | None:
+    """Return the cuDNN of plans for a GPU: as the settings say, else where it is installed.
+
+    Where the settings ask for it and it cannot run here, the newest and whole one.
+    """
     from actors.device.cuda import cudnn
+    from actors.kernels.cuda.cudnn_library import CudnnLibrary
 
-    return cudnn.can_run() if settings.cudnn is None else settings.cudnn
+    if settings.cudnn is False:
+        return None
+    here = cudnn.library_here()
+    return CudnnLibrary() if here is None and settings.cudnn else here
 
 
-def has_cudnn(plan: Plan) -> bool:
-    """Whether a plan was compiled for a GPU with cuDNN."""
+def cudnn_of(plan: Plan) -> CudnnLibrary | None:
+    """Return the cuDNN that a plan was compiled for; None for a plan without it."""
     if not gpu_of(plan):
-        return False
-    from actors.kernels.cuda.catalogue import is_with_cudnn
+        return None
+    from actors.kernels.cuda.cudnn_library import library_of
 
-    return is_with_cudnn(plan.target)
+    return library_of(plan.target)
 
 
 def gpu_of(plan: Plan) -> str:

@@ -376,7 +376,7 @@ class Job:
         from actorflow.compile.compiling import CompileRequest
         from actorflow.compile.extensions import load_plugins
         from actorflow.compile.hardware import hardware_for
-        from actorflow.environment.host import gpu_for, is_cudnn_wanted
+        from actorflow.environment.host import cudnn_for, gpu_for
 
         settings = Settings.from_env(os.environ)
         configure(settings.log_level)
@@ -389,7 +389,7 @@ class Job:
             gpu = gpu_for(devices, self.options.gpu, settings)
         except CompileError as error:
             raise CompileError(f"{source_of(self._function)}: job {self.name!r}: {error}") from None
-        hardware = hardware_for(devices, gpu, uses_cudnn=bool(gpu) and is_cudnn_wanted(settings))
+        hardware = hardware_for(devices, gpu, cudnn_for(settings) if gpu else None)
         hardware = replace(hardware, ranks=ranks or self.ranks())
         options = compile_options(
             self.name, self.options, devices, metrics_every, every, evaluation

@@ -14,7 +14,7 @@ from actorflow.compile.extensions import load_plugins
 from actorflow.compile.hardware import hardware_for
 from actorflow.compile.prove import prove
 from actorflow.distributed.process_group import SINGLE_PROCESS, ProcessGroup
-from actorflow.environment.host import gpu_of, has_cudnn, is_cuda
+from actorflow.environment.host import cudnn_of, gpu_of, is_cuda
 from actorflow.environment.native import NATIVE, build, is_native, kernel_choice_lock
 from actorflow.environment.settings import Settings, logger
 from actors.device.host import HostDevice
@@ -157,7 +157,7 @@ def _check_target(plan: Plan, *, is_native: bool) -> None:
             " is no C compiler, or ACTORFLOW_NATIVE=0 forbids them; compile the job again"
         )
     devices, gpu, there = devices_of(plan), gpu_of(plan), plan.target
-    here = hardware_for(devices, gpu, uses_cudnn=has_cudnn(plan)).fingerprint
+    here = hardware_for(devices, gpu, cudnn_of(plan)).fingerprint
     if _VERSION.findall(here) != _VERSION.findall(there):
         raise PlanFormatError(
             f"plan {plan.name!r} was compiled for kernels {there!r}, this actorflow has {here!r};"

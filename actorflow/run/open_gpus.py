@@ -15,7 +15,7 @@ from actors.device.cuda.driver import CudaDriver, DeviceProperties
 from actors.device.cuda.memory import StatusReports
 from actors.device.cuda.nvml import listed_gpus
 from actors.kernels.cuda import catalogue
-from actors.kernels.cuda.cudnn_kernels import CUDNN
+from actors.kernels.cuda.cudnn_library import CUDNN, oldest_for
 from actors.kernels.cuda.kernel import CudaKernel, Gpu, gpu_named
 from actors.kernels.library.runtime import Toolchain
 from actors.testing.emulated.driver import EmulatedCuda, EmulatedDriver
@@ -77,8 +77,8 @@ def _toolchain(settings: Settings) -> Toolchain:
 def _check_packages(plan: Plan) -> None:
     """Refuse a plan that needs cuDNN where that is not."""
     kernels = [launch.kernel for actor in plan.actors for launch in actor.launches]
-    names = dict.fromkeys([k for k in kernels if k.startswith(CUDNN)])
-    missing = cudnn.why_not() if names else ""
+    names = tuple(dict.fromkeys([k for k in kernels if k.startswith(CUDNN)]))
+    missing = cudnn.why_not(oldest_for(names)) if names else ""
     if missing:
         raise DeviceError(
             f"plan {plan.name!r} was compiled for a GPU with cuDNN ({', '.join(names)}), and here"

@@ -14,6 +14,7 @@ from actorflow.run.devices import verify_and_build
 from actorflow.run.runner import Runner
 from actors.device.cuda import cudnn
 from actors.device.cuda.cudnn import INSTALL
+from actors.kernels.cuda.cudnn_library import CudnnLibrary
 from compiler.contract.errors import DeviceError
 
 pytestmark = pytest.mark.host("it is about emulated GPUs")
@@ -140,14 +141,32 @@ def test_whether_it_is_used_is_of_the_plan_and_not_of_where_it_runs(compiled, se
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(("precision", "prefix"), [("bf16", "cudnn"), ("fp32", "cuda")])
+def test_what_the_small_library_lacks_is_ours_and_said_once_when_a_plan_is_compiled(
+    compiled, settings, monkeypatch, caplog, precision, prefix
+):
+    monkeypatch.setattr(cudnn, "library_here", lambda: CudnnLibrary(is_jit=True))
+    plan = compiled("1", precision=precision, model=Convolutions())
+    kernels = {kernel for kernel in kernels_of(plan) if ".conv" in kernel}
+    assert {kernel.partition(".")[0] for kernel in kernels} == {prefix}
+    said = [record.getMessage() for record in caplog.records]
+    assert [" of float32 is planned with kernels of ours" in text for text in said] == [True] * (
+        prefix == "cuda"
+    )
+    caplog.clear()
+    verify_and_build(plan, settings)
+    fit(plan, settings, steps=3)
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("is_here", [False, True])
 def test_unless_it_is_said_it_is_used_where_its_packages_are(compiled, monkeypatch, is_here):
-    monkeypatch.setattr(cudnn, "can_run", lambda: is_here)
+    monkeypatch.setattr(cudnn, "library_here", lambda: CudnnLibrary() if is_here else None)
     assert bool(kernels_of(compiled("")) & OURS) is is_here
 
 
 def test_where_its_packages_are_missing_a_plan_with_it_is_refused(compiled, settings, monkeypatch):
-    monkeypatch.setattr(cudnn, "why_not", lambda: "its packages are missing")
+    monkeypatch.setattr(cudnn, "why_not", lambda *oldest: "its packages are missing")
     with pytest.raises(DeviceError) as caught:
         fit(compiled("1"), replace(settings, emulated_gpus=0))
     assert "with cuDNN (cudnn.attention, cudnn.attention_grad), and here its packages" in str(

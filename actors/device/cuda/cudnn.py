@@ -6,7 +6,10 @@ graph is believed only where what it holds is, by a list of ours, the record tha
 
 The package is imported when the first graph is made, and nowhere else.
 
-Names: nvidia-cudnn-frontend 1.32, cuDNN 9.25 and later.
+The library itself is that of the loader's path, of the package nvidia-cudnn-cu13, or of
+nvidia-cudnn-jit-cu13, which comes last, as with the frontend: only one can be in a process.
+
+Names: nvidia-cudnn-frontend 1.32, cuDNN 9.19 and later.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from actors.device.cuda.driver import CudaError
@@ -35,6 +39,7 @@ from actors.kernels.cuda.calls import (
     Extents,
     SdpaCall,
 )
+from actors.kernels.cuda.cudnn_library import OLDEST, CudnnLibrary
 from actors.kernels.cuda.nvrtc import find_library
 from compiler.contract.errors import DeviceError
 from compiler.contract.types import DType
@@ -219,11 +224,13 @@ def _refuse_others(params: Mapping[str, object], known: tuple[str, ...]) -> None
 PACKAGE = "cudnn"
 _BINDINGS = "cuda.bindings"
 _LIBRARY = "libcudnn.so.9"
-_BESIDE = ("libcudart.so.13", _LIBRARY)
+_RUNTIME = "libcudart.so.13"
 """What the frontend loads by name, and finds in the folder of its own environment alone."""
 
-OLDEST_CUDNN = (9, 25)
-"""What adds up the gradient of the queries in order, on Hopper, without keeping all scores."""
+_PRECOMPILED = "libcudnn_engines_precompiled.so.9"
+"""What lies beside the whole library, and not beside the small one."""
+
+_LOADER_PATH = "LD_LIBRARY_PATH"
 
 INSTALL = (
     "python -m pip install 'actorflow[cudnn]', or compile the job again with ACTORFLOW_CUDNN=0,"
@@ -267,11 +274,12 @@ class Cudnn:
     def __init__(self) -> None:
         """Import it. Raises DeviceError where there is none."""
         nvrtc.is_here()  # cuDNN compiles kernels, and looks for it by name, too
-        for name in _BESIDE:
+        for path in (find_library(_RUNTIME), _library_path()):
             with suppress(OSError):  # then the frontend says what it misses
-                ctypes.CDLL(find_library(name))
+                ctypes.CDLL(path)
         try:
-            self._cudnn = importlib.import_module(PACKAGE)
+            with _first_in_loader_path(Path(_library_path()).parent):
+                self._cudnn = importlib.import_module(PACKAGE)
         except ImportError as error:
             raise DeviceError(f"the package of cuDNN is missing: {INSTALL} ({error})") from error
         self._handle: Any = None
@@ -359,7 +367,7 @@ def can_run() -> bool:
     return not why_not()
 
 
-def why_not() -> str:
+def why_not(oldest: tuple[int, int] = OLDEST) -> str:
     """Return what of cuDNN is missing to make plans here, or too old; no package is imported."""
     try:
         has_bindings = importlib.util.find_spec(_BINDINGS) is not None
@@ -367,23 +375,77 @@ def why_not() -> str:
         has_bindings = False
     if not (is_installed() and has_bindings):
         return "its packages are missing"
-    version = _version()
-    if version is None:
+    found = installed()
+    if found is None:
         return f"the library itself ({_LIBRARY}) is missing"
-    if version < OLDEST_CUDNN:
-        return f"the one here is {_dotted(version)}, older than {_dotted(OLDEST_CUDNN)}"
+    if found.library.version < oldest:
+        return f"the one here is {_dotted(found.library.version)}, older than {_dotted(oldest)}"
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class InstalledCudnn:
+    """The library that is used here, and where it lies."""
+
+    path: str
+    library: CudnnLibrary
+
+    @property
+    def about(self) -> str:
+        """What is said of it to a person."""
+        kind = "small one, which compiles its kernels" if self.library.is_jit else "whole one"
+        return f"{_dotted(self.library.version)}, the {kind} ({self.path})"
+
+
+def library_here() -> CudnnLibrary | None:
+    """Return what plans made here may use; None where none can be run."""
+    found = installed() if can_run() else None
+    return None if found is None else found.library
+
+
 @functools.cache
-def _version() -> tuple[int, int] | None:
-    """Return the version of the library itself; None where there is none."""
+def installed() -> InstalledCudnn | None:
+    """Return the library that is here, of whatever version; None where there is none."""
+    path = _library_path()
     try:
-        ask = ctypes.CDLL(find_library(_LIBRARY)).cudnnGetVersion
+        ask = ctypes.CDLL(path).cudnnGetVersion
     except (OSError, AttributeError):
         return None
     ask.restype = ctypes.c_size_t
-    return divmod(int(ask()) // 100, 100)  # 92801 is 9.28.1
+    version = divmod(int(ask()) // 100, 100)  # 92801 is 9.28.1
+    # By its name alone the loader finds that of a system, which has all parts.
+    has_all = not os.path.isabs(path) or (Path(path).parent / _PRECOMPILED).exists()
+    return InstalledCudnn(path, CudnnLibrary(version, is_jit=not has_all))
+
+
+def _library_path() -> str:
+    """Return where the library lies, or its name for the loader. Nothing is loaded.
+
+    A second library would take parts of the first, which the loader finds by their names.
+    """
+    for folder in os.environ.get(_LOADER_PATH, "").split(os.pathsep):
+        if folder and (Path(folder) / _LIBRARY).exists():
+            return str(Path(folder).absolute() / _LIBRARY)
+    return find_library(_LIBRARY)
+
+
+@contextmanager
+def _first_in_loader_path(folder: Path) -> Iterator[None]:
+    """Let the frontend, which reads the variable while it is imported, take our library."""
+    old_value = os.environ.get(_LOADER_PATH)
+    if folder.is_absolute():
+        os.environ[_LOADER_PATH] = os.pathsep.join([str(folder), *([old_value] * bool(old_value))])
+    try:
+        yield
+    finally:
+        _restore(_LOADER_PATH, old_value)
+
+
+def _restore(variable: str, old_value: str | None) -> None:
+    if old_value is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = old_value
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -412,7 +474,4 @@ def _scores_limited(call: CudnnCall) -> Iterator[None]:
     try:
         yield
     finally:
-        if old_value is None:
-            del os.environ[_SCORES_LIMIT]
-        else:
-            os.environ[_SCORES_LIMIT] = old_value
+        _restore(_SCORES_LIMIT, old_value)

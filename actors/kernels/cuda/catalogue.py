@@ -11,12 +11,12 @@ from actors.kernels.cuda.attention import CudaAttention, CudaAttentionGrad
 from actors.kernels.cuda.control import CudaCond, CudaScan
 from actors.kernels.cuda.convolution import convolution_kernels, pooling_kernels
 from actors.kernels.cuda.cudnn_kernels import (
-    CUDNN,
     CudnnAttention,
     CudnnAttentionGrad,
     CudnnOrderedAttentionGrad,
     cudnn_convolutions,
 )
+from actors.kernels.cuda.cudnn_library import CUDNN, CudnnLibrary
 from actors.kernels.cuda.embedding import (
     CudaEmbedding,
     CudaEmbeddingGrad,
@@ -32,8 +32,6 @@ from actors.kernels.cuda.region import CudaRegion
 
 GENERATION = 5
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
-
-_WITH_CUDNN = "with-cudnn"
 
 _INSTEAD = {
     "while": "; how often a loop goes round is decided on the host, so say how often at most: give"
@@ -83,14 +81,21 @@ def select_kernel(
     outputs: Operands,
     kernel_op: str = "",
     *,
-    uses_cudnn: bool = False,
+    uses_cudnn: CudnnLibrary | bool = False,
 ) -> tuple[str, KernelNeeds]:
     """Return the name and needs of the first kernel that takes this call.
 
-    Those of `kernel_op` are asked after its own, those of cuDNN only where the plan `uses_cudnn`.
-    Raises LookupError, naming op, types and kernels asked, when none does.
+    Those of `kernel_op` are asked after its own, those of cuDNN only where the plan uses a library
+    that has them; True is the newest and whole one. Raises LookupError, naming op, types and
+    kernels asked, when none does.
     """
-    kernels = [k for k in kernels_of(gpu) if uses_cudnn or not k.name.startswith(CUDNN)]
+    library = _library(uses_cudnn)
+    kernels = [
+        kernel
+        for kernel in kernels_of(gpu)
+        if not kernel.name.startswith(CUDNN)
+        or (library is not None and library.has(kernel.name, inputs))
+    ]
     candidates = [k for name in (op, kernel_op) for k in kernels if k.op == name]
     for kernel in candidates:
         needs = kernel.query(attrs, inputs, outputs)
@@ -110,15 +115,18 @@ def kernels_by_name(gpu: str) -> Mapping[str, CudaKernel]:
     return MappingProxyType({kernel.name: kernel for kernel in kernels_of(gpu)})
 
 
-def fingerprint(gpu: str, *, uses_cudnn: bool = False) -> str:
-    """Return what needs and results depend on: our generation, the GPU, and whether cuDNN is used.
+def fingerprint(gpu: str, *, uses_cudnn: CudnnLibrary | bool = False) -> str:
+    """Return what needs and results depend on: our generation, the GPU, and cuDNN if it is used.
 
-    `is_with_cudnn` reads the last.
+    `library_of` reads the last.
     """
-    library = f" {_WITH_CUDNN}" if uses_cudnn else ""
-    return f"cuda-{GENERATION} {gpu_named(gpu).fingerprint}{library}"
+    library = _library(uses_cudnn)
+    about_cudnn = "" if library is None else f" {library.level}"
+    return f"cuda-{GENERATION} {gpu_named(gpu).fingerprint}{about_cudnn}"
 
 
-def is_with_cudnn(target: str) -> bool:
-    """Whether a plan's fingerprint says that cuDNN is used."""
-    return _WITH_CUDNN in target.split()
+def _library(uses_cudnn: CudnnLibrary | bool) -> CudnnLibrary | None:
+    """Return the library that a plan uses; None for none."""
+    if isinstance(uses_cudnn, bool):
+        return CudnnLibrary() if uses_cudnn else None
+    return uses_cudnn

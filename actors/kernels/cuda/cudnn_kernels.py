@@ -50,12 +50,10 @@ from actors.kernels.cuda.calls import (
     SdpaCall,
 )
 from actors.kernels.cuda.convolution import CudaConvolution
+from actors.kernels.cuda.cudnn_library import CUDNN, ORDERED_GRADIENT
 from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_device
 from compiler.contract.errors import InternalError
 from compiler.contract.types import HALVES, DType, contiguous_strides
-
-CUDNN = "cudnn."
-"""How the names of kernels begin that need the package of cuDNN."""
 
 MOST_WIDTH = 128
 """What every GPU takes; more depends on the generation."""
@@ -158,7 +156,7 @@ class CudnnOrderedAttentionGrad:
     """`attention_grad`: attrs scale, causal. Scratch is dq in float32; the library is 9.25."""
 
     gpu: Gpu
-    name: str = f"{CUDNN}ordered_attention_grad"
+    name: str = ORDERED_GRADIENT
     op: str = "attention_grad"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:

@@ -41,7 +41,7 @@ from compiler.contract.errors import CompileError, DeviceError
 # the folder of packages of its own environment. One that is loaded is found by its name, wherever
 # it lies: so whoever needs several loads them in order.
 
-_OF_PACKAGES = ("cu13/lib", "cudnn/lib")
+_OF_PACKAGES = ("cu13/lib", "cudnn/lib", "cudnn_jit/lib")
 _TOOLKITS = ("CUDA_HOME", "CUDA_PATH")
 _USUAL_TOOLKIT = "/usr/local/cuda"
 

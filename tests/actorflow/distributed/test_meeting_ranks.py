@@ -47,7 +47,7 @@ def plan():
     b.outputs = [Output("y", y), Output("row", row), Output("whole", whole)]
     settings = Settings.from_env(os.environ)
     with kernel_choice_lock(settings, (HOST,), deterministic=False):
-        hardware = hardware_for((HOST,), "", uses_cudnn=False)
+        hardware = hardware_for((HOST,))
         graph, options = b.freeze(), CompileOptions("meet", is_training=False)
         own = local_graphs(graph, hardware, options)
         found = compile_graph(graph, among(hardware, data=2), options, local=own)

@@ -10,9 +10,10 @@ import pytest
 from graphs_of_cudnn import RECORDS, B, H, S, conv, graph_of, record, tensor
 
 from actors.device.cuda import cudnn
-from actors.device.cuda.cudnn import Cudnn, UnknownGraph, read_back
+from actors.device.cuda.cudnn import Cudnn, InstalledCudnn, UnknownGraph, read_back
 from actors.device.cuda.driver import CudaError
 from actors.kernels.cuda.calls import BACKWARD, CONV, FORWARD, SdpaCall
+from actors.kernels.cuda.cudnn_library import CudnnLibrary
 from compiler.contract.errors import DeviceError
 from compiler.contract.types import DType
 
@@ -259,13 +260,13 @@ def test_a_missing_package_is_told_with_what_installs_it(monkeypatch):
         ((), (9, 25), "its packages are missing"),
         (("cudnn",), (9, 25), "its packages are missing"),
         (("cudnn", "cuda.bindings"), None, "the library itself (libcudnn.so.9) is missing"),
-        (("cudnn", "cuda.bindings"), (9, 19), "the one here is 9.19, older than 9.25"),
-        (("cudnn", "cuda.bindings"), (9, 25), ""),
+        (("cudnn", "cuda.bindings"), (9, 18), "the one here is 9.18, older than 9.19"),
+        (("cudnn", "cuda.bindings"), (9, 19), ""),
         (("cudnn", "cuda.bindings"), (10, 0), ""),
     ],
 )
 def test_plans_are_made_where_all_packages_are_and_new_enough(monkeypatch, there, version, words):
-    """The packages of torch have an older library beside them."""
+    """The packages of torch have a library of their own beside them."""
 
     def find_spec(name):
         if name == "cuda.bindings" and name not in there:
@@ -273,16 +274,59 @@ def test_plans_are_made_where_all_packages_are_and_new_enough(monkeypatch, there
         return name if name in there else None
 
     monkeypatch.setattr(cudnn.importlib.util, "find_spec", find_spec)
-    monkeypatch.setattr(cudnn, "_version", lambda: version)
+    found = None if version is None else InstalledCudnn("", CudnnLibrary(version))
+    monkeypatch.setattr(cudnn, "installed", lambda: found)
     assert cudnn.why_not() == words
     assert cudnn.can_run() is not bool(words)
+    assert cudnn.library_here() == (None if words else CudnnLibrary(version))
+
+
+def test_a_plan_may_need_a_newer_library_than_the_one_here(monkeypatch):
+    monkeypatch.setattr(cudnn.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(cudnn, "installed", lambda: InstalledCudnn("", CudnnLibrary((9, 19))))
+    assert cudnn.why_not((9, 19)) == ""
+    assert cudnn.why_not((9, 25)) == "the one here is 9.19, older than 9.25"
+
+
+@pytest.fixture
+def folders(monkeypatch, tmp_path):
+    """Files of three libraries, of which the whole one alone has compiled kernels."""
+    names = {
+        "whole": ("libcudnn.so.9", "libcudnn_engines_precompiled.so.9"),
+        "jit": ("libcudnn.so.9",),
+        "loader": ("libcudnn.so.9",),
+    }
+    for folder, files in names.items():
+        (tmp_path / folder).mkdir()
+        for file in files:
+            (tmp_path / folder / file).touch()
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    cudnn.installed.cache_clear()
+    yield tmp_path
+    cudnn.installed.cache_clear()
 
 
 @pytest.mark.parametrize(("said", "version"), [(92801, (9, 28)), (91900, (9, 19)), (90501, (9, 5))])
-def test_the_version_is_what_the_library_says(monkeypatch, said, version):
+@pytest.mark.parametrize(("folder", "kind"), [("whole", "whole one"), ("jit", "small one")])
+def test_which_library_is_here_is_what_it_says_and_what_lies_beside_it(
+    folders, monkeypatch, folder, kind, said, version
+):
+    path = str(folders / folder / "libcudnn.so.9")
     library = SimpleNamespace(cudnnGetVersion=Function(said))
-    monkeypatch.setattr(cudnn.ctypes, "CDLL", lambda path: library)
-    assert cudnn._version.__wrapped__() == version
+    monkeypatch.setattr(cudnn, "find_library", lambda name: path)
+    monkeypatch.setattr(cudnn.ctypes, "CDLL", {path: library}.__getitem__)
+    found = cudnn.installed()
+    assert found == InstalledCudnn(path, CudnnLibrary(version, is_jit=folder == "jit"))
+    assert found.about.startswith(f"{version[0]}.{version[1]}, the {kind}")
+    assert path in found.about
+
+
+def test_the_loaders_path_comes_before_packages(folders, monkeypatch):
+    monkeypatch.setattr(cudnn, "find_library", lambda name: str(folders / "whole" / name))
+    assert cudnn._library_path() == str(folders / "whole" / "libcudnn.so.9")
+    empty = folders / "empty"
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{empty}:{folders / 'loader'}")
+    assert cudnn._library_path() == str(folders / "loader" / "libcudnn.so.9")
 
 
 class Function:
@@ -295,15 +339,24 @@ class Function:
         return self._answer
 
 
-def test_what_the_frontend_looks_for_by_name_is_loaded_before_it(monkeypatch):
+@pytest.mark.parametrize("path", [None, "/usr/lib/mine"])
+def test_the_frontend_takes_the_library_that_is_found(monkeypatch, path):
     """Of several environments it knows its own, and cuDNN may be in another."""
-    done = []
+    done, before = [], {"LD_LIBRARY_PATH": path} if path else {}
+    monkeypatch.setattr(cudnn.os, "environ", dict(before))
     monkeypatch.setattr(cudnn, "find_library", lambda name: f"/there/{name}")
     monkeypatch.setattr(cudnn.nvrtc, "is_here", lambda: done.append("nvrtc"))
     monkeypatch.setattr(cudnn.ctypes, "CDLL", done.append)
-    monkeypatch.setattr(cudnn.importlib, "import_module", done.append)
+
+    def import_module(name):
+        done.append((name, cudnn.os.environ["LD_LIBRARY_PATH"]))
+
+    monkeypatch.setattr(cudnn.importlib, "import_module", import_module)
     Cudnn()
-    assert done == ["nvrtc", "/there/libcudart.so.13", "/there/libcudnn.so.9", "cudnn"]
+    path_there = f"/there:{path}" if path else "/there"
+    imported = "cudnn", path_there
+    assert done == ["nvrtc", "/there/libcudart.so.13", "/there/libcudnn.so.9", imported]
+    assert cudnn.os.environ == before
 
 
 # -- the frontend itself -------------------------------------------------------------------------

@@ -44,6 +44,14 @@ def test_the_own_environment_comes_first(here):
     assert find_library("libb.so.9") == str(root / own)
 
 
+def test_the_whole_cudnn_comes_before_the_small_one(here):
+    small, whole = "own/nvidia/cudnn_jit/lib/libb.so.9", "own/nvidia/cudnn/lib/libb.so.9"
+    root = here(small)
+    assert find_library("libb.so.9") == str(root / small)
+    here(whole)
+    assert places_of("libb.so.9") == [root / whole, root / small]
+
+
 def test_what_is_nowhere_is_left_to_the_loader(here, monkeypatch):
     here()
     assert find_library("libc.so.9") == "libc.so.9"
