@@ -15,6 +15,7 @@ from actorflow.environment.host import CUDA_PACKAGES, Host, described, dotted, e
 from actorflow.environment.settings import ENVIRONMENT, Settings, SettingsError
 from actors.device.cuda.driver import OLDEST_CUDA
 from actors.device.cuda.nvml import NvmlDevice
+from actors.kernels.cuda.cudnn_library import OLDEST
 from actors.kernels.library.openblas import HOLDING_VARIABLES
 from compiler.contract.errors import CompileError
 
@@ -206,6 +207,16 @@ def _cuda_findings(host: Host) -> Iterator[Finding]:
             extra = CUDA_PACKAGES[name]
             text = f"is not installed: {_USES[extra]} would need it (extra [{extra}])"
             yield Finding(name, text)
+    yield _cudnn_finding(host)
+
+
+def _cudnn_finding(host: Host) -> Finding:
+    """Return which cuDNN is used."""
+    found = host.cudnn
+    if found is None:
+        return Finding("cudnn", f"is not installed: {_USES['cudnn']} would need it (extra [cudnn])")
+    is_old = found.library.version < OLDEST
+    return Finding("cudnn", f"{found.about}{f'; {dotted(OLDEST)} is the oldest used' * is_old}")
 
 
 def _how_to_plan(gpu: NvmlDevice) -> str:

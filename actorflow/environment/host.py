@@ -35,6 +35,7 @@ from compiler.contract.placement import Device, DeviceKind
 from compiler.contract.plan import Plan
 
 if TYPE_CHECKING:  # a job of the host loads no kernels of GPUs
+    from actors.device.cuda.cudnn import InstalledCudnn
     from actors.kernels.cuda.cudnn_library import CudnnLibrary
     from actors.kernels.cuda.kernel import Gpu
 
@@ -45,7 +46,6 @@ CUDA_PACKAGES = {
     "nvidia-cuda-runtime": "cuda",
     "nvidia-cublas": "cuda",
     "nvidia-cudnn-frontend": "cudnn",
-    "nvidia-cudnn-cu13": "cudnn",
     "cuda-bindings": "cudnn",
 }
 """What jobs on CUDA may use, with the extra that installs it."""
@@ -60,7 +60,7 @@ class Host:
 
     `packages` is distribution -> version or None; `cuda_packages` the same for CUDA_PACKAGES.
     `compiler` is what the C compiler calls itself, and `compiler_error` why it builds nothing.
-    `onednn` is the version of the library of products.
+    `onednn` is the version of the library of products; `cudnn` is the one that is found first.
     `busy_cores` is what other processes use. `shares_memory` is whether ranks can be started and
     share memory: by pidfd and memfd, which Linux has. `reaches_loopback` is whether they can talk.
     """
@@ -83,6 +83,7 @@ class Host:
     compiler_error: str = ""
     shares_memory: bool = True
     reaches_loopback: bool = True
+    cudnn: InstalledCudnn | None = None
 
 
 def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sleep) -> Host:
@@ -91,6 +92,8 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
     A child process is started only if a variable that OpenBLAS reads is set. `wait` passes the time
     between two readings of the load.
     """
+    from actors.device.cuda.cudnn import installed  # late: only those who ask load it
+
     is_held = any(environ.get(name) for name in HOLDING_VARIABLES)
     total, available = _memory_bytes()
     toolchain = find_toolchain(environ, None)
@@ -113,6 +116,7 @@ def examine(environ: Mapping[str, str], wait: Callable[[float], None] = time.sle
         cache_is_writable=_cache_is_writable(environ),
         shares_memory=hasattr(os, "memfd_create") and hasattr(os, "pidfd_open"),
         reaches_loopback=_reaches_loopback(),
+        cudnn=installed(),
     )
 
 

@@ -434,7 +434,8 @@ def _first_in_loader_path(folder: Path) -> Iterator[None]:
     """Let the frontend, which reads the variable while it is imported, take our library."""
     old_value = os.environ.get(_LOADER_PATH)
     if folder.is_absolute():
-        os.environ[_LOADER_PATH] = os.pathsep.join([str(folder), *([old_value] * bool(old_value))])
+        others = [old_value] if old_value else []
+        os.environ[_LOADER_PATH] = os.pathsep.join([str(folder), *others])
     try:
         yield
     finally:

@@ -6,7 +6,9 @@ from actorflow.cli import doctor
 from actorflow.cli.doctor import findings
 from actorflow.environment.host import CUDA_PACKAGES, Host
 from actorflow.environment.settings import ENVIRONMENT
+from actors.device.cuda.cudnn import InstalledCudnn
 from actors.device.cuda.nvml import NvmlDevice, NvmlDevices
+from actors.kernels.cuda.cudnn_library import CudnnLibrary
 from actors.kernels.library.openblas import BlasInfo
 
 FAST = BlasInfo("libscipy_openblas.so", "SkylakeX", 8)
@@ -94,8 +96,8 @@ def test_a_sound_machine_has_no_warning():
         "ok   nvidia-cuda-runtime is not installed: a GPU would need it (extra [cuda])",
         "ok   nvidia-cublas is not installed: a GPU would need it (extra [cuda])",
         "ok   nvidia-cudnn-frontend is not installed: cuDNN on a GPU would need it (extra [cudnn])",
-        "ok   nvidia-cudnn-cu13 is not installed: cuDNN on a GPU would need it (extra [cudnn])",
         "ok   cuda-bindings is not installed: cuDNN on a GPU would need it (extra [cudnn])",
+        "ok   cudnn       is not installed: cuDNN on a GPU would need it (extra [cudnn])",
         "ok   cache       /home/ann/.cache/actorflow, writable",
     ]
 
@@ -205,7 +207,9 @@ def test_a_machine_without_a_gpu_says_what_can_be_done_without_one():
 
 
 def test_a_gpu_with_all_that_it_needs_has_no_warning():
-    host = replace(SOUND, cuda=ONE_GPU, cuda_packages=dict.fromkeys(SOUND.cuda_packages, "14.2"))
+    cudnn = InstalledCudnn("/there/libcudnn.so.9", CudnnLibrary((9, 27), is_jit=True))
+    packages = dict.fromkeys(SOUND.cuda_packages, "14.2")
+    host = replace(SOUND, cuda=ONE_GPU, cuda_packages=packages, cudnn=cudnn)
     assert report_lines(HOME, host)[10:19] == [
         "ok   gpu         driver 580.65.06, which serves CUDA 13.0",
         "ok   cuda:0      NVIDIA H200, 140.0 GiB, 9.0",
@@ -214,9 +218,17 @@ def test_a_gpu_with_all_that_it_needs_has_no_warning():
         "ok   nvidia-cuda-runtime 14.2",
         "ok   nvidia-cublas 14.2",
         "ok   nvidia-cudnn-frontend 14.2",
-        "ok   nvidia-cudnn-cu13 14.2",
         "ok   cuda-bindings 14.2",
+        "ok   cudnn       9.27, the small one, which compiles its kernels (/there/libcudnn.so.9)",
     ]
+
+
+def test_a_cudnn_that_is_too_old_is_named_with_the_oldest_that_is_used():
+    cudnn = InstalledCudnn("/there/libcudnn.so.9", CudnnLibrary((9, 10)))
+    assert (
+        "ok   cudnn       9.10, the whole one (/there/libcudnn.so.9); 9.19 is the oldest used"
+        in report_lines(HOME, replace(SOUND, cudnn=cudnn))
+    )
 
 
 def test_a_gpu_wants_the_packages_of_its_extra():
