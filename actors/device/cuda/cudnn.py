@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from actors.device.cuda.cudnn_plans import CudnnPlans
 from actors.device.cuda.driver import CudaError
 from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.calls import (
@@ -269,10 +270,16 @@ class CudnnChoice:
 
 
 class Cudnn:
-    """The library. Graphs may be made by any thread; a handle is for one GPU and one thread."""
+    """The library. Graphs may be made by any thread; a handle is for one GPU and one thread.
 
-    def __init__(self) -> None:
+    Args:
+        gpu: What plans are built for: the GPU's name and its capability.
+        folder: Keeps plans that were built; None for none.
+    """
+
+    def __init__(self, gpu: str = "", folder: Path | None = None) -> None:
         """Import it. Raises DeviceError where there is none."""
+        self._gpu, self._plans = gpu, CudnnPlans(folder)
         nvrtc.is_here()  # cuDNN compiles kernels, and looks for it by name, too
         for path in (find_library(_RUNTIME), _library_path()):
             with suppress(OSError):  # then the frontend says what it misses
@@ -311,7 +318,52 @@ class Cudnn:
         """Return how to compute a call in so much workspace. Raises CudaError where nothing fits.
 
         It is the first plan of the library's own that fits and adds up in order: nothing is timed.
+        One that was built before is the same, and need not be built.
         """
+        key = self._key(call, workspace_bytes)
+        choice = self._kept(key, workspace_bytes)
+        if choice is None:
+            choice = self._built(call, workspace_bytes)
+            self._keep(key, choice)
+        return choice
+
+    def _key(self, call: CudnnCall, workspace_bytes: int) -> str:
+        """Return all that decides which plan is built, and what it is compiled to."""
+        found, compiler = installed(), nvrtc.version() if nvrtc.is_here() else ()
+        parts = (
+            *(self._gpu, self._cudnn.backend_version(), getattr(self._cudnn, "__version__", "")),
+            *(found is not None and found.library.is_jit, compiler, _BARRED),
+            *(call, workspace_bytes),
+        )
+        return "; ".join(map(repr, parts))
+
+    def _kept(self, key: str, workspace_bytes: int) -> CudnnChoice | None:
+        """Return a plan from the folder; None where there is none of use."""
+        plan = self._plans.read(key)
+        if plan is None:
+            return None
+        try:
+            # The frontend tries the plan by a capture: on a stream of its own, if the handle has
+            # none. That of the handle's last call may be gone.
+            self._cudnn.set_stream(handle=self._handle, stream=0)
+            graph = self._cudnn.pygraph(handle=self._handle)
+            graph.deserialize(self._handle, plan)
+            size = int(graph.get_workspace_size())
+            if size > workspace_bytes:
+                raise RuntimeError(f"it needs {size:,} bytes of workspace")
+        # The package raises its own errors, RuntimeError, and those of its bindings.
+        except Exception as error:
+            self._plans.refuse(key, error)
+            return None
+        return CudnnChoice(graph, size)
+
+    def _keep(self, key: str, choice: CudnnChoice) -> None:
+        if self._plans.folder is not None:
+            # For plans of some engines the library has no words.
+            with suppress(Exception):
+                self._plans.keep(key, bytes(choice.graph.serialize(as_bytes=True)))
+
+    def _built(self, call: CudnnCall, workspace_bytes: int) -> CudnnChoice:
         cudnn, graph = self._cudnn, self.describe(call)
         what = (
             f"cuDNN has no way to compute {call.about} within {workspace_bytes:,} bytes of"

@@ -150,7 +150,7 @@ class CupyDriver:
 
     Args:
         index: Which of those that CUDA shows to this process.
-        folder: Keeps kernels that were built and products that were timed; None for none.
+        folder: Keeps kernels and plans that were built, products that were timed; None for none.
     """
 
     def __init__(self, index: int, folder: Path | None = None) -> None:
@@ -409,7 +409,8 @@ class CupyDriver:
     def _cudnn_library(self) -> Cudnn:
         """Return the library, opened for the GPU that is current in this thread."""
         if self._cudnn is None:
-            library = Cudnn()
+            major, minor = self._seen.capability
+            library = Cudnn(f"{self._seen.name}, {major}.{minor}", self._folder)
             library.open()
             self._cudnn = library
         return self._cudnn

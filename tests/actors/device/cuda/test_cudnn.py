@@ -121,7 +121,17 @@ class Graph:
         self.done.append(("built",))
 
     def get_workspace_size(self):
-        return self.module.workspace_bytes
+        return getattr(self, "size", self.module.workspace_bytes)
+
+    def serialize(self, *, as_bytes):
+        assert as_bytes
+        if self.module.has_no_words:
+            raise RuntimeError("no words for it")
+        return json.dumps(self.module.workspace_bytes).encode()
+
+    def deserialize(self, handle, plan):
+        self.module.streams.append(("read", handle))
+        self.size = json.loads(plan)
 
     def execute(self, places, workspace, handle):
         if self.module.refuses:
@@ -141,6 +151,7 @@ def frontend(monkeypatch):
     """The module that the package would be; `more` is what its nodes hold besides."""
     module = ModuleType("cudnn")
     module.more, module.refuses, module.workspace_bytes, module.streams = {}, "", 64, []
+    module.has_no_words, module.__version__, module.backend_version = False, "1.32", lambda: 92700
     module.data_type = SimpleNamespace(BFLOAT16="BFLOAT16", HALF="HALF", FLOAT="FLOAT")
     module.diagonal_alignment = SimpleNamespace(BOTTOM_RIGHT="BOTTOM_RIGHT")
     module.numerical_note = Notes()
@@ -240,6 +251,108 @@ def test_a_call_runs_on_its_stream_with_addresses_by_number(frontend):
     library.close()
     library.close()
     assert frontend.streams[1:] == [("handle", 7), ("gone", "handle")]
+
+
+CALL = record(BACKWARD)
+
+
+def kept(folder, gpu="NVIDIA H100, 9.0"):
+    """Return a library that has been opened, and keeps its plans."""
+    library = Cudnn(gpu, folder)
+    library.open()
+    return library
+
+
+def test_a_plan_that_was_built_is_read_and_not_built_again(frontend, tmp_path, caplog):
+    built = kept(tmp_path).choose(CALL, 4096)
+    assert ("built",) in built.graph.done
+    frontend.streams.clear()
+    read = kept(tmp_path).choose(CALL, 4096)
+    assert read.graph.done == []
+    assert read.workspace_bytes == built.workspace_bytes == 64
+    # The frontend captures on the handle's stream, which may be gone.
+    assert frontend.streams == [("handle", 0), ("read", "handle")]
+    assert caplog.records == []
+    kept(tmp_path).run(read, (1,) * 9, 0, 5)
+    assert read.graph.done[-1][0] == "ran"
+
+
+@pytest.mark.parametrize("other", ["gpu", "cuDNN", "frontend", "call", "way", "workspace"])
+def test_a_plan_is_for_one_call_gpu_and_version(frontend, tmp_path, other):
+    kept(tmp_path).choose(CALL, 4096)
+    call, size, gpu = CALL, 4096, "NVIDIA H100, 9.0"
+    match other:
+        case "gpu":
+            gpu = "NVIDIA H200, 9.0"
+        case "cuDNN":
+            frontend.backend_version = lambda: 92701
+        case "frontend":
+            frontend.__version__ = "1.33"
+        case "call":
+            call = replace(call, scale=0.5)
+        case "way":
+            call = replace(call, keeps_scores=True)
+        case "workspace":
+            size = 8192
+    assert ("built",) in kept(tmp_path, gpu).choose(call, size).graph.done
+
+
+def spoiled(path):
+    path.write_bytes(b"{" + path.read_bytes()[1:])
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def of_anyone(path):
+    path.chmod(0o666)
+
+
+def linked(path):
+    path.rename(path.with_suffix(".other"))
+    path.symlink_to(path.with_suffix(".other"))
+
+
+@pytest.mark.parametrize("harm", [spoiled, cut, of_anyone, linked])
+def test_a_plan_that_is_damaged_or_anothers_is_built_anew_with_a_line_of_log(
+    frontend, tmp_path, caplog, harm
+):
+    kept(tmp_path).choose(CALL, 4096)
+    (path,) = tmp_path.glob("*.cudnn")
+    harm(path)
+    assert ("built",) in kept(tmp_path).choose(CALL, 4096).graph.done
+    (line,) = [entry.getMessage() for entry in caplog.records]
+    assert str(path) in line
+    assert line.endswith("not used: cuDNN builds its plan anew")
+    caplog.clear()
+    assert kept(tmp_path).choose(CALL, 4096).graph.done == []
+    assert caplog.records == []
+
+
+def test_a_plan_that_the_library_does_not_take_is_built_anew(frontend, tmp_path, caplog):
+    kept(tmp_path).choose(CALL, 4096)
+
+    def deserialize(self, handle, plan):
+        raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+
+    Odd = type("Odd", (Graph,), {"deserialize": deserialize})
+    frontend.pygraph = lambda **options: Odd(frontend, **options)
+    assert ("built",) in kept(tmp_path).choose(CALL, 4096).graph.done
+    (line,) = [entry.getMessage() for entry in caplog.records]
+    assert "RuntimeError: CUDNN_STATUS_EXECUTION_FAILED" in line
+
+
+def test_a_plan_that_cannot_be_said_or_written_is_built_each_time(frontend, tmp_path, caplog):
+    frontend.has_no_words = True
+    kept(tmp_path).choose(CALL, 4096)
+    assert [*tmp_path.iterdir()] == []
+    frontend.has_no_words = False
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", None):
+        for _ in range(2):
+            assert ("built",) in kept(folder).choose(CALL, 4096).graph.done
+    assert caplog.records == []
 
 
 def test_what_the_frontend_refuses_is_told(frontend):

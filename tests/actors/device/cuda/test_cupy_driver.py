@@ -475,7 +475,7 @@ def test_attention_is_tried_on_scratch_that_goes_and_run_with_its_choice(
     driver, modules, monkeypatch
 ):
     library = Attention()
-    monkeypatch.setattr(cupy_driver, "Cudnn", lambda: library)
+    monkeypatch.setattr(cupy_driver, "Cudnn", lambda *given: library)
     choice, calls = asked(modules, lambda: driver.make_cudnn(SDPA, 1024))
     assert [c[1] for c in calls if c[0] == "malloc"] == [128, 128, 128, 128, 32, 1024]
     assert [name for name, *_ in calls].count("free") == 6
@@ -491,12 +491,12 @@ def test_attention_is_tried_on_scratch_that_goes_and_run_with_its_choice(
 def test_attention_that_cannot_run_on_scratch_is_told_at_load(driver, monkeypatch):
     library = Attention()
     library.code = 5000
-    monkeypatch.setattr(cupy_driver, "Cudnn", lambda: library)
+    monkeypatch.setattr(cupy_driver, "Cudnn", lambda *given: library)
     with pytest.raises(CudaError, match="no"):
         driver.make_cudnn(SDPA, 1024)
 
 
 def test_attention_that_there_is_no_room_to_try_is_used_cold(driver, modules, monkeypatch):
-    monkeypatch.setattr(cupy_driver, "Cudnn", Attention)
+    monkeypatch.setattr(cupy_driver, "Cudnn", lambda *given: Attention())
     modules.runtime.failing["malloc"] = 2
     assert driver.make_cudnn(SDPA, 1024) == 0
