@@ -14,6 +14,7 @@ from rows.all_rows import find_row
 from rows.gpt2 import gpt2_row
 from rows.row import Row
 
+from actors.device.cuda.device import CudaDevice
 from actors.device.cuda.driver import CudaDriver
 from actors.kernels.cuda.calls import RunKernel, every_call
 from compiler.contract.errors import ActorflowError
@@ -29,15 +30,15 @@ _TOLD = 16
 
 def run(found: Findings, place: Place) -> None:
     driver = open_driver(place)
+    device = open_device(place, driver)  # one for all rows: it closes the driver when it ends
     rows = [find_row(name) for name in TAKEN_APART]
     for row in [gpt2_row("tiny-gpt2", TINY)] if place.is_emulated else rows:
         with found.part(f"launches of {row.name}"):
-            _launches(found, place, driver, row)
+            _launches(found, driver, device, row)
 
 
-def _launches(found: Findings, place: Place, driver: CudaDriver, row: Row) -> None:
+def _launches(found: Findings, driver: CudaDriver, device: CudaDevice, row: Row) -> None:
     plan = plan_of(row, row.precisions[-1])
-    device = open_device(place, driver)
     stream = device.make_stream(row.name)
     size = device_bytes(plan)
     arena = driver.allocate(size)
