@@ -33,8 +33,8 @@ PREDICTIONS: tuple[Prediction, ...] = (
     ),
     *_of(
         "rates",
-        ("narrow_rates 16", 0.85, 1, "as a copy: 16 bytes of a thread at once, in our own kernel"),
-        ("narrow_rates 2", 0.35, 0.8, "2 bytes at once: plans took it for half, which was a guess"),
+        ("narrow_rates 16", 0.84, 1.02, "as a copy: 16 bytes of a thread at once"),
+        ("narrow_rates 2", 0.35, 0.81, "plans took it for half, which was a guess"),
     ),
     *_of(
         "ceilings",
