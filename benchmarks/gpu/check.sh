@@ -26,8 +26,8 @@ venv=$out/../check-venv
 
 # torch brings an older cuDNN than ours along, which one of ours then stands before.
 needed="numpy msgpack xxhash safetensors pyzmq cffi pycparser Pillow cupy-cuda13x nvidia-cuda-nvrtc
-nvidia-cuda-runtime nvidia-cublas nvidia-cudnn-cu13>=9.25 nvidia-cudnn-frontend cuda-bindings
-cuda-pathfinder"
+nvidia-cuda-runtime nvidia-cublas nvidia-cudnn-cu13>=9.25 nvidia-cudnn-jit-cu13
+nvidia-cudnn-frontend cuda-bindings cuda-pathfinder"
 
 lacking() {
 	"$python" - $needed <<-'END'

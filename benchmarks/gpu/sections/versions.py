@@ -20,8 +20,8 @@ from gpu.section import Findings, Place, Skipped
 
 _PACKAGES = (
     "numpy", "msgpack", "pyzmq", "cffi", "cupy-cuda13x", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime",
-    "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cudnn-frontend", "torch", "triton", "jax",
-    "matplotlib", "Pillow",
+    "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cudnn-jit-cu13", "nvidia-cudnn-frontend", "torch",
+    "triton", "jax", "matplotlib", "Pillow",
 )  # fmt: skip
 
 
