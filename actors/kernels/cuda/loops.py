@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.kernels.program import values as words
 from actors.kernels.program.phases import LoopPhase, Schedule, operands_of, weight
@@ -202,6 +202,10 @@ _MOST_BATCH = 8
 MOST_WEIGHT = 320
 """Of what is computed for a batch, in additions: GELU of bfloat16 has 16 bytes just so."""
 
+_PAIR_WEIGHT = 160
+"""What computes more for a batch has enough to do while the next one comes; but where rows are
+reduced a block waits at the end of each, with too few threads to fill the time."""
+
 
 def is_random(program: FusedProgram) -> bool:
     """Return whether a program has random bits."""
@@ -235,6 +239,28 @@ def is_single(dtype: DType) -> bool:
     return is_float(dtype) and dtype is not DType.FLOAT64
 
 
+Placed = list[tuple[ColumnRun, str]]
+"""Runs, each with the row that it is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PhaseRuns:
+    """What a phase moves: what it loads, the sums that it adds to, and what it stores."""
+
+    loads: Placed
+    sums: Placed
+    stores: Placed
+
+    @property
+    def moved(self) -> list[ColumnRun]:
+        return [run for run, _ in (*self.loads, *self.sums, *self.stores)]
+
+
+def _numbered(placed: Placed) -> Placed:
+    """Return runs whose words are those of batch i."""
+    return [(replace(run, words=f"{run.words}[i]"), row) for run, row in placed]
+
+
 class PhaseWriter:
     """The text of the phases of one program, with NAME for its name."""
 
@@ -243,6 +269,9 @@ class PhaseWriter:
         self.values = Values(program, plan, "k")
         self.batch = batch_of(program)
         self.runs = RunWriter(self.batch)
+        reduces = any([phase.reductions for phase in plan.phases])
+        is_light = reduces or self.batch * weight(program) <= _PAIR_WEIGHT
+        self.is_paired = self.batch > 1 and is_light and not is_random(program)
 
     def is_empty(self, phase: LoopPhase) -> bool:
         """Return whether a phase does nothing."""
@@ -270,63 +299,124 @@ class PhaseWriter:
         ]
 
     def _loop(self, phase: LoopPhase, index: int) -> list[str]:
-        """Return the loop over batches; every second phase goes back: caches still have the end."""
+        """Return the loop over batches, two of a thread at a time where both are moved at once.
+
+        Every second phase goes back: caches still have the end.
+        """
         is_back = index % 2 == 1
-        flush = self._flush(phase, "b - apart < first" if is_back else "b + apart >= j1")
-        text = self.first_columns()
-        loop = "for (int64_t b = first; b < j1; b += apart) {"
+        flush = self._flush(phase, "at - pair < first" if is_back else "at + pair >= j1")
+        text = [*self.first_columns(), "const int64_t pair = 2 * apart;"]
+        loop = "for (int64_t at = first; at < j1; at += pair) {"
         if is_back:  # a team with a second phase is a power of two
-            text.append("const int64_t last = first + ((j1 - 1 - first) & -apart);")
-            loop = "for (int64_t b = last; b >= first; b -= apart) {"
+            text.append("const int64_t last = first + ((j1 - 1 - first) & -pair);")
+            loop = "for (int64_t at = last; at >= first; at -= pair) {"
         text += ["int32_t stretch = 0;"] if flush else []
+        one = [
+            "AF_ROLLED",
+            "for (int64_t b = at; b < af_min(at + pair, j1); b += apart) {",
+            "    const int32_t left = (int32_t)af_min(j1 - b, apart);",
+            *indented(self.runs.either(lambda is_wide: self._batch(phase, is_wide=is_wide))),
+            "}",
+        ]
+        two = [
+            f"if (way == {WIDE} && at + apart + {self.batch} <= j1) {{",
+            f"    const int32_t here = {self.batch}, step = 1;",
+            *indented(self._pair(phase)),
+            "    (void)step, (void)here;",
+            "} else {",
+            *indented(one),
+            "}",
+        ]
         return [
             *text,
             "AF_ROLLED",
             loop,
-            "    const int32_t left = (int32_t)af_min(j1 - b, apart);",
-            *indented(self.runs.either(lambda is_wide: self._batch(phase, is_wide=is_wide))),
+            *indented(two if self.is_paired else one),
             *indented(flush),
             "}",
         ]
 
     def _batch(self, phase: LoopPhase, *, is_wide: bool) -> list[str]:
         """Return what is done with the columns b + k * step, if k * step < here."""
-        loads, stores = self.loaded(phase), self.stored(phase)
+        runs = self._runs(phase)
+        return [
+            *self.runs.arrays(runs.moved),
+            *self._loads(runs, is_wide=is_wide),
+            "{",
+            *indented(self._computes(phase, runs, is_wide=is_wide)),
+            "}",
+        ]
+
+    def _pair(self, phase: LoopPhase) -> list[str]:
+        """Return what is done with the columns from `at` on, and those that are `apart` from them.
+
+        Both are loaded before the first is computed: so twice as many bytes are on their way.
+        """
+        runs = self._runs(phase)
+        of_one = _PhaseRuns(_numbered(runs.loads), _numbered(runs.sums), _numbered(runs.stores))
+        loop = [
+            "AF_UNROLL",
+            "for (int32_t i = 0; i < 2; i++) {",
+            "    const int64_t b = at + i * apart;",
+        ]
+        return [
+            *self.runs.arrays(runs.moved, rows=2),
+            *loop,
+            *indented(self._loads(of_one, is_wide=True)),
+            "}",
+            *loop,
+            *indented(self._computes(phase, of_one, is_wide=True)),
+            "}",
+        ]
+
+    def _runs(self, phase: LoopPhase) -> _PhaseRuns:
         sums = [self._sum(v) for v in phase.column_sums]
-        runs = [[run for run, _ in placed] for placed in (loads, sums, stores)]
+        return _PhaseRuns(self.loaded(phase), sums, self.stored(phase))
+
+    def _loads(self, runs: _PhaseRuns, *, is_wide: bool) -> list[str]:
+        """Return what loads the columns from b on."""
+        loads = [run for run, _ in (*runs.loads, *runs.sums)]
+        return [
+            *self.places(runs.loads, "const "),
+            *self.places(runs.sums),
+            *self.runs.get(loads, is_wide=is_wide),
+        ]
+
+    def _computes(self, phase: LoopPhase, runs: _PhaseRuns, *, is_wide: bool) -> list[str]:
+        """Return what computes and stores the columns from b on."""
+        loads, sums, stores = [
+            [run for run, _ in placed] for placed in (runs.loads, runs.sums, runs.stores)
+        ]
         added = [
             run.put(f"{run.element()} + {self.term(v)}")
-            for v, (run, _) in zip(phase.column_sums, sums, strict=True)
+            for v, run in zip(phase.column_sums, sums, strict=True)
         ]
         ends = [line for v in phase.reductions for line in self._reduce(v)]
         return [
-            *self.places(loads, "const "),
-            *self.places([*sums, *stores]),
-            *self.runs.arrays([run for placed in runs for run in placed]),
-            *self.runs.get([*runs[0], *runs[1]], is_wide=is_wide),
             *self.random_bits(phase),
             "AF_UNROLL",
             f"for (int32_t k = 0; k < {self.batch}; k++) {{",
             "    const int64_t j = b + k * step;",
-            *indented(self.computed(phase, runs[0])),
+            *indented(self.computed(phase, loads)),
             *(["    if (k * step < here) {", *indented(ends, 2), "    }"] if ends else []),
-            *indented([*added, *self.put_outputs(phase, runs[2])]),
+            *indented([*added, *self.put_outputs(phase, stores)]),
             "    (void)j;",
             "}",
-            *self.runs.store([*runs[1], *runs[2]], is_wide=is_wide),
+            *self.places([*runs.sums, *runs.stores]),
+            *self.runs.store([*sums, *stores], is_wide=is_wide),
         ]
 
-    def places(self, placed: list[tuple[ColumnRun, str]], const: str = "") -> list[str]:
+    def places(self, placed: Placed, const: str = "") -> list[str]:
         """Return the pointers to column b of runs in their rows."""
         return [f"{const}{run.storage} *{run.place} = {row} + b;" for run, row in placed]
 
-    def loaded(self, phase: LoopPhase) -> list[tuple[ColumnRun, str]]:
+    def loaded(self, phase: LoopPhase) -> Placed:
         """Return the runs that a phase loads, each with the row that it is of."""
         rows = [(v, f"x{v}") for v in phase.loads]
         rows += [(v, f"y{position}") for v, position in phase.read_back]
         return [(self._run(v, f"l{v}", f"f{v}"), row) for v, row in rows]
 
-    def stored(self, phase: LoopPhase) -> list[tuple[ColumnRun, str]]:
+    def stored(self, phase: LoopPhase) -> Placed:
         """Return the runs that a phase stores, each with the row that it is of."""
         outputs = self.program.outputs
         return [
@@ -440,8 +530,8 @@ class PhaseWriter:
         if not sums:
             return []
         ends = [f"    t{v} += p{v}, p{v} = 0;" for v in sums]
-        # A batch has `batch` terms per thread, so many batches are a stretch.
-        many = STRETCH // self.batch
+        # Two batches have so many terms per thread, so many pairs are a stretch.
+        many = max(1, STRETCH // (2 * self.batch))
         return [
             f"if (++stretch == {many} || {is_end}) {{",
             *ends,

@@ -299,17 +299,6 @@ def text_of(program: FusedProgram, sums: SumPlace, *, is_cut: bool) -> KernelTex
     return emit(program, scheduled_for_device(program).schedule, sums, is_cut=is_cut)
 
 
-def texts_of(program: FusedProgram, *, is_cut: bool) -> tuple[KernelText, ...]:
-    """Return the kernels of all places in which walks of a program have sums over rows."""
-    plan = scheduled_for_device(program).schedule
-    places: tuple[SumPlace, ...] = (SumPlace.NONE,)
-    if plan.column_sums:
-        reduces = any([phase.reductions for phase in plan.phases])
-        places = (SumPlace.SHARED, SumPlace.SCRATCH) if reduces else (SumPlace.REGISTERS,)
-        places = (SumPlace.SCRATCH,) if is_cut else places
-    return tuple([text_of(program, place, is_cut=is_cut) for place in places])
-
-
 def program_pieces(program: FusedProgram, walk: GridMapping) -> tuple[Piece, ...]:
     """Return the scratch: partial reductions, partial sums over rows, and stretches of these."""
     plan = scheduled_for_device(program).schedule

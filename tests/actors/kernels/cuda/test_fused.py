@@ -7,11 +7,11 @@ import contextlib
 import numpy as np
 import pytest
 from fused_programs import Builder, compare, cross_entropy, interpret, known, operands, results_of
+from program_texts import texts_of
 
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.kernel import gpu_named
-from actors.kernels.cuda.programs import texts_of
 from compiler.contract.program import (
     COLUMN_REDUCTIONS,
     ELEMENTWISE,

@@ -8,11 +8,11 @@ from unittest.mock import MagicMock
 
 import pytest
 from fused_programs import known
+from program_texts import texts_of
 
 from actors.kernels.cuda import nvrtc
 from actors.kernels.cuda.calls import KernelText
 from actors.kernels.cuda.loops import MAX_THREADS
-from actors.kernels.cuda.programs import texts_of
 from compiler.contract.errors import CompileError, DeviceError
 
 ARCHES = ("sm_80", "sm_90a", "sm_100")

@@ -16,6 +16,7 @@ from fused_programs import (
     operands,
     results_of,
 )
+from program_texts import texts_of
 
 from actors.kernels.common.kernel import KernelNeeds, size_bytes
 from actors.kernels.cuda.fused import CudaFused
@@ -25,7 +26,6 @@ from actors.kernels.cuda.programs import (
     program_calls,
     program_ns,
     program_pieces,
-    texts_of,
     walk_of,
 )
 from actors.kernels.cuda.strips import rows_at_once

@@ -19,11 +19,11 @@ from fused_programs import (
     random_program,
     results_of,
 )
+from program_texts import texts_of
 
 from actors.kernels.cuda.fused import CudaFused
 from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.cuda.loops import NARROW, RUNS, WIDE, access_bytes
-from actors.kernels.cuda.programs import texts_of
 from actors.testing.emulated import kernels
 from compiler.contract.program import Kind
 from compiler.contract.types import DType
