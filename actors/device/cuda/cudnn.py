@@ -225,8 +225,9 @@ def _refuse_others(params: Mapping[str, object], known: tuple[str, ...]) -> None
 PACKAGE = "cudnn"
 _BINDINGS = "cuda.bindings"
 _LIBRARY = "libcudnn.so.9"
-_RUNTIME = "libcudart.so.13"
-"""What the frontend loads by name, and finds in the folder of its own environment alone."""
+_BESIDE = ("libcudart.so.13", "libcublasLt.so.13")
+"""What the frontend and cuDNN load by name, and find in the folder of their own environment alone.
+Without cuBLASLt cuDNN 9.19 ends the process when a gradient of attention is planned."""
 
 _PRECOMPILED = "libcudnn_engines_precompiled.so.9"
 """What lies beside the whole library, and not beside the small one."""
@@ -281,7 +282,7 @@ class Cudnn:
         """Import it. Raises DeviceError where there is none."""
         self._gpu, self._plans = gpu, CudnnPlans(folder)
         nvrtc.is_here()  # cuDNN compiles kernels, and looks for it by name, too
-        for path in (find_library(_RUNTIME), _library_path()):
+        for path in (*map(find_library, _BESIDE), _library_path()):
             with suppress(OSError):  # then the frontend says what it misses
                 ctypes.CDLL(path)
         try:

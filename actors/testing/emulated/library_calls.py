@@ -364,12 +364,12 @@ def described_cudnn_call(call: CudnnCall) -> CudnnCall:
 def least_workspace_bytes(call: CudnnCall) -> int:
     """Return the workspace without which the library has no plan, as its frontend counts it.
 
-    Of a gradient: 4 bytes a query, and that of all scores in tiles of 64 by 128 or dq in float32.
+    Of a gradient: 4 bytes a query, and that of all scores in tiles of 64 by 64 or dq in float32.
     """
     if not isinstance(call, SdpaCall) or not call.is_backward:
         return 0
     (batch, heads, rows, width), keys = call.tensors[0].shape, call.tensors[1].shape[2]
-    tiled = 2 * math.ceil(rows / 64) * 64 * math.ceil(keys / 128) * 128
+    tiled = 2 * math.ceil(rows / 64) * 64 * math.ceil(keys / 64) * 64
     return batch * heads * ((tiled if call.keeps_scores else 4 * rows * width) + 4 * rows)
 
 

@@ -117,7 +117,7 @@ def test_a_result_over_an_operand_is_found(driver, places, result, operand):
 
 
 @pytest.mark.parametrize(
-    ("keeps_scores", "least"), [(False, NEEDS), (True, 2 * (2 * 64 * 128 + 4 * 8))]
+    ("keeps_scores", "least"), [(False, NEEDS), (True, 2 * (2 * 64 * 64 + 4 * 8))]
 )
 def test_a_gradient_has_no_plan_without_room_for_what_its_way_keeps(driver, keeps_scores, least):
     """That of a head of 8 rows and keys is a tile of scores, or dq in float32."""
