@@ -13,6 +13,7 @@ from actors.kernels.cuda.fused import most_joined
 from actors.kernels.cuda.kernel import gpu_named
 from actors.kernels.host import catalogue as host_catalogue
 from compiler.contract.placement import Device
+from compiler.contract.types import DType
 from compiler.graph.registry import Op, kernel_op
 from compiler.graph.target import KernelCall, KernelInfo, Link, TilingPolicy
 
@@ -36,7 +37,7 @@ class CudaTarget:
         self._device = device
         self._gpu = gpu_named(gpu)
         self._cudnn = cudnn
-        self._has_said_whose = False
+        self._are_ours: set[tuple[str, DType]] = set()
         self._answers: dict[KernelCall, KernelInfo] = {}
 
     @property
@@ -77,25 +78,26 @@ class CudaTarget:
             name, needs = catalogue.select_kernel(
                 self._gpu.name, *query, uses_cudnn=library or False
             )
-            if library is not None and library.is_jit and not self._has_said_whose:
+            if library is not None and library.is_jit and not name.startswith(CUDNN):
                 whole, _ = catalogue.select_kernel(self._gpu.name, *query, uses_cudnn=True)
-                self._say_whose(call, name, whole)
+                if whole.startswith(CUDNN):
+                    self._say_ours(call)
         except LookupError as error:
             text = f"{self._device}: {error.args[0]}{self._mend(call.op)}"
             raise LookupError(text) from None
         return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
 
-    def _say_whose(self, call: KernelCall, name: str, whole: str) -> None:
-        """Log, once, that a call goes to a kernel of ours which the whole library would take."""
-        if whole.startswith(CUDNN) and not name.startswith(CUDNN):
-            self._has_said_whose = True
+    def _say_ours(self, call: KernelCall) -> None:
+        """Log, once for an op and a type, what the whole library alone would compute."""
+        kind = call.op, call.inputs[0].type.dtype
+        if kind not in self._are_ours:
+            self._are_ours.add(kind)
             logger.warning(
-                "%s: %s of %s is planned with kernels of ours: cuDNN's small package"
-                " (nvidia-cudnn-jit-cu13) computes it in TF32 alone; nvidia-cudnn-cu13 has more"
-                " kernels",
+                "%s: %s of %s is planned with kernels of ours: the small cuDNN"
+                " (nvidia-cudnn-jit-cu13) has no plan for it, nvidia-cudnn-cu13 has",
                 self._device,
                 call.op,
-                call.inputs[0].type.dtype.value,
+                " and ".join([str(x.type) for x in call.inputs]),
             )
 
     def _mend(self, op: str) -> str:

@@ -15,6 +15,7 @@ from actors.kernels.cuda.cudnn_kernels import (
     CudnnAttentionGrad,
     CudnnOrderedAttentionGrad,
     cudnn_convolutions,
+    is_offered,
 )
 from actors.kernels.cuda.cudnn_library import CUDNN, CudnnLibrary
 from actors.kernels.cuda.embedding import (
@@ -90,16 +91,13 @@ def select_kernel(
     kernels asked, when none does.
     """
     library = _library(uses_cudnn)
-    kernels = [
-        kernel
-        for kernel in kernels_of(gpu)
-        if not kernel.name.startswith(CUDNN)
-        or (library is not None and library.has(kernel.name, inputs))
-    ]
+    kernels = [k for k in kernels_of(gpu) if library or not k.name.startswith(CUDNN)]
     candidates = [k for name in (op, kernel_op) for k in kernels if k.op == name]
     for kernel in candidates:
         needs = kernel.query(attrs, inputs, outputs)
-        if needs is not None:
+        if needs is None:
+            continue
+        if library is None or is_offered(library, kernel, attrs, inputs, outputs):
             return kernel.name, needs
     types = [", ".join([str(x.type) for x in operands]) for operands in (inputs, outputs)]
     call = f"{op}({types[0]}) -> ({types[1]})"

@@ -50,8 +50,13 @@ from actors.kernels.cuda.calls import (
     SdpaCall,
 )
 from actors.kernels.cuda.convolution import CudaConvolution
-from actors.kernels.cuda.cudnn_library import CUDNN, ORDERED_GRADIENT
-from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_device
+from actors.kernels.cuda.cudnn_library import (
+    CUDNN,
+    ORDERED_GRADIENT,
+    CudnnLibrary,
+    oldest_for,
+)
+from actors.kernels.cuda.kernel import CudaKernel, DeviceView, Gpu, PlacedView, carve, on_device
 from compiler.contract.errors import InternalError
 from compiler.contract.types import HALVES, DType, contiguous_strides
 
@@ -507,6 +512,39 @@ def _turned(call: ConvCall) -> list[int]:
 def _workspace_bytes(call: ConvCall) -> int:
     sums = _LEAST_BYTES + 2 * sum([tensor.size_bytes for tensor in call.tensors])
     return sum(_turned(call)) + min(sums, _MOST_BYTES)
+
+
+_WIDE = 8
+"""Channels that an engine of the small library loads at once."""
+
+
+def _has_compiled(call: ConvCall) -> bool:
+    """Whether the small library has a plan for a convolution, which its engines compile.
+
+    They are for 16 bits: float32 they multiply as TF32. What they need is what the planner of 9.27
+    says of some hundred calls, given the description of an H200.
+    """
+    weight = call.roles[1]
+    if weight.dtype not in HALVES:
+        return False
+    groups, channels, results = call.groups, weight.shape[1], weight.shape[0] // call.groups
+    is_wide = channels % _WIDE == 0 == results % _WIDE
+    has_last = not _turned(call)
+    if call.names == CONV:
+        return is_wide or has_last or groups == 1
+    if call.names == CONV_INPUT_GRAD:
+        return has_last or (is_wide and {*call.strides} == {1})
+    return is_wide or (has_last and groups == 1 and channels % 2 == 0 == results % 2)
+
+
+def is_offered(
+    library: CudnnLibrary, kernel: CudaKernel, attrs: Attrs, inputs: Operands, outputs: Operands
+) -> bool:
+    """Whether a library has what a kernel that takes a call computes it with, if it is cuDNN's."""
+    if library.is_jit and isinstance(kernel, CudnnConvolution):
+        call = _convolution_call(kernel.op, attrs, (*inputs, *outputs))
+        return call is not None and _has_compiled(call)
+    return library.version >= oldest_for((kernel.name,))
 
 
 def _duration_ns(gpu: Gpu, call: ConvCall) -> float:

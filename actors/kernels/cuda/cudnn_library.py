@@ -10,14 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from actors.kernels.common.kernel import Operands
-from compiler.contract.types import DType
-
 CUDNN = "cudnn."
 """How the names of kernels begin that need the package of cuDNN."""
-
-CONVOLUTION = f"{CUDNN}conv"
-"""How those of convolutions and their gradients begin."""
 
 ORDERED_GRADIENT = f"{CUDNN}ordered_attention_grad"
 
@@ -47,13 +41,6 @@ class CudnnLibrary:
         """Return what plans tell apart: the oldest library that has the same kernels."""
         version = OLDEST_ORDERED if self.version >= OLDEST_ORDERED else OLDEST
         return CudnnLibrary(version, self.is_jit)
-
-    def has(self, kernel: str, inputs: Operands) -> bool:
-        """Whether a kernel, by its name in a plan, can be planned for a call on these operands."""
-        # Engines that compile multiply float32 as TF32 alone; an H100 has shown it with 9.27.
-        if self.is_jit and kernel.startswith(CONVOLUTION):
-            return inputs[0].type.dtype is not DType.FLOAT32
-        return self.version >= oldest_for((kernel,))
 
 
 def oldest_for(kernels: tuple[str, ...]) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """What may be planned for which cuDNN."""
 
+from dataclasses import replace
+
 import pytest
 
 from actors.kernels.common.kernel import Operand
@@ -21,10 +23,26 @@ def gradient(rows):
     return "attention_grad", {"scale": 0.5, "causal": True}, (*[x] * 5, lse), (x,) * 3
 
 
-def convolution(dtype):
-    x, weight = dense(dtype, 16, 256, 14, 14), dense(dtype, 256, 256, 3, 3)
-    ways = dict.fromkeys(("strides", "dilation", "low", "high"), (1, 1))
-    return "conv", {"groups": 1} | ways, (x, weight), (x,)
+def convolution(dtype, op="conv", *, x=256, y=256, taps=3, stride=1, groups=1, last="xy"):
+    """Return a call on images of 14 x 14; `last` are the tensors that have channels last."""
+    shapes = {"x": (16, x, 14, 14), "w": (y, x // groups, taps, taps)}
+    shapes["y"] = (16, y, 14 // stride, 14 // stride)
+    held = {name: lying(dtype, shape, is_last=name in last) for name, shape in shapes.items()}
+    low, high = taps // 2, taps // 2 - (stride - 1)
+    ways = {"low": (low,) * 2, "high": (high,) * 2, "strides": (stride,) * 2, "dilation": (1, 1)}
+    order = {"conv": "xwy", "conv_input_grad": "ywx", "conv_weight_grad": "xyw"}[op]
+    *inputs, output = [held[name] for name in order]
+    more = {"conv_input_grad": {"spatial": (14, 14)}, "conv_weight_grad": {"kernel": (taps,) * 2}}
+    return op, ways | {"groups": groups} | more.get(op, {}), tuple(inputs), (output,)
+
+
+def lying(dtype, shape, *, is_last):
+    x = dense(dtype, *shape)
+    if not is_last:
+        return x
+    n, c, h, w = shape
+    first, row, column, step = contiguous_strides((n, h, w, c), x.type.dtype.itemsize)
+    return replace(x, strides_bytes=(first, step, row, column))
 
 
 def chosen(call, library):
@@ -39,12 +57,46 @@ def test_a_gradient_in_order_is_planned_for_libraries_that_have_it(library):
     assert chosen(gradient(16_384), library) == wanted
 
 
+OPS = "conv", "conv_input_grad", "conv_weight_grad"
+
+
 @pytest.mark.parametrize("library", LIBRARIES, ids=str)
-def test_convolutions_of_float32_are_ours_where_the_library_has_none_without_tf32(library):
-    assert chosen(convolution("bfloat16"), library) == "cudnn.conv"
-    assert (
-        chosen(convolution("float32"), library) == f"{'cuda' if library.is_jit else 'cudnn'}.conv"
-    )
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("last", ["", "xy", "xwy"])
+def test_convolutions_of_float32_are_ours_where_the_library_has_none_without_tf32(
+    library, op, last
+):
+    whose = "cuda" if library.is_jit else "cudnn"
+    assert chosen(convolution("float32", op, last=last), library) == f"{whose}.{op}"
+    assert chosen(convolution("bfloat16", op, last=last), library) == f"cudnn.{op}"
+
+
+@pytest.mark.parametrize(
+    ("ways", "theirs"),
+    [
+        # As the planner of 9.27 answers, given the description of an H200.
+        ({"last": "xy", "stride": 2, "taps": 3}, "conv conv_weight_grad"),
+        ({"last": "xwy", "stride": 2, "taps": 3}, "conv conv_input_grad conv_weight_grad"),
+        ({"last": "xy", "stride": 2, "taps": 1}, "conv conv_input_grad conv_weight_grad"),
+        ({"last": "", "stride": 2, "taps": 3}, "conv conv_weight_grad"),
+        ({"last": "xwy", "x": 3}, "conv conv_input_grad"),
+        ({"last": "xwy", "x": 6}, "conv conv_input_grad conv_weight_grad"),
+        ({"last": "xy", "x": 6}, "conv"),
+        ({"last": "xwy", "y": 5}, "conv conv_input_grad"),
+        ({"last": "xwy", "x": 24, "y": 24, "groups": 4}, "conv conv_input_grad"),
+        ({"last": "", "x": 32, "y": 32, "groups": 2}, "conv conv_input_grad conv_weight_grad"),
+        ({"last": "xy", "x": 32, "y": 32, "groups": 32}, "conv conv_input_grad"),
+        ({"last": "", "x": 32, "y": 32, "groups": 32}, ""),
+    ],
+    ids=str,
+)
+def test_what_the_engines_of_the_small_library_do_not_load_is_ours(ways, theirs):
+    small, whole = [CudnnLibrary(is_jit=is_jit) for is_jit in (True, False)]
+    for dtype in ("bfloat16", "float16"):
+        calls = {op: convolution(dtype, op, **ways) for op in OPS}
+        assert {chosen(call, whole) for call in calls.values()} == {f"cudnn.{op}" for op in OPS}
+        kernels = {op: chosen(call, small) for op, call in calls.items()}
+        assert " ".join([op for op in OPS if kernels[op].startswith("cudnn")]) == theirs
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=str)
