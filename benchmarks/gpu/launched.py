@@ -14,6 +14,7 @@ from actors.device.cuda.driver import CudaDriver
 from actors.device.cuda.streams import CudaStream
 from actors.kernels.common.kernel import Attrs, KernelNeeds, Operand
 from actors.kernels.cuda import catalogue
+from actors.kernels.cuda.cudnn_library import CudnnLibrary
 from actors.kernels.cuda.kernel import DeviceView
 from actors.machine.protocol import Launch
 from actors.testing.emulated.driver import EmulatedDriver
@@ -95,7 +96,11 @@ def scratch(address: int, size: int) -> DeviceView | None:
 
 
 def select(
-    node: Node, inputs: Sequence[Operand], outputs: Sequence[Operand], *, uses_cudnn: bool = False
+    node: Node,
+    inputs: Sequence[Operand],
+    outputs: Sequence[Operand],
+    *,
+    uses_cudnn: CudnnLibrary | bool = False,
 ) -> tuple[str, KernelNeeds]:
     """Return the kernel that a plan for this GPU launches, and what it needs."""
     query = GPU, node.op.name, dict(node.attrs), tuple(inputs), tuple(outputs)

@@ -21,6 +21,7 @@ from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import catalogue
 from actors.kernels.cuda.calls import DeviceCall, RunCudnn, RunKernel, every_call
 from actors.kernels.cuda.cudnn_kernels import CUDNN
+from actors.kernels.cuda.cudnn_library import CudnnLibrary
 from actors.kernels.cuda.kernel import DeviceView
 from actors.machine.protocol import DeviceFault
 from compiler.contract.placement import Memory
@@ -61,14 +62,14 @@ class Called:
     dtype: DType
     graph: Graph
     inputs: tuple[np.ndarray, ...]
-    uses_cudnn: bool = False
+    uses_cudnn: CudnnLibrary | bool = False
     is_last: bool = False
     clock: Callable[[Callable[[], object]], float] | None = None
     seconds: list[float] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        how = f"{' by cuDNN' * self.uses_cudnn}{', channels last' * self.is_last}"
+        how = f"{' by cuDNN' * bool(self.uses_cudnn)}{', channels last' * self.is_last}"
         return f"{self.row.op} in {self.dtype.value}{how}"
 
     def axes(self, role: int, rank: int) -> tuple[int, ...]:
@@ -93,14 +94,15 @@ def run(found: Findings, place: Place) -> None:
     has_cudnn = place.is_emulated or cudnn.can_run()
     found.fact("cuDNN", "tried" if has_cudnn else cudnn.why_not())
     if has_cudnn:
+        library = cudnn.library_here() or True
         wide = library_rows(is_tiny=place.is_emulated)
         clock = partial(device_seconds, driver, least_s=0.005, turns=3)
         for row in wide:
-            by_cudnn = replace(_called(row, DType.BFLOAT16), uses_cudnn=True)
+            by_cudnn = replace(_called(row, DType.BFLOAT16), uses_cudnn=library)
             called.append(by_cudnn)
             if row.op.startswith("conv"):
                 called.append(replace(by_cudnn, is_last=True, clock=clock, seconds=[]))
-                called.append(replace(_called(row, DType.FLOAT32), uses_cudnn=True))
+                called.append(replace(_called(row, DType.FLOAT32), uses_cudnn=library))
     # Until it was found to be right, also where this process does not come to its end.
     place.tell(CUDNN_HOLDS, False)
     calls: list[DeviceCall] = []
@@ -128,7 +130,7 @@ def run(found: Findings, place: Place) -> None:
         failed = name if is_fault else ""
         if group[0].seconds:  # of the first, which is the largest
             found.metric(f"{group[0].row.op}_tflops", _flops(group[0]) / group[0].seconds[0] / 1e12)
-        has_failed = has_failed or (bool(wrong) and group[0].uses_cudnn)
+        has_failed = has_failed or (bool(wrong) and bool(group[0].uses_cudnn))
     place.tell(CUDNN_HOLDS, not (failed or has_failed))
 
 
@@ -197,7 +199,9 @@ def _flops(call: Called) -> float:
 
 def _chosen(call: Called, node: Node):
     name, needs = select(node, *_sides(call, node), uses_cudnn=call.uses_cudnn)
-    if call.uses_cudnn and not name.startswith(CUDNN):
+    # The small library has no plan for some calls, and ours take their place.
+    is_whole = call.uses_cudnn is True or bool(call.uses_cudnn and not call.uses_cudnn.is_jit)
+    if is_whole and not name.startswith(CUDNN):
         raise Wrong(f"{name} computes it")
     return catalogue.kernels_by_name(GPU)[name], needs
 
