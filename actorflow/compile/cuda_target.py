@@ -24,11 +24,14 @@ class CudaTarget:
     alignment = 256
     """What CUDA's allocator gives."""
 
-    wide_values = TilingPolicy(256 << 20, 4096, 256 << 20, 1 << 30, rounds_logits=True)
+    wide_values = TilingPolicy(
+        256 << 20, 4096, 256 << 20, 1 << 30, rounds_logits=True, cheap_instructions=6
+    )
     """Chunks that keep all of a GPU busy for some tenths of a millisecond: logits of 50,304 classes
     go by 4,096 rows, a product of 32 waves of tiles on an H100; the gradient of their weight is
     read and written once a chunk, 309 MB for 317 GFLOP. In bfloat16 a row of logits for each block
-    of the GPU fits into its cache, so that a loss reads memory once. Computed, not measured."""
+    of the GPU fits into its cache, so that a loss reads memory once. Computed, not measured. Six
+    instructions are a normalised element, of a tensor and four statistics of its column."""
 
     epilogue_ops = ("gelu",)
     """cuBLASLt stores GELU and what it is of; see `actors.kernels.cuda.epilogues`."""

@@ -91,6 +91,8 @@ class TilingPolicy:
     Values of more than `min_bytes` are looked at. A chunk has `chunk_rows`, or more of them until
     it has the least bytes, or fewer so as to stay below the most. `rounds_logits`: where products
     are of 16 bits, logits of so many bytes are stored so, which a cache may have twice as many of.
+    `cheap_instructions`: a value of so few from one tensor is not stored where kernels alone read
+    it; each computes it again.
     """
 
     min_bytes: int
@@ -98,6 +100,7 @@ class TilingPolicy:
     least_chunk_bytes: int
     most_chunk_bytes: int
     rounds_logits: bool = False
+    cheap_instructions: int = 0
 
     def choose_chunk_rows(self, rows: int, row_bytes: int) -> int:
         """Return how many rows exist at a time; the chunks are as even as can be."""

@@ -22,6 +22,7 @@ from compiler.contract.plan import Plan
 from compiler.contract.types import DType
 from compiler.fusion import regions
 from compiler.fusion.fuse import fuse_launches
+from compiler.fusion.inline_cheap import inline_cheap
 from compiler.fusion.join_updates import merge_updates, update_programs
 from compiler.fusion.prepare import dense_operands, narrow_broadcasts, stage_reductions
 from compiler.fusion.recompute_cheap import recompute_cheap
@@ -331,9 +332,16 @@ PASSES: tuple[Pass, ...] = (
         ("fused kernels",),
     ),
     Pass(
+        "inline_cheap",
+        lambda graph, context: inline_cheap(graph, context.hardware.wide_values),
+        ("fused kernels",),
+        ("cheap values made in kernels",),
+        lambda options: options.has_device,
+    ),
+    Pass(
         "chunk_wide",
         lambda graph, context: regions.run(graph, context.hardware.wide_values),
-        ("fused kernels",),
+        ("fused kernels", "cheap values made in kernels"),
         ("wide values by the chunk",),
     ),
     Pass(

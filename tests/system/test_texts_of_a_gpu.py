@@ -9,11 +9,11 @@ import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from program_texts import texts_of
 
 import actorflow as af
 from actorflow import nn
 from actors.kernels.cuda import nvrtc
-from actors.kernels.cuda.programs import text_of
 from compiler.contract.types import DType, TensorType
 
 
@@ -58,7 +58,7 @@ def test_programs_of_a_gpt_compile_for_three_architectures_without_spills():
         pytest.skip("NVRTC is not installed: it comes with actorflow[cuda]")
     programs = programs_of()
     assert 8 <= len(programs) <= 30
-    texts = [text_of(program, is_cut=False) for program in programs]
+    texts = [text for program in programs for text in texts_of(program, is_cut=False)]
     with ThreadPoolExecutor(4) as pool:
         for arch in ("sm_80", "sm_90a", "sm_100"):
             used = pool.map(functools.partial(nvrtc.usage, arch=arch), texts)

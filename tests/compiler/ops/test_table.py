@@ -13,11 +13,11 @@ from emulated_run import emulated_run
 from graph_oracles import pull, slopes, walked
 from kernel_calls import GUARD, garbage, launched_op
 from kernel_calls import strided as laid_out
+from program_texts import texts_of
 
 from actors.kernels.common import strides
 from actors.kernels.common.kernel import Operand
 from actors.kernels.cuda import catalogue as cuda
-from actors.kernels.cuda.programs import text_of
 from actors.kernels.host import catalogue
 from actors.kernels.library import launch
 from actors.testing.emulated import kernels as emulated_kernels
@@ -396,7 +396,7 @@ def built_for_gpu(native_toolchain):
                 for node in fuse.run(Traced(row, dtype).graph).nodes:
                     if "program" in node.attrs and node.op.name != "region":
                         programs[node.attrs["program"]] = None
-        texts = [text_of(p, is_cut=False) for p in programs]
+        texts = [text for p in programs for text in texts_of(p, is_cut=False)]
         emulated_kernels.load([text for text in texts if text.kernels], native_toolchain)
 
     def of(row):
