@@ -25,7 +25,7 @@ class CudaTarget:
     """What CUDA's allocator gives."""
 
     wide_values = TilingPolicy(
-        256 << 20, 4096, 256 << 20, 1 << 30, rounds_logits=True, cheap_instructions=6
+        256 << 20, 4096, 256 << 20, 1 << 30, logits_bytes=32 << 20, cheap_instructions=6
     )
     """Chunks that keep all of a GPU busy for some tenths of a millisecond: logits of 50,304 classes
     go by 4,096 rows, a product of 32 waves of tiles on an H100; the gradient of their weight is

@@ -214,7 +214,7 @@ class _Inlining:
 
 
 def _without(node: Node, value: ValueId) -> Node:
-    """Return a kernel without one of its outputs; its last one stays, for `prune` to find unread."""
+    """Return a kernel without one of its outputs. The last one stays, for `prune` to find."""
     left = [n for n, v in enumerate(node.outputs) if v != value]
     if not left:
         return node

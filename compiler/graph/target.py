@@ -89,8 +89,8 @@ class TilingPolicy:
     """When some rows of a value are to exist at a time in place of all, and how many of them.
 
     Values of more than `min_bytes` are looked at. A chunk has `chunk_rows`, or more of them until
-    it has the least bytes, or fewer so as to stay below the most. `rounds_logits`: where products
-    are of 16 bits, logits of so many bytes are stored so, which a cache may have twice as many of.
+    it has the least bytes, or fewer so as to stay below the most. Where products are of bfloat16,
+    logits of more than `logits_bytes`, as float32, are stored so; 0: they never are.
     `cheap_instructions`: a value of so few from one tensor is not stored where kernels alone read
     it; each computes it again.
     """
@@ -99,7 +99,7 @@ class TilingPolicy:
     chunk_rows: int
     least_chunk_bytes: int
     most_chunk_bytes: int
-    rounds_logits: bool = False
+    logits_bytes: int = 0
     cheap_instructions: int = 0
 
     def choose_chunk_rows(self, rows: int, row_bytes: int) -> int:
@@ -231,8 +231,7 @@ class Hardware:
     @property
     def logits_bytes(self) -> float:
         """The bytes from which on logits are rounded; infinite where a device keeps them."""
-        wide = [target.wide_values for target in self.targets]
-        return max([x.min_bytes if x.rounds_logits else math.inf for x in wide])
+        return max([target.wide_values.logits_bytes or math.inf for target in self.targets])
 
     def epilogue_ops(self, number: int) -> tuple[str, ...]:
         """Return the ops that a device's products go on with; none on the host's side."""

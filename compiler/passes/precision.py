@@ -8,7 +8,7 @@ an op that follows, when its inputs of full size are so; narrower ones, a bias, 
 weight does, but a constant only when the low type has its number. Backward: a value that nobody
 reads as low stays float32. A weight's gradient, logits and the branches of a residual sum so leave
 their product unrounded; but logits that are wide on a device that moves more bytes than it can
-afford (`TilingPolicy.rounds_logits`) are low, as torch's autocast has them, and a loss computes on
+afford (`TilingPolicy.logits_bytes`) are low, as torch's autocast has them, and a loss computes on
 them in float32.
 
 A value is rounded at most once per batch, where it is made or where it is first wanted: all its

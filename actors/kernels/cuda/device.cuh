@@ -68,6 +68,7 @@ typedef unsigned long long uint64_t;
 #define AF_UNROLL _Pragma("unroll")
 #define AF_ROLLED _Pragma("unroll 1")
 #define AF_TWICE _Pragma("unroll 2")
+#define AF_FOUR_TIMES _Pragma("unroll 4")
 /* The compiler no longer knows this int32_t, and keeps nothing that follows from it in registers. */
 #define AF_FORGET(x) asm volatile("" : "+r"(x))
 

@@ -228,16 +228,20 @@ class _FinishWriter:
 
     def _added_columns(self, body: list[str]) -> list[str]:
         """Return the loop over columns: some threads add up the slots of one, in a fixed order."""
-        text = []
+        text, added = [], []
         for v in self.plan.column_sums:
-            c_type = sum_type_of(self.values.dtype(v))
-            member = "d" if c_type == "double" else "i"
-            step = self.values.partial_step(v)
+            c_type, step = sum_type_of(self.values.dtype(v)), self.values.partial_step(v)
             text += [
                 f"const {c_type} *c{v} = {self.values.partial_place(v, 'group')} + from;",
                 f"{c_type} t{v} = 0;",
-                f"for (int32_t i = group; i < num_slots; i += groups, c{v} += groups * {step})",
-                f"    t{v} += *c{v};",
+            ]
+            added.append(f"    t{v} += *c{v}, c{v} += groups * {step};")
+        # All sums in one loop, so that many partial rows are on their way at once.
+        text += ["AF_FOUR_TIMES", "for (int32_t i = group; i < num_slots; i += groups) {"]
+        text += [*added, "}"]
+        for v in self.plan.column_sums:
+            member = "d" if sum_type_of(self.values.dtype(v)) == "double" else "i"
+            text += [
                 # Before `parts` is written again: others may still add up the sum before this one.
                 "AF_BARRIER();",
                 f"parts[AF_THREAD].{member} = t{v};",

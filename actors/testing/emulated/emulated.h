@@ -114,6 +114,7 @@ AF_FUNCTION int32_t af_atomic_cas_i32(int32_t *place, int32_t expected, int32_t 
 #define AF_UNROLL
 #define AF_ROLLED
 #define AF_TWICE
+#define AF_FOUR_TIMES
 #define AF_FORGET(x) ((void)0)
 
 /* What a processor of hosts does with an odd address depends on the instruction: it gets an even

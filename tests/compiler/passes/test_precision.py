@@ -1,5 +1,6 @@
 """The pass that lets products read bfloat16: types, masters, casts, and what is computed."""
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -16,6 +17,7 @@ from compiler.graph.registry import all_ops, reference
 from compiler.ops.families.activation import GELU, RELU, SILU, TANH
 from compiler.ops.families.arithmetic import ADD, EXP, LESS, MUL, SQUARE, SUB, WHERE, scaled
 from compiler.ops.families.attention import ATTENTION, ATTENTION_GRAD
+from compiler.ops.families.loss import CROSS_ENTROPY_ROWS
 from compiler.ops.families.normalisation import LAYER_NORM, SOFTMAX
 from compiler.ops.families.updates import SGD_UPDATE
 from compiler.ops.primitives.matmul import MATMUL
@@ -73,9 +75,9 @@ class Job:
         return simplify.simplify_graph(autodiff.differentiate(self.b.freeze()))
 
 
-def lowered(graph):
+def lowered(graph, logits_bytes=math.inf):
     """Run the pass and check what it guarantees."""
-    result = precision_pass.narrow_products(graph)
+    result = precision_pass.narrow_products(graph, LOW, logits_bytes)
     check(result, "precision")
     producers = result.producers()
     casts = [n for n in result.nodes if n.op is CAST and LOW in types_of(result, n)]
@@ -349,3 +351,21 @@ def test_random_jobs_take_no_more_casts_than_one_per_operand_of_a_product(drawn)
     full = [n for n in downs if low.types[n.outputs[0]].num_elements == N * N]
     assert len(full) <= matrices
     assert len({n.inputs for n in downs}) == len(downs)
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_wide_logits_are_low_and_their_loss_reads_them_in_float32(is_wide):
+    job = Job()
+    logits = job.b.emit_one(RESHAPE, job.linear(job.x), shape=(2, 2, N))
+    rows = job.b.emit_one(RESHAPE, logits, shape=(N, N))
+    labels = job.b.emit_one(INPUT, name="labels", dtype="int32", shape=(N,))
+    losses, *_ = job.b.emit(CROSS_ENTROPY_ROWS, (rows, labels))
+    size = N * N * 4
+    graph = lowered(job.training(losses), size - 1 if is_wide else size)
+    forward = [n for n in nodes_of(graph, MATMUL) if n.phase is Phase.FORWARD]
+    assert [graph.types[n.outputs[0]].dtype for n in forward] == [LOW if is_wide else WIDE]
+    (loss,) = nodes_of(graph, CROSS_ENTROPY_ROWS)
+    assert graph.types[loss.inputs[0]].dtype is WIDE
+    # The gradient of the weight keeps its sums, however wide the logits are.
+    others = [n for n in nodes_of(graph, MATMUL) if n.phase is not Phase.FORWARD]
+    assert {graph.types[n.outputs[0]].dtype for n in others} == {WIDE}
