@@ -171,8 +171,9 @@ class CudaPooling:
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
         """Take up to three axes of space, in any layout."""
-        dtype = inputs[0].type.dtype
-        if dtype not in _ROWS or len(windows_of(attrs).kernel) > _MOST_AXES:
+        dtype, image = inputs[0].type.dtype, max(inputs[0].type, outputs[0].type, key=_image_size)
+        is_large = _image_size(image) >= 1 << 31  # places in an image are numbers of 32 bits
+        if dtype not in _ROWS or is_large or len(windows_of(attrs).kernel) > _MOST_AXES:
             return None
         moved_bytes = sum([x.type.size_bytes for x in (*inputs, *outputs)])
         return KernelNeeds(duration_ns=self.gpu.call_ns + self.gpu.bytes_ns(moved_bytes))
@@ -195,9 +196,15 @@ class CudaPooling:
         else:
             (y, taps), (x,) = sources, targets
         ways, num = windows_of(attrs), targets[0].type.num_elements
+        steps = targets[0].strides_bytes
         words = (
             *(x.address, y.address, taps.address, num, math.prod(ways.kernel)),
-            *(x.shape[1], *_three(x.shape[2:], 1), *_three(y.shape[2:], 1)),
+            *(
+                int(steps[1] < min(steps[2:])),
+                x.shape[1],
+                *_three(x.shape[2:], 1),
+                *_three(y.shape[2:], 1),
+            ),
             *(*_three(ways.kernel, 1), *_three(ways.strides, 1)),
             *(*_three(ways.dilation, 1), *_three(ways.low, 0)),
             *[
@@ -209,6 +216,10 @@ class CudaPooling:
         text = _text(x.dtype, taps.dtype)
         kernel = text.kernels[POOLING_OPS.index(self.op)]
         return (RunKernel(text, kernel, -(-num // _BLOCK), _BLOCK, words),)
+
+
+def _image_size(type_: TensorType) -> int:
+    return math.prod(type_.shape[1:])
 
 
 def _three(numbers: tuple[int, ...], other: int) -> tuple[int, ...]:

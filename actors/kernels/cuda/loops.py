@@ -39,7 +39,7 @@ from actors.kernels.program.values import (
     store,
     sum_type_of,
 )
-from compiler.contract.program import FusedProgram, Kind
+from compiler.contract.program import ROW_REDUCTIONS, FusedProgram, Kind
 from compiler.contract.types import DType
 
 # A run is the columns of one thread, in words of 32 bits. Wide accesses move 16 bytes at once (8 or
@@ -227,6 +227,14 @@ def batch_of(program: FusedProgram) -> int:
     return batch
 
 
+def is_paired(program: FusedProgram) -> bool:
+    """Return whether a thread loads two batches before it computes the first."""
+    if batch_of(program) == 1 or is_random(program):
+        return False
+    reduces = any([i.op in ROW_REDUCTIONS for i in program.instructions])
+    return reduces or batch_of(program) * weight(program) <= _PAIR_WEIGHT
+
+
 def sum_dtype(dtype: DType) -> DType:
     """Return the type in which a team adds up the values of a column, of a type, for a stretch."""
     if is_single(dtype):
@@ -269,9 +277,7 @@ class PhaseWriter:
         self.values = Values(program, plan, "k")
         self.batch = batch_of(program)
         self.runs = RunWriter(self.batch)
-        reduces = any([phase.reductions for phase in plan.phases])
-        is_light = reduces or self.batch * weight(program) <= _PAIR_WEIGHT
-        self.is_paired = self.batch > 1 and is_light and not is_random(program)
+        self.is_paired = is_paired(program)
 
     def is_empty(self, phase: LoopPhase) -> bool:
         """Return whether a phase does nothing."""

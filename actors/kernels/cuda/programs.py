@@ -33,6 +33,7 @@ from actors.kernels.cuda.loops import (
     WIDEST,
     access_bytes,
     batch_of,
+    is_paired,
     is_random,
     sum_dtype,
 )
@@ -223,7 +224,8 @@ def _walk(
         return walk(team, STRIP_THREADS, blocks, (team * batch, pieces), SumPlace.REGISTERS)
     if has_sums:
         return walk(*_summing(gpu, program, rows, columns))
-    team = _team(plan, rows, columns, batch, gpu_threads, has_runs=has_runs)
+    at_once = 2 * batch if reduces and is_paired(program) else batch
+    team = _team(plan, rows, columns, at_once, gpu_threads, has_runs=has_runs)
     # A team that meets at barriers of the block must be the whole block.
     threads = team if (reduces and team > _WARP) or team > _THREADS else _THREADS
     if not reduces:
