@@ -39,7 +39,7 @@ from actors.kernels.program.values import (
     store,
     sum_type_of,
 )
-from compiler.contract.program import ROW_REDUCTIONS, FusedProgram, Kind
+from compiler.contract.program import FusedProgram, Kind
 from compiler.contract.types import DType
 
 # A run is the columns of one thread, in words of 32 bits. Wide accesses move 16 bytes at once (8 or
@@ -202,10 +202,6 @@ _MOST_BATCH = 8
 MOST_WEIGHT = 320
 """Of what is computed for a batch, in additions: GELU of bfloat16 has 16 bytes just so."""
 
-_PAIR_WEIGHT = 160
-"""What computes more for a batch has enough to do while the next one comes; but where rows are
-reduced a block waits at the end of each, with too few threads to fill the time."""
-
 
 def is_random(program: FusedProgram) -> bool:
     """Return whether a program has random bits."""
@@ -229,10 +225,7 @@ def batch_of(program: FusedProgram) -> int:
 
 def is_paired(program: FusedProgram) -> bool:
     """Return whether a thread loads two batches before it computes the first."""
-    if batch_of(program) == 1 or is_random(program):
-        return False
-    reduces = any([i.op in ROW_REDUCTIONS for i in program.instructions])
-    return reduces or batch_of(program) * weight(program) <= _PAIR_WEIGHT
+    return batch_of(program) > 1 and not is_random(program)
 
 
 def sum_dtype(dtype: DType) -> DType:
@@ -277,7 +270,7 @@ class PhaseWriter:
         self.values = Values(program, plan, "k")
         self.batch = batch_of(program)
         self.runs = RunWriter(self.batch)
-        self.is_paired = is_paired(program)
+        self._at_once = 2 if is_paired(program) else 1
 
     def is_empty(self, phase: LoopPhase) -> bool:
         """Return whether a phase does nothing."""
@@ -310,37 +303,32 @@ class PhaseWriter:
         Every second phase goes back: caches still have the end.
         """
         is_back = index % 2 == 1
-        flush = self._flush(phase, "at - pair < first" if is_back else "at + pair >= j1")
-        text = [*self.first_columns(), "const int64_t pair = 2 * apart;"]
-        loop = "for (int64_t at = first; at < j1; at += pair) {"
+        flush = self._flush(phase, "at - each < first" if is_back else "at + each >= j1")
+        text = [*self.first_columns(), f"const int64_t each = {self._at_once} * apart;"]
+        loop = "for (int64_t at = first; at < j1; at += each) {"
         if is_back:  # a team with a second phase is a power of two
-            text.append("const int64_t last = first + ((j1 - 1 - first) & -pair);")
-            loop = "for (int64_t at = last; at >= first; at -= pair) {"
+            text.append("const int64_t last = first + ((j1 - 1 - first) & -each);")
+            loop = "for (int64_t at = last; at >= first; at -= each) {"
         text += ["int32_t stretch = 0;"] if flush else []
         one = [
-            "AF_ROLLED",
-            "for (int64_t b = at; b < af_min(at + pair, j1); b += apart) {",
-            "    const int32_t left = (int32_t)af_min(j1 - b, apart);",
-            *indented(self.runs.either(lambda is_wide: self._batch(phase, is_wide=is_wide))),
-            "}",
+            "const int32_t left = (int32_t)af_min(j1 - b, apart);",
+            *self.runs.either(lambda is_wide: self._batch(phase, is_wide=is_wide)),
         ]
-        two = [
-            f"if (way == {WIDE} && at + apart + {self.batch} <= j1) {{",
-            f"    const int32_t here = {self.batch}, step = 1;",
-            *indented(self._pair(phase)),
-            "    (void)step, (void)here;",
-            "} else {",
-            *indented(one),
-            "}",
-        ]
-        return [
-            *text,
-            "AF_ROLLED",
-            loop,
-            *indented(two if self.is_paired else one),
-            *indented(flush),
-            "}",
-        ]
+        body = ["const int64_t b = at;", *one]
+        if self._at_once > 1:
+            body = [
+                f"if (way == {WIDE} && at + apart + {self.batch} <= j1) {{",
+                f"    const int32_t here = {self.batch}, step = 1;",
+                *indented(self._pair(phase)),
+                "    (void)step, (void)here;",
+                "} else {",
+                "    AF_ROLLED",
+                "    for (int64_t b = at; b < af_min(at + each, j1); b += apart) {",
+                *indented(one, 2),
+                "    }",
+                "}",
+            ]
+        return [*text, "AF_ROLLED", loop, *indented([*body, *flush]), "}"]
 
     def _batch(self, phase: LoopPhase, *, is_wide: bool) -> list[str]:
         """Return what is done with the columns b + k * step, if k * step < here."""
@@ -536,8 +524,8 @@ class PhaseWriter:
         if not sums:
             return []
         ends = [f"    t{v} += p{v}, p{v} = 0;" for v in sums]
-        # Two batches have so many terms per thread, so many pairs are a stretch.
-        many = max(1, STRETCH // (2 * self.batch))
+        # Batches that go together have so many terms of a thread; some times as many are a stretch.
+        many = max(1, STRETCH // (self._at_once * self.batch))
         return [
             f"if (++stretch == {many} || {is_end}) {{",
             *ends,
