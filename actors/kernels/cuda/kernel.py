@@ -47,8 +47,8 @@ class Gpu:
     read and written by a copy; `narrow_rates` are the shares of it that our kernels reach, by the
     bytes that a thread moves at a time; `product_flops_per_ns` is of products, by element type;
     `flops_per_ns` of what is no product, in float32. `call_ns` is what a kernel inside of a graph
-    costs beside its work, `event_ns` a wait of one stream for another, and `link` what goes to the
-    host and back.
+    costs beside its work, `latency_ns` what a thread waits for memory, `event_ns` a wait of one
+    stream for another, and `link` what goes to the host and back.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Gpu:
     flops_per_ns: float
     product_flops_per_ns: Mapping[str, float]
     call_ns: float
+    latency_ns: float
     event_ns: float
     link_bytes_per_ns: float
     link_latency_ns: float

@@ -370,7 +370,10 @@ def program_ns(gpu: Gpu, program: FusedProgram, walk: GridMapping, moved_bytes: 
     bytes_ns = gpu.bytes_ns(moved_bytes + sums) * longer
     work_ns = max(bytes_ns, elements * weight(program) / gpu.flops_per_ns)
     num_kernels = len(text_of(program, walk.sums, is_cut=walk.is_cut).kernels)
-    return num_kernels * gpu.call_ns + again_ns + work_ns
+    # Each phase waits for memory, and for the other threads where it reduces; so do last sums.
+    num_waits = len(plan.phases) + sum([bool(phase.reductions) for phase in plan.phases])
+    num_waits += 2 * bool(plan.column_sums)
+    return num_kernels * gpu.call_ns + num_waits * gpu.latency_ns + again_ns + work_ns
 
 
 def _narrowness(gpu: Gpu, program: FusedProgram, walk: GridMapping) -> float:

@@ -80,6 +80,7 @@ def _sum_of_rows(emit: Emitter, x: ValueId) -> tuple[ValueId, ...]:
 
 
 _ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+_ONE = Probe("one element", (Tensor(_FP32, (1,)),), lambda emit, x: emit("neg", x))
 _GELUS = Probe("work of 4 gelus in float32", (Tensor(_FP32, (1024, 2048)),), _many_gelus)
 
 
@@ -103,6 +104,7 @@ def _norm(rows: int) -> Probe:
 
 
 _OTHERS = (
+    _ONE,
     _GELUS,
     Probe("bias and gelu 65536x3072", (_wide(columns=3072), Tensor(_BF16, (3072,))), _bias_gelu),
     Probe("bias and gelu 1024x3072",
@@ -269,6 +271,8 @@ def _memory(rates: Rates, card: Card, *, is_tiny: bool) -> None:
 def _fit(rates: Rates, took: Took) -> None:
     """Give products and other work the rates with which the estimates of plans come out."""
     call_ns = rates.now("call_ns")
+    if _ONE.name in took:
+        rates.changed["latency_ns"] = _short(_less(took[_ONE.name][1], call_ns))
     if _GELUS.name in took:
         bound, ns = took[_GELUS.name]
         program = cast("FusedProgram", bound.attrs["program"])

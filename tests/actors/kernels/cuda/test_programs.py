@@ -209,7 +209,7 @@ def test_elements_that_are_moved_one_by_one_are_said_to_take_longer():
         return program_ns(GPU, program, walk(program, 65_536, columns), size) / size
 
     shares = GPU.narrow_rates
-    assert shares[1] < shares[2] < shares[4] < shares[8] < shares[16] < 1
+    assert max(shares[n] for n in (1, 2, 4)) < shares[8] < shares[16] < 1
     assert took(3072) == pytest.approx(1 / shares[16] / GPU.bytes_per_ns, rel=0.05)
     assert took(3073) == pytest.approx(1 / shares[2] / GPU.bytes_per_ns, rel=0.05)
 
