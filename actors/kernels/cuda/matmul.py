@@ -30,11 +30,12 @@ from actors.kernels.cuda.calls import (
 from actors.kernels.cuda.kernel import DeviceView, Gpu, PlacedView, carve, on_device
 from actors.kernels.cuda.movement import copy_calls, copy_ns, seen_as_array
 from compiler.contract.errors import InternalError
-from compiler.contract.types import DType, TensorType, contiguous_strides, numpy_dtype
+from compiler.contract.types import HALVES, DType, TensorType, contiguous_strides, numpy_dtype
 
-_TILE = 128
+_TILE, _PLAIN_TILE = 128, 64
 _LEAST_SPLIT = 512
-"""Extents that the library works on, about; a sum over less than the second is not split."""
+"""Extents that the library works on, about: where tensor cores multiply, and where they do not. A
+sum over less than the third is not split."""
 
 _MOST_PLACES = 65_535
 """Of a batch in one call."""
@@ -303,12 +304,13 @@ def _products_ns(gpu: Gpu, form: Gemm, count: int) -> float:
     The library splits the inner extent where tiles are few, or those of the last wave would be, and
     adds up parts that lie in the workspace.
     """
-    tiles = count * -(-form.m // _TILE) * -(-form.n // _TILE)
+    tile = _TILE if form.dtype in HALVES else _PLAIN_TILE
+    tiles = count * -(-form.m // tile) * -(-form.n // tile)
     room = _library_bytes(gpu, form) // (4 * count * form.m * form.n)
     most = max(1, min(room, form.k // _LEAST_SPLIT))
     # A part is 1/parts of a tile's work; the last wave may leave SMs idle.
     waves = min([-(-tiles * parts // gpu.num_sms) / parts for parts in range(1, most + 1)])
-    flops = 2.0 * waves * gpu.num_sms * _TILE * _TILE * form.k
+    flops = 2.0 * waves * gpu.num_sms * tile * tile * form.k
     return gpu.product_ns(form.dtype, flops)
 
 
