@@ -38,6 +38,8 @@ typedef unsigned long long uint64_t;
 #define AF_KERNEL extern "C" __global__ void
 /* A kernel whose blocks have at most so many threads, which share the registers. */
 #define AF_KERNEL_UP_TO(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+/* One of which two blocks share them. */
+#define AF_KERNEL_TWO_UP_TO(threads) extern "C" __global__ void __launch_bounds__(threads, 2)
 #define AF_ARGUMENTS(name) const __grid_constant__ name##_arguments
 #define AF_FUNCTION static __device__ __forceinline__
 

@@ -16,7 +16,13 @@ from __future__ import annotations
 from enum import Enum
 
 from actors.kernels.cuda.calls import KernelText
-from actors.kernels.cuda.loops import MAX_THREADS, STRETCH, PhaseWriter, sum_dtype
+from actors.kernels.cuda.loops import (
+    MAX_THREADS,
+    STRETCH,
+    PhaseWriter,
+    is_random,
+    sum_dtype,
+)
 from actors.kernels.cuda.strips import StripWriter
 from actors.kernels.program import values as words
 from actors.kernels.program.phases import Schedule
@@ -269,6 +275,8 @@ class _FinishWriter:
 PIECE_THREADS = 256
 """Threads of a block that has a piece of the columns."""
 
+_FEW_TENSORS = 2
+
 _ROWS = f"a[{words.ROWS}].i"
 _TEAM = f"a[{words.TEAM_THREADS}].i"
 _PIECES = f"a[{words.NUM_COLUMN_CHUNKS}].i"
@@ -336,12 +344,12 @@ class _CudaEmitter:
         is_idle = all([self.writer.is_empty(phase) for phase in self.plan.phases])
         return is_checked or not is_idle or bool(outputs_of(self.values, Kind.ROW))
 
-    def _kernel(self, name: str, threads: int, body: list[str]) -> list[str]:
+    def _kernel(self, name: str, threads: int, body: list[str], bound: str = "UP_TO") -> list[str]:
         kernel = f"NAME_{name}"
         self.kernels.append(kernel)
         return [
             f"typedef NAME_arguments {kernel}_arguments;",
-            f"AF_KERNEL_UP_TO({threads}) {kernel}(AF_ARGUMENTS({kernel}) arguments) {{",
+            f"AF_KERNEL_{bound}({threads}) {kernel}(AF_ARGUMENTS({kernel}) arguments) {{",
             *indented(body),
             "}",
         ]
@@ -402,7 +410,18 @@ class _CudaEmitter:
             count = f"{teams} * {self.stages.team_bytes()} * arguments.w[{words.COLUMNS}].i"
             shared = [f"AF_SHARED_OF_LAUNCH(char, shared, {count});"]
         body = [*shared, *self._start(), *text, "(void)exchange, (void)sums;"]
-        return self._kernel("rows", MAX_THREADS, body)
+        bound = "TWO_UP_TO" if self.reductions and not has_sums and self._is_small() else "UP_TO"
+        return self._kernel("rows", MAX_THREADS, body, bound)
+
+    def _is_small(self) -> bool:
+        """Whether half of the registers will do: random bits, doubles, three tensors need more.
+
+        A second block then reads memory while the first one waits for its threads, or computes.
+        """
+        values = (*self.program.inputs, *self.program.instructions)
+        full = [entry for entry in self.program.inputs if entry.kind is Kind.FULL]
+        has_doubles = DType.FLOAT64 in {v.dtype for v in values}
+        return not has_doubles and not is_random(self.program) and len(full) <= _FEW_TENSORS
 
     @staticmethod
     def _teams() -> list[str]:

@@ -26,6 +26,7 @@ AF_VISIBLE void af_enter(af_machine *machine) { af_here = machine; }
 
 #define AF_KERNEL static void
 #define AF_KERNEL_UP_TO(threads) static void
+#define AF_KERNEL_TWO_UP_TO(threads) static void
 #define AF_ARGUMENTS(name) const name##_arguments
 #define AF_FUNCTION static inline __attribute__((unused))
 

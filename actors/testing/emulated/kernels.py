@@ -40,7 +40,7 @@ FLAGS = (
 
 _HERE = Path(__file__).parent
 _CUDA = _HERE.parents[1] / "kernels" / "cuda"
-_BOUND = re.compile(r"AF_KERNEL_UP_TO\((\d+)\)\s+(\w+)\(")
+_BOUND = re.compile(r"AF_KERNEL_(?:TWO_)?UP_TO\((\d+)\)\s+(\w+)\(")
 _INCLUDE = re.compile(r'^#include "(device\.cuh|emulated\.h)"$', re.MULTILINE)
 _MAX_THREADS, _WARP = 1024, 32
 _MOST_WORDS = 32_764 // 8
