@@ -15,10 +15,10 @@ FUNCTION_LINES = 80
 
 BUDGET = {
     "actorflow": 33_550,
-    "actors": 44_000,
+    "actors": 45_300,
     "compiler": 31_800,
     "memory": 3_800,
-    "tests": 97_500,
+    "tests": 97_900,
     "benchmarks": 15_200,
 }
 """Lines of Python, C and CUDA of a floor. They only fall; a commit that raises one says why."""

@@ -84,7 +84,7 @@ class Target:
             (arrays, dtypes), (empty, [t.dtype for t in results]))]  # fmt: skip
         if kernel.query(attrs, *operands) is None:
             raise Declined(kernel.name)
-        is_apart = other and not kernel.name.startswith("cudnn.")
+        is_apart = other and not kernel.name.startswith(("cudnn.", "cuda.flash_"))
         found = emulated_run(
             self.toolchain, kernel, attrs, tuple(arrays), tuple(results), dtypes=dtypes,
             output_strides=[x.strides for x in empty], in_place=in_place, seeds=(int(other),),

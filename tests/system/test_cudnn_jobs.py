@@ -20,7 +20,7 @@ from compiler.contract.errors import DeviceError
 pytestmark = pytest.mark.host("it is about emulated GPUs")
 
 STEPS = 6
-OURS = {"cudnn.attention", "cudnn.attention_grad"}
+OF_LIBRARY = {"cudnn.attention"}
 
 
 def tokens():
@@ -97,8 +97,8 @@ def fit(plan, settings, steps=STEPS, seed=0, **options):
 
 def test_losses_are_those_of_composed_attention_and_the_same_however_late(compiled, settings):
     with_it, without = compiled("1"), compiled("0")
-    assert kernels_of(with_it) >= OURS
-    assert not kernels_of(without) & OURS
+    assert kernels_of(with_it) >= OF_LIBRARY
+    assert not kernels_of(without) & OF_LIBRARY
     losses, bits = fit(with_it, settings)
     np.testing.assert_allclose(losses, fit(without, settings)[0], rtol=2e-2)
     assert fit(with_it, settings, seed=3) == (losses, bits)
@@ -129,7 +129,7 @@ def test_a_resumed_run_has_the_same_bits(compiled, settings, tmp_path):
 @pytest.mark.parametrize("options", [{"width": 24}, {"precision": "fp32"}], ids=str)
 def test_heads_that_are_not_8n_and_float32_are_composed_and_the_plan_says_so(compiled, options):
     plan = compiled("1", **options)
-    assert not kernels_of(plan) & OURS
+    assert not kernels_of(plan) & OF_LIBRARY
     assert {"cuda.attention", "cuda.attention_grad"} <= kernels_of(plan)
 
 
@@ -168,14 +168,12 @@ def test_what_the_small_library_lacks_is_ours_and_said_once_when_a_plan_is_compi
 @pytest.mark.parametrize("is_here", [False, True])
 def test_unless_it_is_said_it_is_used_where_its_packages_are(compiled, monkeypatch, is_here):
     monkeypatch.setattr(cudnn, "library_here", lambda: CudnnLibrary() if is_here else None)
-    assert bool(kernels_of(compiled("")) & OURS) is is_here
+    assert bool(kernels_of(compiled("")) & OF_LIBRARY) is is_here
 
 
 def test_where_its_packages_are_missing_a_plan_with_it_is_refused(compiled, settings, monkeypatch):
     monkeypatch.setattr(cudnn, "why_not", lambda *oldest: "its packages are missing")
     with pytest.raises(DeviceError) as caught:
         fit(compiled("1"), replace(settings, emulated_gpus=0))
-    assert "with cuDNN (cudnn.attention, cudnn.attention_grad), and here its packages" in str(
-        caught.value
-    )
+    assert "with cuDNN (cudnn.attention), and here its packages" in str(caught.value)
     assert INSTALL in str(caught.value)

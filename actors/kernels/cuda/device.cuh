@@ -106,6 +106,65 @@ static __device__ __forceinline__ uint16_t af_to_bf16(float x) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
     return bits;
 }
+
+/* Products on tensor cores, from sm_80 on. A warp has them together: each thread gives and gets a
+ * part, by g = lane / 4 and t = lane % 4. c[16][8] += a[16][16] b[16][8], where a thread has of c
+ * c[g][2t, 2t + 1] and c[g + 8][2t, 2t + 1]; of a a[g][2t, 2t + 1], a[g + 8][2t, 2t + 1], and both 8
+ * columns on; of b b[2t, 2t + 1][g] and b[2t + 8, 2t + 9][g]. Pairs of 16 bits are words. */
+static __device__ __forceinline__ void AF_MULTIPLY_BF16(
+    float *c, const uint32_t *a, uint32_t b0, uint32_t b1
+) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+        " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+static __device__ __forceinline__ void AF_MULTIPLY_F16(
+    float *c, const uint32_t *a, uint32_t b0, uint32_t b1
+) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+        " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+/* Four matrices of 8 rows of 16 bytes from shared memory: lane 8m + r says where row r of matrix m
+ * begins, and gets of each the two numbers 2t, 2t + 1 of row g; turned, of column g. */
+static __device__ __forceinline__ void AF_MATRICES(uint32_t *x, const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)));
+}
+static __device__ __forceinline__ void AF_TURNED_MATRICES(uint32_t *x, const void *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row)));
+}
+/* 16 bytes into shared memory, of zeros where nothing is there; they have come to the thread that
+ * asked for them once its AF_COPIED() is over, and to others behind a barrier after that. */
+static __device__ __forceinline__ void AF_COPY_16(void *shared, const void *from, _Bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(shared)),
+                 "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
+}
+#define AF_COPIED() asm volatile("cp.async.wait_all;" ::: "memory")
+/* Two numbers in a word, the first one low; and 2^x, within 2 of its last place, which is 0 where it
+ * is no normal number. */
+static __device__ __forceinline__ uint32_t AF_PAIR_BF16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+static __device__ __forceinline__ uint32_t AF_PAIR_F16(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+static __device__ __forceinline__ float af_power_of_2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 #endif
 
 /* What a thread moves at once, where all of it lies at multiples of its size. */

@@ -148,4 +148,106 @@ AF_FUNCTION uint64_t af_mul_high(uint64_t a, uint64_t b) {
     return (uint64_t)(((unsigned __int128)a * b) >> 64);
 }
 
+/* Tensor cores. What a thread gives lies where it stays until two meetings later. */
+AF_FUNCTION float af_from_f16(uint16_t bits);
+AF_FUNCTION uint16_t af_to_f16(float x);
+typedef struct {
+    float a[4][2], b[2][2];
+} af_fragments;
+static struct {
+    uint32_t turn;
+    af_fragments fragments[2];
+} af_given[1024];
+
+AF_FUNCTION void af_multiply(
+    float *c, const uint32_t *a, uint32_t b0, uint32_t b1, _Bool is_f16, int32_t line
+) {
+    const int32_t lane = AF_THREAD & 31, g = lane / 4, t = lane % 4;
+    af_fragments *mine = &af_given[AF_THREAD].fragments[af_given[AF_THREAD].turn++ & 1];
+    for (int32_t i = 0; i < 6; i++) {
+        const uint32_t word = i < 4 ? a[i] : i == 4 ? b0 : b1;
+        float *pair = i < 4 ? mine->a[i] : mine->b[i - 4];
+        for (int32_t j = 0; j < 2; j++) {
+            const uint16_t bits = (uint16_t)(word >> 16 * j);
+            pair[j] = is_f16 ? af_from_f16(bits) : af_float_of_bits((uint32_t)bits << 16);
+        }
+    }
+    const uint64_t *all = af_here->exchange((uint64_t)(uintptr_t)mine, line);
+    for (int32_t s = 0; s < 4; s++) {
+        const af_fragments *left = (const af_fragments *)(uintptr_t)all[4 * g + s];
+        for (int32_t column = 0; column < 2; column++) {
+            const af_fragments *right =
+                (const af_fragments *)(uintptr_t)all[4 * (2 * t + column) + s];
+            for (int32_t row = 0; row < 2; row++) {
+                const float *near = left->a[row], *far = left->a[row + 2];
+                c[2 * row + column] += near[0] * right->b[0][0] + near[1] * right->b[0][1] +
+                                       (far[0] * right->b[1][0] + far[1] * right->b[1][1]);
+            }
+        }
+    }
+}
+#define AF_MULTIPLY_BF16(c, a, b0, b1) af_multiply(c, a, b0, b1, 0, AF_SITE)
+#define AF_MULTIPLY_F16(c, a, b0, b1) af_multiply(c, a, b0, b1, 1, AF_SITE)
+
+AF_FUNCTION void af_matrices(uint32_t *x, const void *row, _Bool is_turned, int32_t line) {
+    const int32_t lane = AF_THREAD & 31, g = lane / 4, t = lane % 4;
+    const void *place = af_aligned(row, 16);
+    const uint64_t *all = af_here->exchange((uint64_t)(uintptr_t)place, line);
+    for (int32_t m = 0; m < 4; m++) {
+        uint16_t pair[2];
+        for (int32_t i = 0; i < 2; i++) {
+            const uintptr_t from = (uintptr_t)all[8 * m + (is_turned ? 2 * t + i : g)];
+            pair[i] = ((const uint16_t *)from)[is_turned ? g : 2 * t + i];
+        }
+        x[m] = (uint32_t)pair[1] << 16 | pair[0];
+    }
+}
+#define AF_MATRICES(x, row) af_matrices(x, row, 0, AF_SITE)
+#define AF_TURNED_MATRICES(x, row) af_matrices(x, row, 1, AF_SITE)
+
+/* Copies are done when their thread waits for them, and until then there is garbage. */
+enum { AF_MOST_COPIES = 96 };
+static struct {
+    int64_t block;
+    int32_t count;
+    struct {
+        void *to;
+        const void *from;
+    } copies[AF_MOST_COPIES];
+} af_asked[1024];
+
+AF_FUNCTION void af_copied(void) {
+    for (int32_t i = 0; i < af_asked[AF_THREAD].count; i++) {
+        void *to = af_asked[AF_THREAD].copies[i].to;
+        const void *from = af_asked[AF_THREAD].copies[i].from;
+        if (from) __builtin_memcpy(to, from, 16);
+        else __builtin_memset(to, 0, 16);
+    }
+    af_asked[AF_THREAD].count = 0;
+}
+AF_FUNCTION void af_copy_16(void *shared, const void *from, _Bool is_there) {
+    const int32_t thread = AF_THREAD;
+    shared = af_aligned(shared, 16), from = af_aligned(from, 16);
+    if (af_asked[thread].block != AF_BLOCK) af_asked[thread].count = 0;
+    if (af_asked[thread].count == AF_MOST_COPIES) af_copied();
+    const int32_t i = af_asked[thread].count++;
+    af_asked[thread].block = AF_BLOCK;
+    af_asked[thread].copies[i].to = shared;
+    af_asked[thread].copies[i].from = is_there ? from : 0;
+    __builtin_memset(shared, 0xFF, 16);
+}
+#define AF_COPY_16(shared, from, is_there) af_copy_16(shared, from, is_there)
+#define AF_COPIED() af_copied()
+
+AF_FUNCTION uint32_t AF_PAIR_BF16(float low, float high) {
+    return (uint32_t)af_to_bf16(high) << 16 | af_to_bf16(low);
+}
+AF_FUNCTION uint32_t AF_PAIR_F16(float low, float high) {
+    return (uint32_t)af_to_f16(high) << 16 | af_to_f16(low);
+}
+AF_FUNCTION float af_power_of_2(float x) {
+    const float y = exp2f(x);
+    return y < 0x1p-126f ? 0.0f : y;
+}
+
 #endif

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from actors.kernels.common.kernel import Operand
-from actors.kernels.cuda import catalogue
+from actors.kernels.cuda import catalogue, flash
 from actors.kernels.cuda.cudnn_library import CudnnLibrary, library_of, oldest_for
 from compiler.contract.types import DType, TensorType, contiguous_strides
 
@@ -50,11 +50,18 @@ def chosen(call, library):
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=str)
-def test_a_gradient_in_order_is_planned_for_libraries_that_have_it(library):
+def test_a_gradient_in_order_is_planned_for_libraries_that_have_it(library, monkeypatch):
+    monkeypatch.setattr(flash, "_RATES", {9: (0.1, 0.01)})
     assert chosen(gradient(1024), library) == "cudnn.attention_grad"
     is_old = library.version == (9, 19)
-    wanted = "cuda.attention_grad" if is_old else "cudnn.ordered_attention_grad"
+    wanted = "cuda.flash_attention_grad" if is_old else "cudnn.ordered_attention_grad"
     assert chosen(gradient(16_384), library) == wanted
+
+
+@pytest.mark.parametrize("uses_cudnn", [False, *LIBRARIES], ids=str)
+@pytest.mark.parametrize("rows", [1024, 16_384])
+def test_our_gradient_is_planned_where_it_is_to_be_faster(rows, uses_cudnn):
+    assert chosen(gradient(rows), uses_cudnn) == "cuda.flash_attention_grad"
 
 
 OPS = "conv", "conv_input_grad", "conv_weight_grad"

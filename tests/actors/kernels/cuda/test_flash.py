@@ -1,0 +1,244 @@
+"""Attention on tensor cores, emulated, against float64; what it takes and needs, and its texts."""
+
+import itertools
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from attention_formulas import attention
+from emulated_run import loaded, stored
+from kernel_calls import operand
+from kernel_problems import attended
+from kernel_problems import operands as drawn
+from kernel_targets import NO_NUMBER, Target, hold, results_of
+
+from actors.kernels.common.kernel import Operand
+from actors.kernels.cuda import flash, nvrtc
+from actors.kernels.cuda.flash import (
+    BODY,
+    FlashAttention,
+    FlashAttentionGrad,
+    FlashShape,
+    flash_text,
+)
+from actors.kernels.cuda.kernel import gpu_named, known_gpus
+from actors.testing.emulated.kernels import EmulationError
+from compiler.contract.types import DType, TensorType, contiguous_strides
+
+GPU = gpu_named("h100")
+FORWARD, BACKWARD = FlashAttention(GPU), FlashAttentionGrad(GPU)
+LIMITS = {"float16": 4e-3, "bfloat16": 3e-2}
+both_masks = pytest.mark.parametrize("causal", [False, True])
+both_ops = pytest.mark.parametrize("op", ["attention", "attention_grad"])
+
+CASES = [
+    # leading axes, queries, keys, width of keys, width of values
+    ((2, 3), 17, 17, 8, 8), ((), 5, 70, 16, 8), ((2,), 1, 66, 8, 24), ((2, 1), 130, 140, 64, 64),
+    ((1,), 65, 21, 32, 32), ((1,), 129, 129, 48, 64), ((1,), 70, 75, 80, 96),
+    ((1,), 66, 130, 128, 128), ((1,), 64, 64, 64, 64), ((1,), 192, 192, 16, 16),
+]  # fmt: skip
+
+
+@pytest.fixture
+def emulated(native_toolchain):
+    """Attention as it is planned for a GPU, run on the host."""
+    return Target("cuda", native_toolchain)
+
+
+def kernel_of(op):
+    return FORWARD if op == "attention" else BACKWARD
+
+
+@both_masks
+@both_ops
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_numbers_are_those_of_whole_matrices(case, op, causal, emulated):
+    problem = attended(op, case, {"scale": 0.4, "causal": causal})
+    hold(emulated, kernel_of(op), problem, "bfloat16", LIMITS["bfloat16"])
+
+
+def forward(target, attrs, q, k, v, dtype="bfloat16"):
+    """Return y and lse of operands that are stored."""
+    kind = DType(dtype)
+    results = (
+        TensorType(kind, (*q.shape[:-1], v.shape[-1])),
+        TensorType(DType.FLOAT32, q.shape[:-1]),
+    )
+    return target.run(FORWARD, attrs, [kind] * 3, [q, k, v], results)[0]
+
+
+def packed(arrays):
+    """Return tensors of one shape as windows of one, as a projection has its heads."""
+    *batch, rows, width = arrays[0].shape
+    whole = np.empty((rows, len(arrays), *batch, width), arrays[0].dtype)
+    windows = [np.moveaxis(whole[:, i], 0, -2) for i in range(len(arrays))]
+    for window, array in zip(windows, arrays, strict=True):
+        window[...] = array
+    return windows
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+def test_heads_of_a_projection_are_read_where_they_lie(dtype, emulated):
+    attrs, case = {"scale": 0.3, "causal": True}, ((2, 3), 40, 40, 16, 16)
+    for op, limit in (("attention", 1), ("attention_grad", 4)):
+        problem = attended(op, case, attrs)
+        arrays, _ = problem.stored(dtype, "dense")
+        first = 0 if op == "attention" else 1
+        heads = packed([loaded(x) for x in arrays[first : first + 3]])
+        inputs = [*problem.inputs[:first], *heads, *problem.inputs[first + 3 :]]
+        lying = problem._replace(inputs=tuple(inputs))
+        hold(emulated, kernel_of(op), lying, dtype, limit * LIMITS[dtype], lie="own")
+
+
+@both_masks
+def test_scores_far_from_zero_are_right_where_plain_exponentials_are_not(causal, emulated):
+    q, k, v, _ = drawn(((2,), 40, 70, 16, 16))
+    k[:, :, 0], q[..., 0] = 1, 100
+    k[1, ::3, 0] = 0.5
+    stored_ones = [stored(x, "bfloat16") for x in (q, k, v)]
+    attrs = {"scale": 1.0, "causal": causal}
+    y, lse = forward(emulated, attrs, *stored_ones)
+    wanted, logs = attention(*map(loaded, stored_ones), **attrs)
+    np.testing.assert_allclose(loaded(y), wanted, rtol=2e-2, atol=2e-2)
+    np.testing.assert_allclose(lse, logs, rtol=1e-5)
+
+
+def test_keys_without_any_weight_in_the_first_tiles_count_nothing(emulated):
+    q, k, v, _ = drawn(((1,), 3, 140, 16, 16))
+    q[...] = 1
+    k[:, :130] = -np.inf
+    stored_ones = [stored(x, "bfloat16") for x in (q, k, v)]
+    attrs = {"scale": 1.0, "causal": False}
+    y, lse = forward(emulated, attrs, *stored_ones)
+    one, two, three = map(loaded, stored_ones)
+    wanted, logs = attention(one, two[:, 130:], three[:, 130:], **attrs)
+    np.testing.assert_allclose(loaded(y), wanted, rtol=2e-2, atol=2e-2)
+    np.testing.assert_allclose(lse, logs, rtol=1e-5)
+
+
+def test_a_query_that_sees_nothing_gets_zeros_and_gives_no_gradient(emulated):
+    q, k, v, dy = drawn(((1,), 20, 20, 16, 16))
+    q[...] = 1
+    k[...] = -np.inf
+    attrs = {"scale": 1.0, "causal": False}
+    one, two, three, slope = [stored(x, "bfloat16") for x in (q, k, v, dy)]
+    y, lse = forward(emulated, attrs, one, two, three)
+    assert not loaded(y).any()
+    assert (lse < NO_NUMBER).all()
+    results = [TensorType(DType.BFLOAT16, x.shape) for x in (q, k, v)]
+    dtypes = [*[DType.BFLOAT16] * 5, DType.FLOAT32]
+    grads = emulated.run(BACKWARD, attrs, dtypes, [slope, one, two, three, y, lse], results)[0]
+    assert not loaded(grads[2]).any()
+
+
+FAULTS = {
+    "a tile is read before it is there": (
+        "attention", "AF_COPIED();\n    AF_BARRIER();", "AF_BARRIER();"),
+    "a tile is overwritten while others read it": (
+        "attention", "        AF_COPIED();\n        AF_BARRIER();", "        AF_COPIED();"),
+    "a tile of the gradient is overwritten": (
+        "attention_grad", "        AF_COPIED();\n        AF_BARRIER();", "        AF_COPIED();"),
+    "keys behind the last are seen": ("attention", "at >= columns ||", ""),
+    "queries behind the last are taken": ("attention", "t == 0 && row < rows", "t == 0"),
+    "a query sees the key after its own": ("attention", "+ shift + 1;", "+ shift + 2;"),
+    "a query does not see its own key": ("attention_grad", "+ shift + 1;", "+ shift;"),
+    "of a causal call the last keys are hidden": ("attention", "+ shift + 1;", "+ 1;"),
+    "queries end at a key too early": ("attention", "first + NAME_ROWS + shift)", "first)"),
+    "keys begin at a query too late": ("attention_grad", "(0, first - shift)", "(0, first)"),
+    "some queries of a warp's keys are left out": (
+        "attention_grad", "hidden + NAME_QUERIES - 1 <=", "hidden <="),
+    "sums are not shrunk": ("attention", "fmaf(total[m][h], shrink, sum)", "total[m][h] + sum"),
+    "results are not shrunk": ("attention", "y[m][n][2 * h] *= shrink,", ""),
+    "the sums of queries are not taken off": ("attention_grad", "(*x - delta)", "*x"),
+    "a matrix is not turned": ("attention_grad", "AF_TURNED_MATRICES", "AF_MATRICES"),
+    "two warps share their rows": ("attention", "/ 32 * NAME_WARP_ROWS", "/ 64 * NAME_WARP_ROWS"),
+    "tiles change their places": ("attention_grad", "stages + (tile & 1)", "stages + (~tile & 1)"),
+}  # fmt: skip
+
+
+def is_right(target, op):
+    """Whether several tiles, with tails, are as they should be, in two orders of threads."""
+    cases = ((1,), 140, 150, 16, 16), ((1,), 70, 200, 16, 8)
+    try:
+        for case, causal in itertools.product(cases, (False, True)):
+            problem = attended(op, case, {"scale": 0.4, "causal": causal})
+            hold(target, kernel_of(op), problem, "float16", LIMITS["float16"])
+    except (AssertionError, EmulationError):
+        return False
+    return True
+
+
+@both_ops
+def test_several_tiles_with_tails_are_right(op, emulated):
+    assert is_right(emulated, op)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_text_is_found(fault, emulated, monkeypatch):
+    op, right, wrong = FAULTS[fault]
+    assert right in BODY
+    body = BODY.replace(right, wrong)
+    monkeypatch.setattr(flash, "flash_text", partial(flash_text, body=body))
+    assert not is_right(emulated, op)
+
+
+def needs_of(kernel, case, gpu="h100", dtype="bfloat16", offset_bytes=0, **strides):
+    """Return what a kernel says of a call; `strides` are of operands, by name."""
+    problem = attended(kernel.op, case, {"scale": 0.5, "causal": False})
+    arrays, dtypes = problem.stored(dtype, "dense")
+    results = results_of(problem, dtypes)
+    names = ["dy", "q", "k", "v", "y", "lse"] if kernel.op == "attention_grad" else ["q", "k", "v"]
+    ins = [operand(x, d) for x, d in zip(arrays, dtypes, strict=True)]
+    ins = [
+        replace(x, offset_bytes=offset_bytes, strides_bytes=strides.get(name, x.strides_bytes))
+        for name, x in zip(names, ins, strict=True)
+    ]
+    outs = [Operand(t, 0, contiguous_strides(t.shape, t.dtype.itemsize)) for t in results]
+    return replace(kernel, gpu=gpu_named(gpu)).query(problem.attrs, tuple(ins), tuple(outs))
+
+
+@pytest.mark.parametrize("kernel", [FORWARD, BACKWARD], ids=lambda k: k.op)
+def test_it_takes_16_bit_heads_that_lie_at_multiples_of_16_bytes(kernel):
+    case = (2, 3), 17, 33, 24, 40
+    for dtype in LIMITS:
+        assert needs_of(kernel, case, dtype=dtype) is not None
+    assert needs_of(kernel, case, q=(0, 0, 48, 2)) is not None
+    refused = [
+        needs_of(kernel, case, dtype="float32"),
+        needs_of(kernel, case, offset_bytes=8),
+        needs_of(kernel, case, q=(2448, 816, 50, 2)),
+        needs_of(kernel, case, k=(4752, 1584, 2, 66)),
+        needs_of(kernel, ((2, 3), 17, 33, 20, 40)),
+        needs_of(kernel, ((2, 3), 17, 33, 136, 40)),
+        needs_of(kernel, ((2, 3), 0, 33, 8, 8)),
+    ]
+    assert refused == [None] * len(refused)
+
+
+@pytest.mark.parametrize("gpu", known_gpus())
+@pytest.mark.parametrize("width", [64, 128])
+def test_every_gpu_has_the_shared_memory_of_a_block(gpu, width):
+    for kernel in (FORWARD, BACKWARD):
+        assert needs_of(kernel, ((1,), 9, 9, width, width), gpu=gpu) is not None
+
+
+def test_scratch_of_the_gradient_is_two_numbers_of_each_query():
+    assert needs_of(FORWARD, ((2, 3), 100, 40, 64, 64)).workspace_bytes == 0
+    assert needs_of(BACKWARD, ((2, 3), 100, 40, 64, 64)).workspace_bytes == 6 * 128 * 8
+    assert needs_of(BACKWARD, ((2, 3), 100, 40, 128, 64)).workspace_bytes == 6 * 128 * 8
+    assert needs_of(BACKWARD, ((2, 3), 60, 40, 128, 64)).workspace_bytes == 6 * 64 * 8
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("width", [16, 64, 80, 128])
+@both_masks
+def test_texts_are_built_for_every_gpu_and_spill_nothing(causal, width, dtype, arch):
+    if not nvrtc.is_here():
+        pytest.skip("NVRTC is not installed")
+    text = flash_text(FlashShape(DType(dtype), width, 64, causal))
+    for usage in nvrtc.usage(text, arch).values():
+        assert (usage.spilled_bytes, usage.stack_bytes) == (0, 0)
+        assert 2 * 128 * usage.registers <= 65_536
