@@ -4,7 +4,7 @@
  * The text says NAME_WIDTH, what queries, keys and values are wide, filled up with zeros to a
  * multiple of 16; NAME_ROWS of a block, of which each of its 4 warps has 16 or 32; NAME_COLUMNS, how
  * many rows of the other side it meets at a time; NAME_CAUSAL; and of the type of elements
- * NAME_MULTIPLY, NAME_PAIR and NAME_FROM.
+ * NAME_MULTIPLY, NAME_PAIR, NAME_FROM, and NAME_INFINITE, the bits of infinity.
  *
  * Rows lie in shared memory 16 bytes further apart than they are long: so the 8 rows of a matrix
  * that tensor cores load lie in different banks. While a block works on one tile, the next is on its
@@ -22,8 +22,12 @@ enum {
     NAME_WARP_ROWS = 16 * NAME_TILES,
     NAME_ROW = NAME_WIDTH + 8,
     NAME_CHUNKS = NAME_WIDTH / 8, /* of 16 bytes in a row */
-    NAME_KEYS = 32,               /* that a warp of `queries` meets at once */
-    NAME_QUERIES = 16             /* and one of `keys`, which has twice the sums */
+    /* Words of 16 bits for sums of a block's rows, or of two tiles. */
+    NAME_SUMS = 4 * (NAME_ROWS > 2 * NAME_COLUMNS ? NAME_ROWS : 2 * NAME_COLUMNS),
+    /* What a warp meets at once, of keys in `queries` and of queries in `keys`, which has twice the
+     * sums: more are more than a thread has registers. */
+    NAME_KEYS = NAME_ROWS == 128 ? 16 : 32,
+    NAME_QUERIES = 16
 };
 #define NAME_LOG2_E 1.4426950408889634f
 #define NAME_LN_2 0.6931471805599453f
@@ -47,6 +51,16 @@ typedef struct {
 typedef struct {
     float lse, delta;
 } NAME_sums;
+
+/* What each kernel knows of its call and of its place in it. */
+#define NAME_BEGIN(a)                                                                    \
+    const int32_t rows = (int32_t)a->e.rows, columns = (int32_t)a->e.columns;            \
+    const int32_t width = (int32_t)a->e.width, out = (int32_t)a->e.out;                  \
+    const int32_t shift = (int32_t)a->e.shift, num_blocks = (int32_t)a->e.num_blocks;    \
+    const float factor = af_float_of_bits((uint32_t)a->e.factor);                        \
+    const int32_t head = (int32_t)AF_BLOCK / num_blocks;                                 \
+    const int32_t g = (AF_THREAD & 31) / 4, t = AF_THREAD % 4;                           \
+    const int32_t warp_first = AF_THREAD / 32 * NAME_WARP_ROWS;
 
 AF_FUNCTION char *NAME_matrix(const NAME_tensor *x, const NAME_heads *heads, int32_t head) {
     char *place = x->first;
@@ -77,6 +91,58 @@ AF_FUNCTION void NAME_fetch(
         AF_COPY_16(tile + row * NAME_ROW + chunk * 8, is_there ? from : matrix, is_there);
         row += 128 / NAME_CHUNKS;
         from += 128 / NAME_CHUNKS * row_step;
+    }
+}
+
+AF_FUNCTION void NAME_fetch_rows(
+    uint16_t *tile, const NAME_tensor *x, const NAME_heads *heads, int32_t head, int32_t first,
+    int32_t end, int32_t width
+) {
+    NAME_fetch(tile, NAME_matrix(x, heads, head), x->row_step, first, end, width, NAME_ROWS);
+}
+/* Asks for a tile of two matrices, where its number says; and for the sums of its queries. */
+AF_FUNCTION void NAME_fetch_pair(
+    uint16_t *stages, int32_t tile, const char *x, const NAME_tensor *of_x, const char *y,
+    const NAME_tensor *of_y, const NAME_extents *e, int32_t end
+) {
+    uint16_t *stage = stages + (tile & 1) * 2 * NAME_COLUMNS * NAME_ROW;
+    const int32_t first = tile * NAME_COLUMNS;
+    NAME_fetch(stage, x, of_x->row_step, first, end, (int32_t)e->width, NAME_COLUMNS);
+    stage += NAME_COLUMNS * NAME_ROW;
+    NAME_fetch(stage, y, of_y->row_step, first, end, (int32_t)e->out, NAME_COLUMNS);
+}
+AF_FUNCTION void NAME_fetch_sums(NAME_sums *stages, int32_t tile, const NAME_sums *sums) {
+    const int32_t i = 2 * AF_THREAD;
+    if (i < NAME_COLUMNS)
+        AF_COPY_16(
+            stages + (tile & 1) * NAME_COLUMNS + i, sums + tile * NAME_COLUMNS + i, 1
+        );
+}
+
+/* 0 * NaN is NaN: what a causal mask hides from some queries of a block goes into products with 0 for
+ * what is not finite. `firsts` keeps, for each column or for all of a row, the first row that had any
+ * of that: queries that see it get NaN. Each thread looks at what it asked for itself. */
+AF_FUNCTION void NAME_clean(uint16_t *tile, int32_t first, int32_t *firsts, _Bool is_whole) {
+    AF_ROLLED
+    for (int32_t i = AF_THREAD; i < NAME_COLUMNS * NAME_CHUNKS; i += 128) {
+        const int32_t row = i / NAME_CHUNKS, column = i % NAME_CHUNKS * 8;
+        uint16_t *place = tile + row * NAME_ROW + column;
+        uint32_t words[4], found = 0;
+        af_get(words, place, 16);
+        AF_UNROLL
+        for (int32_t j = 0; j < 4; j++)
+            found |= (words[j] & 0x10001u * NAME_INFINITE) + 0x10001u * (0x8000u - NAME_INFINITE);
+        if (!(found & 0x80008000u)) continue;
+        AF_ROLLED
+        for (int32_t j = 0; j < 8; j++) {
+            if ((place[j] & NAME_INFINITE) != NAME_INFINITE) continue;
+            place[j] = 0;
+            int32_t *least = firsts + (is_whole ? 0 : column + j), was = *(volatile int32_t *)least;
+            while (first + row < was) {
+                const int32_t before = AF_ATOMIC_CAS_I32(least, was, first + row);
+                was = before == was ? INT32_MIN : before;
+            }
+        }
     }
 }
 
@@ -159,6 +225,18 @@ AF_FUNCTION void NAME_narrowed(uint32_t *x, const float (*sums)[4]) {
     x[3] = NAME_PAIR(sums[1][2], sums[1][3]);
 }
 
+/* Puts `with` where a warp's queries do not see one of `count` keys: from `end` on, and, of a causal
+ * call, from `hidden` on, and for each query one later. */
+AF_FUNCTION void NAME_hide(float *x, int32_t count, int32_t end, int32_t hidden, float with) {
+    const int32_t g = (AF_THREAD & 31) / 4, t = AF_THREAD % 4;
+    AF_UNROLL
+    for (int32_t i = 0; i < NAME_TILES * count / 2; i++) {
+        const int32_t m = i / (count / 2), n = i / 4 % (count / 8), at = 8 * n + 2 * t + i % 2;
+        const int32_t seen = hidden + 16 * m + g + 8 * (i / 2 % 2);
+        if (at >= end || (NAME_CAUSAL && at >= seen)) x[i] = with;
+    }
+}
+
 AF_FUNCTION void NAME_clear(float *x, int32_t count) {
     AF_UNROLL
     for (int32_t i = 0; i < count; i++) x[i] = 0;
@@ -185,13 +263,15 @@ AF_FUNCTION void NAME_put(
 
 /* Stores a tile of a block's rows; behind a barrier. */
 AF_FUNCTION void NAME_store(
-    char *matrix, int64_t row_step, const uint16_t *tile, int32_t first, int32_t end, int32_t width
+    const NAME_tensor *x, const NAME_heads *heads, int32_t head, const uint16_t *tile,
+    int32_t first, int32_t end, int32_t width
 ) {
+    char *matrix = NAME_matrix(x, heads, head);
     AF_UNROLL
     for (int32_t i = 0; i < NAME_ROWS * NAME_CHUNKS; i += 128) {
         const int32_t row = (i + AF_THREAD) / NAME_CHUNKS, chunk = (i + AF_THREAD) % NAME_CHUNKS;
         if (first + row < end && chunk * 8 < width)
-            *(af_16_bytes *)AF_ALIGNED(matrix + (first + row) * row_step + chunk * 16, 16) =
+            *(af_16_bytes *)AF_ALIGNED(matrix + (first + row) * x->row_step + chunk * 16, 16) =
                 *(const af_16_bytes *)(tile + row * NAME_ROW + chunk * 8);
     }
 }
@@ -205,30 +285,27 @@ typedef struct {
 
 AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
     AF_SHARED_OF_LAUNCH(uint16_t, shared, (NAME_ROWS + 4 * NAME_COLUMNS) * NAME_ROW);
+    AF_SHARED(int32_t, firsts, NAME_WIDTH);
     const NAME_attend_arguments *a = &arguments;
-    const int32_t rows = (int32_t)a->e.rows, columns = (int32_t)a->e.columns;
-    const int32_t width = (int32_t)a->e.width, out = (int32_t)a->e.out;
-    const int32_t shift = (int32_t)a->e.shift, num_blocks = (int32_t)a->e.num_blocks;
-    const float factor = af_float_of_bits((uint32_t)a->e.factor);
-    const int32_t head = (int32_t)AF_BLOCK / num_blocks;
+    NAME_BEGIN(a)
     /* Those that see most keys first: they take longest. */
     const int32_t first = (num_blocks - 1 - (int32_t)AF_BLOCK % num_blocks) * NAME_ROWS;
     const int32_t end = NAME_CAUSAL ? (int32_t)af_min(columns, first + NAME_ROWS + shift) : columns;
     const int32_t num_tiles = (end + NAME_COLUMNS - 1) / NAME_COLUMNS;
-    const int32_t g = (AF_THREAD & 31) / 4, t = AF_THREAD % 4;
-    const int32_t warp_first = AF_THREAD / 32 * NAME_WARP_ROWS;
     const char *k = NAME_matrix(&a->k, &a->heads, head), *v = NAME_matrix(&a->v, &a->heads, head);
     uint16_t *stages = shared + NAME_ROWS * NAME_ROW;
 
-    NAME_fetch(
-        shared, NAME_matrix(&a->q, &a->heads, head), a->q.row_step, first, rows, width, NAME_ROWS
-    );
-    NAME_fetch(stages, k, a->k.row_step, 0, columns, width, NAME_COLUMNS);
-    NAME_fetch(
-        stages + NAME_COLUMNS * NAME_ROW, v, a->v.row_step, 0, columns, out, NAME_COLUMNS
-    );
+    NAME_fetch_rows(shared, &a->q, &a->heads, head, first, rows, width);
+    NAME_fetch_pair(stages, 0, k, &a->k, v, &a->v, &a->e, columns);
+    if (AF_THREAD < NAME_WIDTH) firsts[AF_THREAD] = INT32_MAX;
     AF_COPIED();
     AF_BARRIER();
+    /* Some query of the block does not see the last key of a tile that begins here or later. */
+    const int32_t diagonal = first + shift + 2 - NAME_COLUMNS;
+    if (NAME_CAUSAL && diagonal <= 0) {
+        NAME_clean(stages + NAME_COLUMNS * NAME_ROW, 0, firsts, 0);
+        AF_BARRIER();
+    }
     uint32_t q[NAME_TILES][NAME_STEPS][4];
     NAME_left(q, shared + warp_first * NAME_ROW);
     float y[NAME_TILES][2 * NAME_STEPS][4], most[NAME_TILES][2], total[NAME_TILES][2];
@@ -242,13 +319,8 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
         const int32_t column = tile * NAME_COLUMNS;
         const uint16_t *keys = stages + (tile & 1) * 2 * NAME_COLUMNS * NAME_ROW;
         const uint16_t *values = keys + NAME_COLUMNS * NAME_ROW;
-        if (tile + 1 < num_tiles) {
-            uint16_t *next = stages + (~tile & 1) * 2 * NAME_COLUMNS * NAME_ROW;
-            const int32_t from = column + NAME_COLUMNS;
-            NAME_fetch(next, k, a->k.row_step, from, columns, width, NAME_COLUMNS);
-            next += NAME_COLUMNS * NAME_ROW;
-            NAME_fetch(next, v, a->v.row_step, from, columns, out, NAME_COLUMNS);
-        }
+        if (tile + 1 < num_tiles)
+            NAME_fetch_pair(stages, tile + 1, k, &a->k, v, &a->v, &a->e, columns);
         /* The first keys that the warp's first query does not see, and those that none does. */
         const int32_t hidden = first + warp_first + shift + 1;
         if (!NAME_CAUSAL || column < hidden + NAME_WARP_ROWS - 1) {
@@ -258,16 +330,8 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
             for (int32_t n = 0; n < NAME_COLUMNS / 16; n++)
                 NAME_scores(&s[0][n], q, keys + n * 16 * NAME_ROW, NAME_COLUMNS / 16);
             if (column + NAME_COLUMNS > columns ||
-                (NAME_CAUSAL && column + NAME_COLUMNS > hidden)) {
-                AF_UNROLL
-                for (int32_t i = 0; i < NAME_TILES * NAME_COLUMNS / 2; i++) {
-                    const int32_t m = i / (NAME_COLUMNS / 2), n = i / 4 % (NAME_COLUMNS / 8);
-                    const int32_t at = column + 8 * n + 2 * t + i % 2;
-                    const int32_t seen = hidden + 16 * m + g + 8 * (i / 2 % 2);
-                    if (at >= columns || (NAME_CAUSAL && at >= seen))
-                        s[m][n / 2][n % 2][i % 4] = -INFINITY;
-                }
-            }
+                (NAME_CAUSAL && column + NAME_COLUMNS > hidden))
+                NAME_hide(&s[0][0][0][0], NAME_COLUMNS, columns - column, hidden - column, -INFINITY);
             AF_UNROLL
             for (int32_t m = 0; m < NAME_TILES; m++) {
                 AF_UNROLL
@@ -307,6 +371,11 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
             }
         }
         AF_COPIED();
+        if (NAME_CAUSAL && tile + 1 < num_tiles && column + NAME_COLUMNS >= diagonal)
+            NAME_clean(
+                stages + (2 * (~tile & 1) + 1) * NAME_COLUMNS * NAME_ROW, column + NAME_COLUMNS,
+                firsts, 0
+            );
         AF_BARRIER();
     }
 
@@ -327,9 +396,15 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
                 *(float *)(logs + row * lse->row_step) = sum == 0 ? NAME_NOTHING : log;
         }
     }
+    AF_UNROLL
+    for (int32_t i = 0; i < NAME_TILES * NAME_STEPS * 8 && NAME_CAUSAL; i++) {
+        const int32_t m = i / (8 * NAME_STEPS), n = i / 4 % (2 * NAME_STEPS);
+        const int32_t last = first + warp_first + 16 * m + g + 8 * (i / 2 % 2) + shift;
+        if (firsts[8 * n + 2 * t + i % 2] <= last) y[m][n][i % 4] = NAN;
+    }
     NAME_put(shared + warp_first * NAME_ROW, y, shares);
     AF_BARRIER();
-    NAME_store(NAME_matrix(&a->y, &a->heads, head), a->y.row_step, shared, first, rows, out);
+    NAME_store(&a->y, &a->heads, head, shared, first, rows, out);
 }
 
 /* dq, and what `keys` needs of each query: [heads, rows filled up to whole blocks]. */
@@ -341,36 +416,28 @@ typedef struct {
 } NAME_queries_arguments;
 
 AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
-    AF_SHARED_OF_LAUNCH(uint16_t, shared, (2 * NAME_ROWS + 4 * NAME_COLUMNS) * NAME_ROW);
-    AF_SHARED(NAME_sums, own_sums, NAME_ROWS);
+    AF_SHARED_OF_LAUNCH(uint16_t, shared, (2 * NAME_ROWS + 4 * NAME_COLUMNS) * NAME_ROW + NAME_SUMS);
+    AF_SHARED(int32_t, firsts, 1);
     const NAME_queries_arguments *a = &arguments;
-    const int32_t rows = (int32_t)a->e.rows, columns = (int32_t)a->e.columns;
-    const int32_t width = (int32_t)a->e.width, out = (int32_t)a->e.out;
-    const int32_t shift = (int32_t)a->e.shift, num_blocks = (int32_t)a->e.num_blocks;
-    const float factor = af_float_of_bits((uint32_t)a->e.factor);
-    const int32_t head = (int32_t)AF_BLOCK / num_blocks;
+    NAME_BEGIN(a)
     const int32_t first = (num_blocks - 1 - (int32_t)AF_BLOCK % num_blocks) * NAME_ROWS;
     const int32_t end = NAME_CAUSAL ? (int32_t)af_min(columns, first + NAME_ROWS + shift) : columns;
     const int32_t num_tiles = (end + NAME_COLUMNS - 1) / NAME_COLUMNS;
-    const int32_t g = (AF_THREAD & 31) / 4, t = AF_THREAD % 4;
-    const int32_t warp_first = AF_THREAD / 32 * NAME_WARP_ROWS;
     const char *k = NAME_matrix(&a->k, &a->heads, head), *v = NAME_matrix(&a->v, &a->heads, head);
     uint16_t *slopes = shared + NAME_ROWS * NAME_ROW, *stages = slopes + NAME_ROWS * NAME_ROW;
     /* y lies where the second tile will; it is twice as many rows at most. */
     uint16_t *results = stages + 2 * NAME_COLUMNS * NAME_ROW;
+    NAME_sums *own_sums = (NAME_sums *)(stages + 4 * NAME_COLUMNS * NAME_ROW);
 
-    const char *q_rows = NAME_matrix(&a->q, &a->heads, head);
-    const char *dy_rows = NAME_matrix(&a->dy, &a->heads, head);
-    const char *y_rows = NAME_matrix(&a->y, &a->heads, head);
-    NAME_fetch(shared, q_rows, a->q.row_step, first, rows, width, NAME_ROWS);
-    NAME_fetch(slopes, dy_rows, a->dy.row_step, first, rows, out, NAME_ROWS);
-    NAME_fetch(results, y_rows, a->y.row_step, first, rows, out, NAME_ROWS);
-    NAME_fetch(stages, k, a->k.row_step, 0, columns, width, NAME_COLUMNS);
-    NAME_fetch(
-        stages + NAME_COLUMNS * NAME_ROW, v, a->v.row_step, 0, columns, out, NAME_COLUMNS
-    );
+    NAME_fetch_rows(shared, &a->q, &a->heads, head, first, rows, width);
+    NAME_fetch_rows(slopes, &a->dy, &a->heads, head, first, rows, out);
+    NAME_fetch_rows(results, &a->y, &a->heads, head, first, rows, out);
+    NAME_fetch_pair(stages, 0, k, &a->k, v, &a->v, &a->e, columns);
+    if (AF_THREAD == 0) firsts[0] = INT32_MAX;
     AF_COPIED();
     AF_BARRIER();
+    const int32_t diagonal = first + shift + 2 - NAME_COLUMNS;
+    if (NAME_CAUSAL && diagonal <= 0) NAME_clean(stages, 0, firsts, 1);
     if (NAME_ROWS == 128 || AF_THREAD < NAME_ROWS) {
         const int32_t row = first + AF_THREAD;
         NAME_sums sums = {INFINITY, 0};
@@ -411,13 +478,8 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
     for (int32_t tile = 0; tile < num_tiles; tile++) {
         const uint16_t *keys = stages + (tile & 1) * 2 * NAME_COLUMNS * NAME_ROW;
         const uint16_t *values = keys + NAME_COLUMNS * NAME_ROW;
-        if (tile + 1 < num_tiles) {
-            uint16_t *next = stages + (~tile & 1) * 2 * NAME_COLUMNS * NAME_ROW;
-            const int32_t from = (tile + 1) * NAME_COLUMNS;
-            NAME_fetch(next, k, a->k.row_step, from, columns, width, NAME_COLUMNS);
-            next += NAME_COLUMNS * NAME_ROW;
-            NAME_fetch(next, v, a->v.row_step, from, columns, out, NAME_COLUMNS);
-        }
+        if (tile + 1 < num_tiles)
+            NAME_fetch_pair(stages, tile + 1, k, &a->k, v, &a->v, &a->e, columns);
         const int32_t hidden = first + warp_first + shift + 1;
         AF_ROLLED
         for (int32_t part = 0; part < NAME_COLUMNS; part += NAME_KEYS) {
@@ -440,16 +502,8 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
                 const float p = af_power_of_2(fmaf(s[m][n / 2][n % 2][i % 4], factor, -own.lse));
                 *x = p * (*x - own.delta);
             }
-            if (column + NAME_KEYS > columns || (NAME_CAUSAL && column + NAME_KEYS > hidden)) {
-                AF_UNROLL
-                for (int32_t i = 0; i < NAME_TILES * NAME_KEYS / 2; i++) {
-                    const int32_t m = i / (NAME_KEYS / 2), n = i / 4 % (NAME_KEYS / 8);
-                    const int32_t at = column + 8 * n + 2 * t + i % 2;
-                    const int32_t seen = hidden + 16 * m + g + 8 * (i / 2 % 2);
-                    if (at >= columns || (NAME_CAUSAL && at >= seen))
-                        ds[m][n / 2][n % 2][i % 4] = 0;
-                }
-            }
+            if (column + NAME_KEYS > columns || (NAME_CAUSAL && column + NAME_KEYS > hidden))
+                NAME_hide(&ds[0][0][0][0], NAME_KEYS, columns - column, hidden - column, 0);
             AF_UNROLL
             for (int32_t n = 0; n < NAME_KEYS / 16; n++) {
                 uint32_t x[NAME_TILES][4];
@@ -459,11 +513,19 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
             }
         }
         AF_COPIED();
+        if (NAME_CAUSAL && tile + 1 < num_tiles && (tile + 1) * NAME_COLUMNS >= diagonal)
+            NAME_clean(
+                stages + 2 * (~tile & 1) * NAME_COLUMNS * NAME_ROW, (tile + 1) * NAME_COLUMNS,
+                firsts, 1
+            );
         AF_BARRIER();
     }
+    AF_UNROLL
+    for (int32_t i = 0; i < 2 * NAME_TILES && NAME_CAUSAL; i++)
+        if (firsts[0] <= first + warp_first + 8 * i + g + shift) scales[i / 2][i % 2] = NAN;
     NAME_put(shared + warp_first * NAME_ROW, dq, scales);
     AF_BARRIER();
-    NAME_store(NAME_matrix(&a->dq, &a->heads, head), a->dq.row_step, shared, first, rows, width);
+    NAME_store(&a->dq, &a->heads, head, shared, first, rows, width);
 }
 
 /* dk and dv, behind `queries`. */
@@ -475,48 +537,22 @@ typedef struct {
     NAME_extents e;
 } NAME_keys_arguments;
 
-/* Asks for the queries from one on, what they are a factor of, and their sums. */
-AF_FUNCTION void NAME_fetch_queries(
-    const NAME_keys_arguments *a, const char *q, const char *dy, const NAME_sums *sums,
-    int32_t from, uint16_t *stage, NAME_sums *stage_sums
-) {
-    const int32_t rows = (int32_t)a->e.rows;
-    NAME_fetch(stage, q, a->q.row_step, from, rows, (int32_t)a->e.width, NAME_COLUMNS);
-    stage += NAME_COLUMNS * NAME_ROW;
-    NAME_fetch(stage, dy, a->dy.row_step, from, rows, (int32_t)a->e.out, NAME_COLUMNS);
-    if (AF_THREAD < NAME_COLUMNS / 2)
-        AF_COPY_16(stage_sums + 2 * AF_THREAD, sums + from + 2 * AF_THREAD, 1);
-}
-
 AF_KERNEL_UP_TO(128) NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
-    AF_SHARED_OF_LAUNCH(uint16_t, shared, (2 * NAME_ROWS + 4 * NAME_COLUMNS) * NAME_ROW);
-    AF_SHARED(NAME_sums, all_sums, 2 * NAME_COLUMNS);
+    AF_SHARED_OF_LAUNCH(uint16_t, shared, (2 * NAME_ROWS + 4 * NAME_COLUMNS) * NAME_ROW + NAME_SUMS);
     const NAME_keys_arguments *a = &arguments;
-    const int32_t rows = (int32_t)a->e.rows, columns = (int32_t)a->e.columns;
-    const int32_t width = (int32_t)a->e.width, out = (int32_t)a->e.out;
-    const int32_t shift = (int32_t)a->e.shift, num_blocks = (int32_t)a->e.num_blocks;
-    const float factor = af_float_of_bits((uint32_t)a->e.factor);
-    const int32_t head = (int32_t)AF_BLOCK / num_blocks;
+    NAME_BEGIN(a)
     const int32_t first = (int32_t)AF_BLOCK % num_blocks * NAME_ROWS;
     const int32_t begin = NAME_CAUSAL ? (int32_t)af_max(0, first - shift) / NAME_COLUMNS : 0;
     const int32_t num_tiles = (rows + NAME_COLUMNS - 1) / NAME_COLUMNS;
-    const int32_t g = (AF_THREAD & 31) / 4, t = AF_THREAD % 4;
-    const int32_t warp_first = AF_THREAD / 32 * NAME_WARP_ROWS;
     uint16_t *values = shared + NAME_ROWS * NAME_ROW, *stages = values + NAME_ROWS * NAME_ROW;
+    NAME_sums *all_sums = (NAME_sums *)(stages + 4 * NAME_COLUMNS * NAME_ROW);
 
-    NAME_fetch(
-        shared, NAME_matrix(&a->k, &a->heads, head), a->k.row_step, first, columns, width, NAME_ROWS
-    );
-    NAME_fetch(
-        values, NAME_matrix(&a->v, &a->heads, head), a->v.row_step, first, columns, out, NAME_ROWS
-    );
+    NAME_fetch_rows(shared, &a->k, &a->heads, head, first, columns, width);
+    NAME_fetch_rows(values, &a->v, &a->heads, head, first, columns, out);
     const char *q = NAME_matrix(&a->q, &a->heads, head), *dy = NAME_matrix(&a->dy, &a->heads, head);
     const NAME_sums *sums = a->sums + head * a->sums_of_head;
-    const int32_t parity = begin & 1;
-    NAME_fetch_queries(
-        a, q, dy, sums, begin * NAME_COLUMNS, stages + parity * 2 * NAME_COLUMNS * NAME_ROW,
-        all_sums + parity * NAME_COLUMNS
-    );
+    NAME_fetch_pair(stages, begin, q, &a->q, dy, &a->dy, &a->e, rows);
+    NAME_fetch_sums(all_sums, begin, sums);
     AF_COPIED();
     AF_BARRIER();
     uint32_t k[NAME_TILES][NAME_STEPS][4];
@@ -527,12 +563,10 @@ AF_KERNEL_UP_TO(128) NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
 
     AF_ROLLED
     for (int32_t tile = begin; tile < num_tiles; tile++) {
-        const int32_t next = ~tile & 1;
-        if (tile + 1 < num_tiles)
-            NAME_fetch_queries(
-                a, q, dy, sums, (tile + 1) * NAME_COLUMNS,
-                stages + next * 2 * NAME_COLUMNS * NAME_ROW, all_sums + next * NAME_COLUMNS
-            );
+        if (tile + 1 < num_tiles) {
+            NAME_fetch_pair(stages, tile + 1, q, &a->q, dy, &a->dy, &a->e, rows);
+            NAME_fetch_sums(all_sums, tile + 1, sums);
+        }
         const uint16_t *queries = stages + (tile & 1) * 2 * NAME_COLUMNS * NAME_ROW;
         const uint16_t *slopes = queries + NAME_COLUMNS * NAME_ROW;
         const NAME_sums *tile_sums = all_sums + (tile & 1) * NAME_COLUMNS;
@@ -591,6 +625,6 @@ AF_KERNEL_UP_TO(128) NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
     NAME_put(shared + warp_first * NAME_ROW, dk, scales);
     NAME_put(values + warp_first * NAME_ROW, dv, ones);
     AF_BARRIER();
-    NAME_store(NAME_matrix(&a->dk, &a->heads, head), a->dk.row_step, shared, first, columns, width);
-    NAME_store(NAME_matrix(&a->dv, &a->heads, head), a->dv.row_step, values, first, columns, out);
+    NAME_store(&a->dk, &a->heads, head, shared, first, columns, width);
+    NAME_store(&a->dv, &a->heads, head, values, first, columns, out);
 }

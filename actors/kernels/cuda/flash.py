@@ -8,9 +8,9 @@ The gradient computes scores twice, once for dq and once for dk and dv: 7 produc
 5 of kernels whose blocks add to dq in the order in which they run. So every run gives the same
 bits, without scratch but for two numbers of each query.
 
-One promise of the composed kernels is not kept: where the diagonal of a causal mask passes through
-a tile of keys, a hidden key or value that is not finite reaches the queries of the tile, in whose
-products it meets a weight of 0.
+What a causal mask hides from a query changes nothing of it, be it NaN. Whoever sees a key or value
+that is not finite, and meets it in the tiles through which the diagonal passes, gets NaN: of y in
+the columns of that value, of dq in all.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ _QUERIES = ("dy", "q", "k", "v", "y", "lse", "dq")
 _KEYS = ("dy", "q", "k", "v", "dk", "dv")
 _KERNELS = ("attend", "queries", "keys")
 
-_THREADS, _ALIGNMENT, _STEP = 128, 16, 16
+_THREADS, _ALIGNMENT = 128, 16
+_WIDTHS = 16, 32, 48, 64, 80, 96, 128
+"""Of texts; others are filled up with zeros. One for 112 spills registers."""
+
 _WIDE = 64
 """Up to here a warp has 32 rows of a block, beyond it 16."""
 
@@ -62,8 +65,8 @@ Hopper's are 300 and 170 TFLOP/s of an H100; all are estimates, none is measured
 library has instructions that are faster than those of here."""
 
 _WORDS = {
-    DType.BFLOAT16: ("AF_MULTIPLY_BF16", "AF_PAIR_BF16", "af_from_bf16"),
-    DType.FLOAT16: ("AF_MULTIPLY_F16", "AF_PAIR_F16", "af_from_f16"),
+    DType.BFLOAT16: ("AF_MULTIPLY_BF16", "AF_PAIR_BF16", "af_from_bf16", "0x7f80u"),
+    DType.FLOAT16: ("AF_MULTIPLY_F16", "AF_PAIR_F16", "af_from_f16", "0x7c00u"),
 }
 
 
@@ -84,12 +87,14 @@ class FlashShape:
     def shared_bytes(self, kernel: str) -> int:
         """Return what a block of a kernel asks for at launch."""
         tiles = 1 if kernel == "attend" else 2
-        return 2 * (tiles * self.rows + 4 * self.columns) * (self.width + 8)
+        size = 2 * (tiles * self.rows + 4 * self.columns) * (self.width + 8)
+        sums = 0 if kernel == "attend" else _SUMS_BYTES * max(self.rows, 2 * self.columns)
+        return size + sums
 
     @property
     def most_shared_bytes(self) -> int:
-        """What a block of the gradient has, sums of queries and a margin of the device included."""
-        return self.shared_bytes("keys") + _SUMS_BYTES * max(self.rows, 2 * self.columns) + 1024
+        """What a block of the gradient has, with what the device and the text take."""
+        return self.shared_bytes("keys") + 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +286,7 @@ def _call(
     strides = [x.strides_bytes[: len(batch)] for x in operands]
     axes = collapse_axes(batch, strides, in_order=True)
     causal = flag(attrs, "causal")
-    width = -(-max(widths) // _STEP) * _STEP
+    width = next(width for width in _WIDTHS if width >= max(widths))
     shapes = [FlashShape(dtype, width, columns, causal) for columns in (64, 32)]
     shape = next((s for s in shapes if s.most_shared_bytes <= gpu.shared_bytes), None)
     if shape is None or len(axes) > MAX_OUTER or math.prod(batch) * _most(named) >= 1 << 31:
@@ -309,7 +314,7 @@ BODY = Path(__file__).with_name("flash.cuh").read_text(encoding="utf-8")
 @functools.cache
 def flash_text(shape: FlashShape, body: str = BODY) -> KernelText:
     """Return the kernels for a shape."""
-    multiply, pair, read = _WORDS[shape.dtype]
+    multiply, pair, read, infinite = _WORDS[shape.dtype]
     defined = {
         "WIDTH": str(shape.width),
         "ROWS": str(shape.rows),
@@ -318,6 +323,7 @@ def flash_text(shape: FlashShape, body: str = BODY) -> KernelText:
         "MULTIPLY": multiply,
         "PAIR": pair,
         "FROM": read,
+        "INFINITE": infinite,
     }
     lines = [f"#define NAME_{name} {meaning}" for name, meaning in defined.items()]
     kernels = tuple([f"NAME_{kernel}" for kernel in _KERNELS])

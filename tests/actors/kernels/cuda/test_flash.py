@@ -132,14 +132,47 @@ def test_a_query_that_sees_nothing_gets_zeros_and_gives_no_gradient(emulated):
     assert not loaded(grads[2]).any()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["key", "value", "both"])
+@pytest.mark.parametrize("key", [3, 70, 147])
+def test_queries_that_do_not_see_a_bad_position_do_not_feel_it(key, where, bad, emulated):
+    attrs, results = {"scale": 0.4, "causal": True}, {}
+    for kind in ("clean", "spoiled"):
+        q, k, v, dy = drawn(((1,), 140, 150, 16, 16))
+        if kind == "spoiled":
+            k[:, key, 5 * (where != "both") :] = bad if where != "value" else k[:, key, 5:]
+            v[:, key, 5 * (where != "both") :] = bad if where != "key" else v[:, key, 5:]
+        q, k, v, dy = [stored(x, "bfloat16") for x in (q, k, v, dy)]
+        y, lse = forward(emulated, attrs, q, k, v)
+        grads = [TensorType(DType.BFLOAT16, x.shape) for x in (q, k, v)]
+        dtypes = [*[DType.BFLOAT16] * 5, DType.FLOAT32]
+        dq, *_ = emulated.run(BACKWARD, attrs, dtypes, [dy, q, k, v, y, lse], grads)[0]
+        results[kind] = [loaded(y), lse, loaded(dq)]
+    unseen = slice(0, max(0, key - 10))
+    for got, want in zip(results["spoiled"], results["clean"], strict=True):
+        np.testing.assert_array_equal(got[:, unseen], want[:, unseen])
+    y, lse, dq = results["spoiled"]
+    if where != "key":
+        assert not np.isfinite(y[:, unseen.stop :, 5:]).any()
+    if where == "value":
+        np.testing.assert_array_equal(y[..., :5], results["clean"][0][..., :5])
+    if where == "both" and np.isnan(bad):
+        assert np.isnan(y[:, unseen.stop :]).all()
+        assert np.isnan(dq[:, unseen.stop :]).all()
+
+
 FAULTS = {
     "a tile is read before it is there": (
         "attention", "AF_COPIED();\n    AF_BARRIER();", "AF_BARRIER();"),
     "a tile is overwritten while others read it": (
-        "attention", "        AF_COPIED();\n        AF_BARRIER();", "        AF_COPIED();"),
-    "a tile of the gradient is overwritten": (
+        "attention", "firsts, 0\n            );\n        AF_BARRIER();",
+        "firsts, 0\n            );"),
+    "a tile of keys is overwritten": (
+        "attention_grad", "firsts, 1\n            );\n        AF_BARRIER();",
+        "firsts, 1\n            );"),
+    "a tile of queries is overwritten": (
         "attention_grad", "        AF_COPIED();\n        AF_BARRIER();", "        AF_COPIED();"),
-    "keys behind the last are seen": ("attention", "at >= columns ||", ""),
+    "keys behind the last are seen": ("attention", "at >= end ||", ""),
     "queries behind the last are taken": ("attention", "t == 0 && row < rows", "t == 0"),
     "a query sees the key after its own": ("attention", "+ shift + 1;", "+ shift + 2;"),
     "a query does not see its own key": ("attention_grad", "+ shift + 1;", "+ shift;"),
