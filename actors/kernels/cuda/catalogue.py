@@ -106,8 +106,7 @@ def select_kernel(
         needs = kernel.query(attrs, inputs, outputs)
         if needs is None:
             continue
-        is_offered_here = library is None or is_offered(library, kernel, attrs, inputs, outputs)
-        if not is_offered_here:
+        if library is not None and not is_offered(library, kernel, attrs, inputs, outputs):
             continue
         if kernel.name not in _BY_TIME:
             return kernel.name, needs

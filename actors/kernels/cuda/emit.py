@@ -414,14 +414,15 @@ class _CudaEmitter:
         return self._kernel("rows", MAX_THREADS, body, bound)
 
     def _is_small(self) -> bool:
-        """Whether half of the registers will do: random bits, doubles, three tensors need more.
+        """Return whether half of the registers will do.
 
-        A second block then reads memory while the first one waits for its threads, or computes.
+        Random bits, doubles, three tensors and repeated rows need more. Where they do a second block then reads memory while the first one waits for its threads, or computes.
         """
         values = (*self.program.inputs, *self.program.instructions)
         full = [entry for entry in self.program.inputs if entry.kind is Kind.FULL]
+        are_few = len(full) <= _FEW_TENSORS and all([x.every == 1 and not x.count for x in full])
         has_doubles = DType.FLOAT64 in {v.dtype for v in values}
-        return not has_doubles and not is_random(self.program) and len(full) <= _FEW_TENSORS
+        return are_few and not has_doubles and not is_random(self.program)
 
     @staticmethod
     def _teams() -> list[str]:
