@@ -416,7 +416,8 @@ class _CudaEmitter:
     def _is_small(self) -> bool:
         """Return whether half of the registers will do.
 
-        Random bits, doubles, three tensors and repeated rows need more. Where they do a second block then reads memory while the first one waits for its threads, or computes.
+        Random bits, doubles, three tensors and repeated rows need more. A second block then reads
+        memory while the first one waits for its threads, or computes.
         """
         values = (*self.program.inputs, *self.program.instructions)
         full = [entry for entry in self.program.inputs if entry.kind is Kind.FULL]
