@@ -419,11 +419,11 @@ class _CudaEmitter:
         Random bits, doubles, three tensors and repeated rows need more. A second block then reads
         memory while the first one waits for its threads, or computes.
         """
-        values = (*self.program.inputs, *self.program.instructions)
+        dtypes = {x.dtype for x in self.program.inputs}
+        dtypes |= {i.dtype for i in self.program.instructions}
         full = [entry for entry in self.program.inputs if entry.kind is Kind.FULL]
         are_few = len(full) <= _FEW_TENSORS and all([x.every == 1 and not x.count for x in full])
-        has_doubles = DType.FLOAT64 in {v.dtype for v in values}
-        return are_few and not has_doubles and not is_random(self.program)
+        return are_few and DType.FLOAT64 not in dtypes and not is_random(self.program)
 
     @staticmethod
     def _teams() -> list[str]:
