@@ -3,7 +3,7 @@
  *
  * The text says NAME_WIDTH, what queries, keys and values are wide, filled up with zeros to a
  * multiple of 16; NAME_ROWS of a block, of which each of its 4 warps has 16 or 32; NAME_COLUMNS, how
- * many rows of the other side it meets at a time; NAME_CAUSAL; and of the type of elements
+ * many rows of the other side it meets at a time; NAME_CAUSAL and NAME_MASKED; and of the type of elements
  * NAME_MULTIPLY, NAME_PAIR, NAME_FROM, and NAME_INFINITE, the bits of infinity.
  *
  * Rows lie in shared memory 16 bytes further apart than they are long: so the 8 rows of a matrix
@@ -43,7 +43,7 @@ typedef struct {
 } NAME_tensor;
 /* `factor` is the scale times log2(e); a query sees `shift` keys more than its number and 1. */
 typedef struct {
-    int64_t rows, columns, width, out, num_blocks, shift;
+    int64_t rows, columns, width, out, num_blocks, shift, mask_step; /* of a key, in bytes */
     int64_t scale, factor; /* by their bits: a double becomes a float in each use of it */
 } NAME_extents;
 /* What the gradient knows of a query: log2(e) lse, infinite where there is no weight, and the sum of
@@ -57,10 +57,12 @@ typedef struct {
     const int32_t rows = (int32_t)a->e.rows, columns = (int32_t)a->e.columns;            \
     const int32_t width = (int32_t)a->e.width, out = (int32_t)a->e.out;                  \
     const int32_t shift = (int32_t)a->e.shift, num_blocks = (int32_t)a->e.num_blocks;    \
-    const float factor = af_float_of_bits((uint32_t)a->e.factor);                        \
+    const float scale = af_float_of_bits((uint32_t)a->e.factor);                         \
+    const float factor = NAME_MASKED ? 1.0f : scale; /* a mask is added to scaled scores */  \
     const int32_t head = (int32_t)AF_BLOCK / num_blocks;                                 \
     const int32_t g = (AF_THREAD & 31) / 4, t = AF_THREAD % 4;                           \
-    const int32_t warp_first = AF_THREAD / 32 * NAME_WARP_ROWS;
+    const int32_t warp_first = AF_THREAD / 32 * NAME_WARP_ROWS;                          \
+    const char *mask = NAME_MASKED ? NAME_matrix(&a->mask, &a->heads, head) : 0;
 
 AF_FUNCTION char *NAME_matrix(const NAME_tensor *x, const NAME_heads *heads, int32_t head) {
     char *place = x->first;
@@ -237,6 +239,23 @@ AF_FUNCTION void NAME_hide(float *x, int32_t count, int32_t end, int32_t hidden,
     }
 }
 
+/* Adds a mask to scores, in units of log2: of rows that are `down` bytes apart, of `count` columns
+ * that are `across` bytes apart. The last ones stand for what is behind them. */
+AF_FUNCTION void NAME_add_mask(
+    float *x, int32_t count, float scale, const char *mask, int64_t down, int64_t across,
+    int32_t row, int32_t rows, int32_t column, int32_t columns
+) {
+    const int32_t g = (AF_THREAD & 31) / 4, t = AF_THREAD % 4;
+    AF_UNROLL
+    for (int32_t i = 0; i < NAME_TILES * count / 2; i++) {
+        const int32_t m = i / (count / 2), n = i / 4 % (count / 8);
+        const int64_t at = af_min(row + 16 * m + g + 8 * (i / 2 % 2), rows - 1);
+        const int64_t over = af_min(column + 8 * n + 2 * t + i % 2, columns - 1);
+        const char *place = mask + at * down + over * across;
+        x[i] = fmaf(x[i], scale, NAME_FROM(*(const uint16_t *)place) * NAME_LOG2_E);
+    }
+}
+
 AF_FUNCTION void NAME_clear(float *x, int32_t count) {
     AF_UNROLL
     for (int32_t i = 0; i < count; i++) x[i] = 0;
@@ -279,7 +298,7 @@ AF_FUNCTION void NAME_store(
 /* y and lse. */
 typedef struct {
     NAME_heads heads;
-    NAME_tensor q, k, v, y, lse;
+    NAME_tensor q, k, v, y, lse, mask;
     NAME_extents e;
 } NAME_attend_arguments;
 
@@ -329,6 +348,11 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
             AF_UNROLL
             for (int32_t n = 0; n < NAME_COLUMNS / 16; n++)
                 NAME_scores(&s[0][n], q, keys + n * 16 * NAME_ROW, NAME_COLUMNS / 16);
+            if (NAME_MASKED)
+                NAME_add_mask(
+                    &s[0][0][0][0], NAME_COLUMNS, scale, mask, a->mask.row_step,
+                    a->e.mask_step, first + warp_first, rows, column, columns
+                );
             if (column + NAME_COLUMNS > columns ||
                 (NAME_CAUSAL && column + NAME_COLUMNS > hidden))
                 NAME_hide(&s[0][0][0][0], NAME_COLUMNS, columns - column, hidden - column, -INFINITY);
@@ -410,7 +434,7 @@ AF_KERNEL_UP_TO(128) NAME_attend(AF_ARGUMENTS(NAME_attend) arguments) {
 /* dq, and what `keys` needs of each query: [heads, rows filled up to whole blocks]. */
 typedef struct {
     NAME_heads heads;
-    NAME_tensor dy, q, k, v, y, lse, dq;
+    NAME_tensor dy, q, k, v, y, lse, dq, mask;
     NAME_sums *sums;
     NAME_extents e;
 } NAME_queries_arguments;
@@ -494,6 +518,11 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
                 NAME_scores(&s[0][n], q, keys + place, NAME_KEYS / 16);
                 NAME_scores(&ds[0][n], dy, values + place, NAME_KEYS / 16);
             }
+            if (NAME_MASKED)
+                NAME_add_mask(
+                    &s[0][0][0][0], NAME_KEYS, scale, mask, a->mask.row_step, a->e.mask_step,
+                    first + warp_first, rows, column, columns
+                );
             AF_UNROLL
             for (int32_t i = 0; i < NAME_TILES * NAME_KEYS / 2; i++) {
                 const int32_t m = i / (NAME_KEYS / 2), n = i / 4 % (NAME_KEYS / 8);
@@ -531,7 +560,7 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
 /* dk and dv, behind `queries`. */
 typedef struct {
     NAME_heads heads;
-    NAME_tensor dy, q, k, v, dk, dv;
+    NAME_tensor dy, q, k, v, dk, dv, mask;
     const NAME_sums *sums;
     int64_t sums_of_head;
     NAME_extents e;
@@ -583,6 +612,11 @@ AF_KERNEL_UP_TO(128) NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
             NAME_scores_of_rows(
                 &ds[0][0], values + warp_first * NAME_ROW, slopes + part * NAME_ROW, 1
             );
+            if (NAME_MASKED)
+                NAME_add_mask(
+                    &s[0][0][0][0], NAME_QUERIES, scale, mask, a->e.mask_step, a->mask.row_step,
+                    first + warp_first, columns, row, rows
+                );
             AF_UNROLL
             for (int32_t n = 0; n < 2; n++) {
                 uint32_t words[4];

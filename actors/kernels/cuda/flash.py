@@ -1,8 +1,8 @@
 """Attention and its gradient by our own kernels on tensor cores (`flash.cuh`), in one call or two.
 
 Scores never go through memory. Taken are bfloat16 and float16, causal or not, with heads of 8n
-numbers, up to `MOST_WIDTH`, that begin at multiples of 16 bytes, on any GPU from sm_80 on. Masks,
-dropout and all else are composed (`cuda.attention`).
+numbers, up to `MOST_WIDTH`, that begin at multiples of 16 bytes, on any GPU from sm_80 on. A mask
+is read where it lies. Dropout and all else are composed (`cuda.attention`).
 
 The gradient computes scores twice, once for dq and once for dk and dv: 7 products instead of the
 5 of kernels whose blocks add to dq in the order in which they run. So every run gives the same
@@ -47,11 +47,12 @@ _FORWARD = ("q", "k", "v", "y", "lse")
 _GRADIENT = ("dy", "q", "k", "v", "y", "lse", "dq", "dk", "dv")
 _QUERIES = ("dy", "q", "k", "v", "y", "lse", "dq")
 _KEYS = ("dy", "q", "k", "v", "dk", "dv")
+_MASK = "mask"
 _KERNELS = ("attend", "queries", "keys")
 
 _THREADS, _ALIGNMENT = 128, 16
-_WIDTHS = 16, 32, 48, 64, 80, 96, 128
-"""Of texts; others are filled up with zeros. One for 112 spills registers."""
+_WIDTHS = 16, 32, 64, 80, 96, 128
+"""Of texts; others are filled up with zeros. Some for 48 and 112 would spill registers."""
 
 _WIDE = 64
 """Up to here a warp has 32 rows of a block, beyond it 16."""
@@ -78,11 +79,12 @@ class FlashShape:
     width: int
     columns: int
     causal: bool
+    masked: bool = False
 
     @property
     def rows(self) -> int:
         """Rows of a block."""
-        return 128 if self.width <= _WIDE else 64
+        return 128 if self.width <= _WIDE and not self.masked else 64
 
     def shared_bytes(self, kernel: str) -> int:
         """Return what a block of a kernel asks for at launch."""
@@ -149,8 +151,13 @@ class FlashCall:
         extents = (rows, columns, width, out, num_blocks, max(columns - rows, 0))
         words = (
             *(len(self.axes), *_padded([axis.extent for axis in self.axes])),
-            *[word for name in names for word in self._tensor(name)],
-            *(*more, *extents, *map(_bits, (self.scale, self.scale * math.log2(math.e)))),
+            *[word for name in (*names, _MASK) for word in self._tensor(name)],
+            *(
+                *more,
+                *extents,
+                self._mask_step,
+                *map(_bits, (self.scale, self.scale * math.log2(math.e))),
+            ),
         )
         text = flash_text(self.shape)
         name = text.kernels[_KERNELS.index(kernel)]
@@ -160,11 +167,20 @@ class FlashCall:
     def _num_blocks(self, rows: int) -> int:
         return -(-rows // self.shape.rows)
 
+    @property
+    def _mask_step(self) -> int:
+        """Bytes from a key to the next in the mask."""
+        mask = self.operands.get(_MASK)
+        return mask.strides_bytes[-1] if mask is not None and mask.shape[-1] > 1 else 0
+
     def _tensor(self, name: str) -> list[Word]:
+        if name not in self.operands:
+            return [0] * (2 + MAX_OUTER)
         x = self.operands[name]
         if not isinstance(x, DeviceView):
             raise InternalError(f"{name} of attention is bound without an address")
-        row_step = x.strides_bytes[-1 if name == "lse" else -2]
+        axis = -1 if name == "lse" else -2
+        row_step = x.strides_bytes[axis] if x.shape[axis] > 1 else 0
         place = list(self.operands).index(name)
         return [x.address, row_step, *_padded([axis.steps[place] for axis in self.axes])]
 
@@ -193,7 +209,7 @@ class FlashAttention:
     op: str = "attention"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take 16-bit heads without mask and dropout; there is no scratch."""
+        """Take 16-bit heads without dropout; there is no scratch."""
         call = _asked(self.gpu, attrs, _FORWARD, (*inputs, *outputs))
         if call is None:
             return None
@@ -220,7 +236,7 @@ class FlashAttentionGrad:
     op: str = "attention_grad"
 
     def query(self, attrs: Attrs, inputs: Operands, outputs: Operands) -> KernelNeeds | None:
-        """Take 16-bit heads without mask and dropout; scratch is two numbers of each query.
+        """Take 16-bit heads without dropout; scratch is two numbers of each query.
 
         dq may lie over y, of which a block reads its own rows before it writes any; so may dk and
         dv over k or v, when dq is done.
@@ -270,11 +286,11 @@ def _bound(
 def _call(
     gpu: Gpu, attrs: Attrs, names: tuple[str, ...], operands: Sequence[Operand | DeviceView]
 ) -> FlashCall | None:
-    if len(operands) != len(names) or gpu.capability < _OLDEST:
+    named = _named(names, operands)
+    if named is None or gpu.capability < _OLDEST:
         return None
-    named = dict(zip(names, operands, strict=True))
     dtype = named["q"].type.dtype
-    matrices = {name: x for name, x in named.items() if name != "lse"}
+    matrices = {name: x for name, x in named.items() if name not in ("lse", _MASK)}
     widths = [x.shape[-1] for x in matrices.values()]
     if dtype not in HALVES or not all([_is_even(x) for x in matrices.values()]):
         return None
@@ -283,15 +299,36 @@ def _call(
     if not all([x.type.num_elements for x in operands]):
         return None
     batch = named["lse"].shape[:-1]
-    strides = [x.strides_bytes[: len(batch)] for x in operands]
+    strides = [_steps(x, len(batch)) for x in named.values()]
     axes = collapse_axes(batch, strides, in_order=True)
     causal = flag(attrs, "causal")
     width = next(width for width in _WIDTHS if width >= max(widths))
-    shapes = [FlashShape(dtype, width, columns, causal) for columns in (64, 32)]
+    is_masked = _MASK in named
+    shapes = [FlashShape(dtype, width, columns, causal, is_masked) for columns in (64, 32)]
     shape = next((s for s in shapes if s.most_shared_bytes <= gpu.shared_bytes), None)
     if shape is None or len(axes) > MAX_OUTER or math.prod(batch) * _most(named) >= 1 << 31:
         return None
     return FlashCall(shape, axes, named, number(attrs, "scale"))
+
+
+def _named(
+    names: tuple[str, ...], operands: Sequence[Operand | DeviceView]
+) -> dict[str, Operand | DeviceView] | None:
+    """Return operands by name, the mask last; None where there is dropout."""
+    more = len(operands) - len(names)
+    if more not in (0, 1):
+        return None
+    # Inputs, which a mask is the last of, end where outputs begin.
+    place = len(names) - (2 if names is _FORWARD else 3)
+    rest = (*operands[:place], *operands[place + more :])
+    masks = zip((_MASK,) * more, operands[place : place + more], strict=True)
+    return dict((*zip(names, rest, strict=True), *masks))
+
+
+def _steps(x: Operand | DeviceView, num_axes: int) -> list[int]:
+    """Return the strides of leading axes, 0 where one element stands for all."""
+    pairs = zip(x.shape[:num_axes], x.strides_bytes[:num_axes], strict=True)
+    return [step if extent > 1 else 0 for extent, step in pairs]
 
 
 def _most(named: Mapping[str, Operand | DeviceView]) -> int:
@@ -320,6 +357,7 @@ def flash_text(shape: FlashShape, body: str = BODY) -> KernelText:
         "ROWS": str(shape.rows),
         "COLUMNS": str(shape.columns),
         "CAUSAL": str(int(shape.causal)),
+        "MASKED": str(int(shape.masked)),
         "MULTIPLY": multiply,
         "PAIR": pair,
         "FROM": read,

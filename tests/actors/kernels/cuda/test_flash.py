@@ -9,7 +9,7 @@ import pytest
 from attention_formulas import attention
 from emulated_run import loaded, stored
 from kernel_calls import operand
-from kernel_problems import attended
+from kernel_problems import MASKS, attended
 from kernel_problems import operands as drawn
 from kernel_targets import NO_NUMBER, Target, hold, results_of
 
@@ -55,6 +55,18 @@ def kernel_of(op):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_numbers_are_those_of_whole_matrices(case, op, causal, emulated):
     problem = attended(op, case, {"scale": 0.4, "causal": causal})
+    hold(emulated, kernel_of(op), problem, "bfloat16", LIMITS["bfloat16"])
+
+
+@both_ops
+@pytest.mark.parametrize("axes", [x for x in MASKS.values() if x], ids=str)
+def test_masks_hide_some_keys_or_all(axes, op, emulated):
+    shape = tuple(np.where(axes, (2, 3, 70, 75), 1).tolist())
+    rng = np.random.default_rng(3)
+    mask = np.where(rng.random(shape) < 0.3, -np.inf, rng.standard_normal(shape))
+    if shape[-2] > 1:
+        mask[..., 1, :] = -np.inf
+    problem = attended(op, ((2, 3), 70, 75, 16, 8), {"scale": 0.4, "causal": False}, (mask,))
     hold(emulated, kernel_of(op), problem, "bfloat16", LIMITS["bfloat16"])
 
 
@@ -267,11 +279,11 @@ def test_scratch_of_the_gradient_is_two_numbers_of_each_query():
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("width", [16, 64, 80, 128])
-@both_masks
-def test_texts_are_built_for_every_gpu_and_spill_nothing(causal, width, dtype, arch):
+@pytest.mark.parametrize(("causal", "masked"), [(False, False), (True, False), (False, True)])
+def test_texts_are_built_for_every_gpu_and_spill_nothing(causal, masked, width, dtype, arch):
     if not nvrtc.is_here():
         pytest.skip("NVRTC is not installed")
-    text = flash_text(FlashShape(DType(dtype), width, 64, causal))
+    text = flash_text(FlashShape(DType(dtype), width, 64, causal, masked))
     for usage in nvrtc.usage(text, arch).values():
         assert (usage.spilled_bytes, usage.stack_bytes) == (0, 0)
         assert 2 * 128 * usage.registers <= 65_536
