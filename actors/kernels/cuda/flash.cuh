@@ -26,7 +26,7 @@ enum {
     NAME_SUMS = 4 * (NAME_ROWS > 2 * NAME_COLUMNS ? NAME_ROWS : 2 * NAME_COLUMNS),
     /* What a warp meets at once, of keys in `queries` and of queries in `keys`, which has twice the
      * sums: more are more than a thread has registers. */
-    NAME_KEYS = NAME_ROWS == 128 ? 16 : 32,
+    NAME_KEYS = NAME_ROWS == 128 || NAME_MASKED ? 16 : 32,
     NAME_QUERIES = 16
 };
 #define NAME_LOG2_E 1.4426950408889634f
