@@ -1,4 +1,4 @@
-"""Attention and its gradient by our own kernels on tensor cores (`flash.cuh`), in one call or two.
+"""Attention and its gradient by our own kernels on tensor cores, in one call or two (`flash.cuh`).
 
 Scores never go through memory. Taken are bfloat16 and float16, causal or not, with heads of 8n
 numbers, up to `MOST_WIDTH`, that begin at multiples of 16 bytes, on any GPU from sm_80 on. A mask
@@ -345,7 +345,13 @@ def _is_even(x: Operand | DeviceView) -> bool:
     return is_dense and not any([step % _ALIGNMENT for step in (*steps, ends)])
 
 
-BODY = Path(__file__).with_name("flash.cuh").read_text(encoding="utf-8")
+BODY = "\n".join(
+    [
+        Path(__file__).with_name(name).read_text(encoding="utf-8")
+        for name in ("flash.cuh", "flash_gradient.cuh")
+    ]
+)
+"""What texts have in common."""
 
 
 @functools.cache
