@@ -325,10 +325,10 @@ def _named(
     return dict((*zip(names, rest, strict=True), *masks))
 
 
-def _steps(x: Operand | DeviceView, num_axes: int) -> list[int]:
+def _steps(x: Operand | DeviceView, num_axes: int) -> tuple[int, ...]:
     """Return the strides of leading axes, 0 where one element stands for all."""
     pairs = zip(x.shape[:num_axes], x.strides_bytes[:num_axes], strict=True)
-    return [step if extent > 1 else 0 for extent, step in pairs]
+    return tuple([step if extent > 1 else 0 for extent, step in pairs])
 
 
 def _most(named: Mapping[str, Operand | DeviceView]) -> int:
