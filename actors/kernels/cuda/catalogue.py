@@ -35,7 +35,7 @@ from actors.kernels.cuda.region import CudaRegion
 GENERATION = 6
 """Part of the fingerprint: raised when kernels change their results or their scratch."""
 
-_BY_TIME = (f"{CUDNN}attention_grad", ORDERED_GRADIENT, "cuda.flash_attention_grad")
+BY_TIME = (f"{CUDNN}attention_grad", ORDERED_GRADIENT, "cuda.flash_attention_grad")
 """Kernels of one op of which the one that is planned to be faster is taken."""
 
 _INSTEAD = {
@@ -90,7 +90,7 @@ def select_kernel(
     *,
     uses_cudnn: CudnnLibrary | bool = False,
 ) -> tuple[str, KernelNeeds]:
-    """Return the name and needs of the first kernel that takes this call, by time in `_BY_TIME`.
+    """Return the name and needs of the first kernel that takes this call, by time in `BY_TIME`.
 
     Those of `kernel_op` are asked after its own, those of cuDNN only where the plan uses a library
     that has them; True is the newest and whole one. Raises LookupError, naming op, types and
@@ -101,14 +101,14 @@ def select_kernel(
     candidates = [k for name in (op, kernel_op) for k in kernels if k.op == name]
     taken: tuple[str, KernelNeeds] | None = None
     for kernel in candidates:
-        if taken is not None and kernel.name not in _BY_TIME:
+        if taken is not None and kernel.name not in BY_TIME:
             continue
         needs = kernel.query(attrs, inputs, outputs)
         if needs is None:
             continue
         if library is not None and not is_offered(library, kernel, attrs, inputs, outputs):
             continue
-        if kernel.name not in _BY_TIME:
+        if kernel.name not in BY_TIME:
             return kernel.name, needs
         if taken is None or needs.duration_ns < taken[1].duration_ns:
             taken = kernel.name, needs
