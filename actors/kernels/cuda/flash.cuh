@@ -27,7 +27,7 @@ enum {
     /* What a warp meets at once, of keys in `queries` and of queries in `keys`, which has twice the
      * sums: more are more than a thread has registers. */
     NAME_KEYS = NAME_ROWS == 128 || NAME_MASKED ? 16 : 32,
-    NAME_QUERIES = 16
+    NAME_QUERIES = NAME_ROWS == 128 || NAME_MASKED ? 16 : 32
 };
 #define NAME_LOG2_E 1.4426950408889634f
 #define NAME_LN_2 0.6931471805599453f
@@ -185,20 +185,25 @@ AF_FUNCTION void NAME_scores(
     }
 }
 
-/* The same, whose left factor stays in shared memory: registers are few. */
+/* The same for `count` times 16 rows, whose left factor stays in shared memory: registers are few. */
 AF_FUNCTION void NAME_scores_of_rows(
-    float (*sums)[2][4], const uint16_t *left, const uint16_t *rows, int32_t stride
+    float (*sums)[2][4], const uint16_t *left, const uint16_t *rows, int32_t count
 ) {
     AF_UNROLL
     for (int32_t k = 0; k < NAME_STEPS; k++) {
-        uint32_t b[4];
-        AF_MATRICES(b, rows + k * 16 + NAME_across());
+        uint32_t x[NAME_TILES][4];
         AF_UNROLL
-        for (int32_t m = 0; m < NAME_TILES; m++) {
-            uint32_t x[4];
-            AF_MATRICES(x, left + m * 16 * NAME_ROW + k * 16 + NAME_along());
-            NAME_MULTIPLY(sums[m * stride][0], x, b[0], b[1]);
-            NAME_MULTIPLY(sums[m * stride][1], x, b[2], b[3]);
+        for (int32_t m = 0; m < NAME_TILES; m++)
+            AF_MATRICES(x[m], left + m * 16 * NAME_ROW + k * 16 + NAME_along());
+        AF_UNROLL
+        for (int32_t n = 0; n < count; n++) {
+            uint32_t b[4];
+            AF_MATRICES(b, rows + n * 16 * NAME_ROW + k * 16 + NAME_across());
+            AF_UNROLL
+            for (int32_t m = 0; m < NAME_TILES; m++) {
+                NAME_MULTIPLY(sums[m * count + n][0], x[m], b[0], b[1]);
+                NAME_MULTIPLY(sums[m * count + n][1], x[m], b[2], b[3]);
+            }
         }
     }
 }

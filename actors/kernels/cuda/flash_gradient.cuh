@@ -174,49 +174,55 @@ AF_KERNEL_UP_TO(128) NAME_keys(AF_ARGUMENTS(NAME_keys) arguments) {
             const int32_t row = tile * NAME_COLUMNS + part, hidden = row + shift + 1;
             if (row >= rows) break;
             if (NAME_CAUSAL && hidden + NAME_QUERIES - 1 <= first + warp_first) continue;
-            float s[NAME_TILES][1][2][4], ds[NAME_TILES][1][2][4];
-            NAME_clear(&s[0][0][0][0], NAME_TILES * 8);
-            NAME_clear(&ds[0][0][0][0], NAME_TILES * 8);
-            NAME_scores(&s[0][0], k, queries + part * NAME_ROW, 1);
+            float ds[NAME_TILES][NAME_QUERIES / 16][2][4];
+            NAME_clear(&ds[0][0][0][0], NAME_TILES * NAME_QUERIES / 2);
             NAME_scores_of_rows(
-                &ds[0][0], values + warp_first * NAME_ROW, slopes + part * NAME_ROW, 1
+                &ds[0][0], values + warp_first * NAME_ROW, slopes + part * NAME_ROW,
+                NAME_QUERIES / 16
             );
-            if (NAME_MASKED)
-                NAME_add_mask(
-                    &s[0][0][0][0], NAME_QUERIES, scale, mask, a->e.mask_step, a->mask.row_step,
-                    first + warp_first, columns, row, rows
-                );
             AF_UNROLL
-            for (int32_t n = 0; n < 2; n++) {
-                uint32_t words[4];
-                af_get(words, tile_sums + part + 8 * n + 2 * t, 16);
+            for (int32_t c = 0; c < NAME_QUERIES / 16; c++) {
+                const int32_t own = part + 16 * c;
+                float s[NAME_TILES][1][2][4];
+                NAME_clear(&s[0][0][0][0], NAME_TILES * 8);
+                NAME_scores(&s[0][0], k, queries + own * NAME_ROW, 1);
+                if (NAME_MASKED)
+                    NAME_add_mask(
+                        &s[0][0][0][0], 16, scale, mask, a->e.mask_step, a->mask.row_step,
+                        first + warp_first, columns, row + 16 * c, rows
+                    );
                 AF_UNROLL
-                for (int32_t i = 0; i < NAME_TILES * 4; i++) {
-                    const float lse = af_float_of_bits(words[2 * (i % 2)]);
-                    const float delta = af_float_of_bits(words[2 * (i % 2) + 1]);
-                    float *p = &s[i / 4][0][n][i % 4], *x = &ds[i / 4][0][n][i % 4];
-                    *p = af_power_of_2(fmaf(*p, factor, -lse));
-                    *x = *p * (*x - delta);
+                for (int32_t n = 0; n < 2; n++) {
+                    uint32_t words[4];
+                    af_get(words, tile_sums + own + 8 * n + 2 * t, 16);
+                    AF_UNROLL
+                    for (int32_t i = 0; i < NAME_TILES * 4; i++) {
+                        const float lse = af_float_of_bits(words[2 * (i % 2)]);
+                        const float delta = af_float_of_bits(words[2 * (i % 2) + 1]);
+                        float *p = &s[i / 4][0][n][i % 4], *x = &ds[i / 4][c][n][i % 4];
+                        *p = af_power_of_2(fmaf(*p, factor, -lse));
+                        *x = *p * (*x - delta);
+                    }
                 }
-            }
-            /* A key that is infinite meets the zeros behind the last query, too. */
-            if (row + NAME_QUERIES > rows ||
-                (NAME_CAUSAL && hidden < first + warp_first + NAME_WARP_ROWS)) {
+                /* A key that is infinite meets the zeros behind the last query, too. */
+                if (row + 16 * c + 16 > rows ||
+                    (NAME_CAUSAL && hidden + 16 * c < first + warp_first + NAME_WARP_ROWS)) {
+                    AF_UNROLL
+                    for (int32_t i = 0; i < NAME_TILES * 8; i++) {
+                        const int32_t m = i / 8, n = i / 4 % 2, query = 16 * c + 8 * n + 2 * t + i % 2;
+                        const int32_t at = first + warp_first + 16 * m + g + 8 * (i / 2 % 2);
+                        if (row + query >= rows || (NAME_CAUSAL && at >= hidden + query))
+                            s[m][0][n][i % 4] = ds[m][c][n][i % 4] = 0;
+                    }
+                }
+                uint32_t x[NAME_TILES][4];
                 AF_UNROLL
-                for (int32_t i = 0; i < NAME_TILES * 8; i++) {
-                    const int32_t m = i / 8, n = i / 4 % 2, query = 8 * n + 2 * t + i % 2;
-                    const int32_t at = first + warp_first + 16 * m + g + 8 * (i / 2 % 2);
-                    if (row + query >= rows || (NAME_CAUSAL && at >= hidden + query))
-                        s[m][0][n][i % 4] = ds[m][0][n][i % 4] = 0;
-                }
+                for (int32_t m = 0; m < NAME_TILES; m++) NAME_narrowed(x[m], s[m][0]);
+                NAME_add(dv, x, slopes + own * NAME_ROW);
+                AF_UNROLL
+                for (int32_t m = 0; m < NAME_TILES; m++) NAME_narrowed(x[m], ds[m][c]);
+                NAME_add(dk, x, queries + own * NAME_ROW);
             }
-            uint32_t x[NAME_TILES][4];
-            AF_UNROLL
-            for (int32_t m = 0; m < NAME_TILES; m++) NAME_narrowed(x[m], s[m][0]);
-            NAME_add(dv, x, slopes + part * NAME_ROW);
-            AF_UNROLL
-            for (int32_t m = 0; m < NAME_TILES; m++) NAME_narrowed(x[m], ds[m][0]);
-            NAME_add(dk, x, queries + part * NAME_ROW);
         }
         AF_COPIED();
         AF_BARRIER();
