@@ -39,7 +39,7 @@ from actors.kernels.program.values import (
     store,
     sum_type_of,
 )
-from compiler.contract.program import FusedProgram, Kind
+from compiler.contract.program import ROW_REDUCTIONS, FusedProgram, Kind
 from compiler.contract.types import DType
 
 # A run is the columns of one thread, in words of 32 bits. Wide accesses move 16 bytes at once (8 or
@@ -199,6 +199,9 @@ PHASE_UNUSED = "(void)a, (void)s, (void)row, (void)r, (void)team, (void)exchange
 
 _BATCH_BYTES = 16
 _MOST_BATCH = 8
+_MOST_SUMS = 8
+"""Of sums over rows that a thread has in registers (`strips`): each is a double and a float."""
+
 MOST_WEIGHT = 320
 """Of what is computed for a batch, in additions: GELU of bfloat16 has 16 bytes just so."""
 
@@ -213,10 +216,13 @@ def batch_of(program: FusedProgram) -> int:
     if is_random(program):
         return RANDOM_COLUMNS
     full = [entry.dtype.itemsize for entry in program.inputs if entry.kind is Kind.FULL]
+    reduces = any([i.op in ROW_REDUCTIONS for i in program.instructions])
+    num_sums = 0 if reduces else len([i for i in program.instructions if i.op == "column_sum"])
     batch = _MOST_BATCH
     while batch > 1 and (
         batch * sum(full, 0) > _BATCH_BYTES * max(1, len(full))
         or batch * weight(program) > MOST_WEIGHT
+        or batch * num_sums > _MOST_SUMS
     ):
         # Halved until loads are 16 bytes per operand and registers hold what is computed.
         batch //= 2

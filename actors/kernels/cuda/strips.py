@@ -30,7 +30,7 @@ STRIP_THREADS = 256
 _ROW_BYTES = 64
 """Bytes that a thread loads at once, if few rows have them: with 16 memory would be half idle."""
 
-_MOST_ROWS = 4
+_MOST_ROWS, _MANY_COLUMNS = 4, 4
 
 
 def rows_at_once(program: FusedProgram, batch: int) -> int:
@@ -39,8 +39,11 @@ def rows_at_once(program: FusedProgram, batch: int) -> int:
     most = min(
         _ROW_BYTES // max(1, batch * sum(full, 0)), MOST_WEIGHT // max(1, batch * weight(program))
     )
+    # What is the same in all rows stays in registers, too.
+    columns = [entry for entry in program.inputs if entry.kind is Kind.COLUMN]
+    most = min(most, _MOST_ROWS if len(columns) < _MANY_COLUMNS else _MOST_ROWS // 2)
     rows = 1
-    while 2 * rows <= min(most, _MOST_ROWS):
+    while 2 * rows <= most:
         rows *= 2
     return rows
 
