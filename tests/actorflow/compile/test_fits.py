@@ -91,7 +91,7 @@ def largest_of_two_gpus():
 def test_a_job_is_spread_over_two_gpus_where_one_is_too_small_for_it(monkeypatch):
     monkeypatch.setenv("ACTORFLOW_CACHE", "off")
     alone = largest_of_two_gpus()
-    there = alone * 3 // 4
+    there = alone * 7 // 8
     monkeypatch.setattr(CudaTarget, "memory_bytes", there)
     assert largest_of_two_gpus() <= there
     monkeypatch.setattr(CudaTarget, "memory_bytes", alone // 8)
