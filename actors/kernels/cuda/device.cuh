@@ -42,6 +42,8 @@ typedef unsigned long long uint64_t;
 #define AF_KERNEL_TWO_UP_TO(threads) extern "C" __global__ void __launch_bounds__(threads, 2)
 #define AF_ARGUMENTS(name) const __grid_constant__ name##_arguments
 #define AF_FUNCTION static __device__ __forceinline__
+/* One that is seldom called: what it needs, its callers need not keep registers for. */
+#define AF_SELDOM static __device__ __noinline__
 
 /* Where a thread is. */
 #define AF_BLOCK ((int64_t)blockIdx.x)
@@ -378,7 +380,7 @@ AF_TEAM(min_u64, uint64_t, int64_t, AF_SHUFFLE_XOR_I64, AF_SMALLER)
  * word that says whether any cell of the device has something, how many bools on the device have to
  * have a value for this to count, and of each its address and that value: both bodies of a choice
  * run, and one of them in vain. Only a bad index comes here. */
-AF_FUNCTION void af_report(void *where, int64_t place, int64_t value) {
+AF_SELDOM void af_report(void *where, int64_t place, int64_t value) {
     volatile af_word *cell = (volatile af_word *)where;
     for (int64_t i = 0; i < 2 * cell[6].i; i += 2)
         if (*(const uint8_t *)cell[7 + i].p != cell[8 + i].i) return;

@@ -193,7 +193,7 @@ NARROW, RUNS, WIDE = 0, 1, 2
 
 PHASE_PARAMETERS = (
     "const af_word *a, const NAME_scalars *s, NAME_row *row, int64_t r, int64_t j0,",
-    "        int64_t j1, int64_t lane, int64_t team, void *exchange, NAME_sums *sums",
+    "        int64_t j1, int32_t lane, int32_t team, void *exchange, NAME_sums *sums",
 )
 PHASE_UNUSED = "(void)a, (void)s, (void)row, (void)r, (void)team, (void)exchange, (void)sums;"
 
@@ -300,7 +300,7 @@ class PhaseWriter:
         return [
             f"const int64_t way = a[{words.way(self.program, len(self.plan.column_sums))}].i;",
             f"const int64_t first = j0 + (way == {NARROW} ? 1 : {self.batch}) * lane;",
-            f"const int64_t apart = {self.batch} * team;",
+            f"const int32_t apart = {self.batch} * (int32_t)team;",
         ]
 
     def _loop(self, phase: LoopPhase, index: int) -> list[str]:
@@ -310,7 +310,7 @@ class PhaseWriter:
         """
         is_back = index % 2 == 1
         flush = self._flush(phase, "at - each < first" if is_back else "at + each >= j1")
-        text = [*self.first_columns(), f"const int64_t each = {self._at_once} * apart;"]
+        text = [*self.first_columns(), f"const int32_t each = {self._at_once} * apart;"]
         loop = "for (int64_t at = first; at < j1; at += each) {"
         if is_back:  # a team with a second phase is a power of two
             text.append("const int64_t last = first + ((j1 - 1 - first) & -each);")

@@ -29,6 +29,7 @@ AF_VISIBLE void af_enter(af_machine *machine) { af_here = machine; }
 #define AF_KERNEL_TWO_UP_TO(threads) static void
 #define AF_ARGUMENTS(name) const name##_arguments
 #define AF_FUNCTION static inline __attribute__((unused))
+#define AF_SELDOM static __attribute__((unused))
 
 /* After the text: how a kernel is called, and how many words it reads. */
 #define AF_ENTRY(name)                                                              \

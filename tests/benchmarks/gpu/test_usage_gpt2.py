@@ -29,7 +29,8 @@ def test_gpt2s_kernels_use_the_registers_that_are_kept_and_spill_nothing(texts, 
     for name, row in used.items():
         registers, spilled, stack, shared = map(int, row.split())
         assert (spilled, stack) == (0, 0), name
-        assert registers <= 128, name
+        # Blocks of attention have 128 threads, others up to 512 of 65,536 registers.
+        assert registers <= (255 if "flash" in name else 128), name
         assert shared <= 48 * 1024, name
     kept = kept_for(version)
     if kept is None:
