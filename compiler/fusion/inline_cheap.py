@@ -31,6 +31,7 @@ from compiler.ops.language.program_ops import FUSED, HEAVY, fused_attrs, program
 from compiler.ops.primitives.shape import RESHAPE
 from compiler.ops.primitives.sources import VARIABLE
 from compiler.storage.order import needed_per_step
+from compiler.storage.storage import assign_storage
 
 _FEW_READERS = 8
 """Kernels that compute a value again, at most: more would read as much as they save."""
@@ -81,6 +82,7 @@ class _Inlining:
         for index, node in enumerate(graph.nodes):
             for value in dict.fromkeys(node.inputs):
                 self.readers[value].append(index)
+        self.root = assign_storage(graph).root
         self.variables = {v for n in graph.nodes if n.op is VARIABLE for v in n.outputs}
 
     def run(self) -> Graph:
@@ -141,8 +143,8 @@ class _Inlining:
         if weight > self.few[maker.device] or len(whole) != 1:
             return None
         operands = [maker.inputs[n] for n in inputs]
-        # A variable may be written before the reader's turn.
-        if any([v in self.variables for v in operands]):
+        # A variable, or what shows it, may be written before the reader's turn.
+        if any([self.root[v] in self.variables for v in operands]):
             return None
         if types[maker.inputs[whole[0]]].size_bytes > types[value].size_bytes:
             return None

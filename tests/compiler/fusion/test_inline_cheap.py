@@ -121,8 +121,10 @@ def test_two_tensors_are_not_read_in_place_of_one(job, evaluate):
     assert sums, "the sum of two tensors is written once"
 
 
-def test_a_variable_is_not_read_later_than_before(job, evaluate):
-    w = job.variable(ROWS, COLUMNS, dtype="float32")
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_variable_is_not_read_later_than_before(job, evaluate, is_shown):
+    w = job.variable(*((ROWS * COLUMNS,) if is_shown else (ROWS, COLUMNS)), dtype="float32")
+    w = job.b.emit_one(RESHAPE, w, shape=(ROWS, COLUMNS)) if is_shown else w
     before, after = inlined(job, job.norm(w), evaluate)
     assert len(whole(after)) == len(whole(before))
 
