@@ -5,6 +5,8 @@ Loaded by `actorflow.compile.hardware.target_for` for jobs on GPUs alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from actorflow.compile.targets import operands_of_call
 from actorflow.environment.settings import logger
 from actors.kernels.cuda import catalogue
@@ -82,7 +84,8 @@ class CudaTarget:
                 self._gpu.name, *query, uses_cudnn=library or False
             )
             if library is not None and library.is_jit and not name.startswith(CUDNN):
-                whole, _ = catalogue.select_kernel(self._gpu.name, *query, uses_cudnn=True)
+                same = replace(library, is_jit=False)
+                whole, _ = catalogue.select_kernel(self._gpu.name, *query, uses_cudnn=same)
                 if whole.startswith(CUDNN):
                     self._say_ours(call)
         except LookupError as error:
@@ -91,7 +94,7 @@ class CudaTarget:
         return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
 
     def _say_ours(self, call: KernelCall) -> None:
-        """Log, once for an op and a type, what the whole library alone would compute."""
+        """Log, once for an op and a type, what only the whole library computes."""
         kind = call.op, call.inputs[0].type.dtype
         if kind not in self._are_ours:
             self._are_ours.add(kind)

@@ -146,7 +146,8 @@ class _Inlining:
         # A variable, or what shows it, may be written before the reader's turn.
         if any([self.root[v] in self.variables for v in operands]):
             return None
-        if types[maker.inputs[whole[0]]].size_bytes > types[value].size_bytes:
+        # Of a view that shows a part, all of its tensor would live as long.
+        if types[self.root[maker.inputs[whole[0]]]].size_bytes > types[value].size_bytes:
             return None
         return _CheapValue(
             program, output, tuple(sorted([n for n in needed if n >= first])), inputs

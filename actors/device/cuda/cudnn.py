@@ -42,6 +42,7 @@ from actors.kernels.cuda.calls import (
 )
 from actors.kernels.cuda.cudnn_library import OLDEST, CudnnLibrary
 from actors.kernels.cuda.nvrtc import find_library
+from actors.machine.errors import forkable_lock
 from compiler.contract.errors import DeviceError
 from compiler.contract.types import DType
 
@@ -518,14 +519,18 @@ def _told(call: str, code: int, what: str) -> Iterator[None]:
         raise CudaError(f"{what}: {type(error).__name__}: {error}", code=code, call=call) from error
 
 
+_environment_lock = forkable_lock()
+
+
 @contextmanager
 def _scores_limited(call: CudnnCall) -> Iterator[None]:
     """Let the frontend build the plan of a gradient in the way that the call says."""
-    old_value = os.environ.get(_SCORES_LIMIT)
     keeps_scores = isinstance(call, SdpaCall) and call.keeps_scores
-    # The frontend reads the variable while it builds a plan.
-    os.environ[_SCORES_LIMIT] = "-1" if keeps_scores else "0"
-    try:
-        yield
-    finally:
-        _restore(_SCORES_LIMIT, old_value)
+    # The frontend reads the variable, which all threads share, while it builds a plan.
+    with _environment_lock:
+        old_value = os.environ.get(_SCORES_LIMIT)
+        os.environ[_SCORES_LIMIT] = "-1" if keeps_scores else "0"
+        try:
+            yield
+        finally:
+            _restore(_SCORES_LIMIT, old_value)

@@ -42,7 +42,7 @@ typedef unsigned long long uint64_t;
 #define AF_KERNEL_TWO_UP_TO(threads) extern "C" __global__ void __launch_bounds__(threads, 2)
 #define AF_ARGUMENTS(name) const __grid_constant__ name##_arguments
 #define AF_FUNCTION static __device__ __forceinline__
-/* One that is seldom called: what it needs, its callers need not keep registers for. */
+/* Not inlined, so that its callers keep no registers for it. */
 #define AF_SELDOM static __device__ __noinline__
 
 /* Where a thread is. */

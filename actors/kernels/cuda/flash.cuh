@@ -257,7 +257,10 @@ AF_FUNCTION void NAME_add_mask(
         const int64_t at = af_min(row + 16 * m + g + 8 * (i / 2 % 2), rows - 1);
         const int64_t over = af_min(column + 8 * n + 2 * t + i % 2, columns - 1);
         const char *place = mask + at * down + over * across;
-        x[i] = fmaf(x[i], scale, NAME_FROM(*(const uint16_t *)place) * NAME_LOG2_E);
+        const float natural = NAME_FROM(*(const uint16_t *)place), added = natural * NAME_LOG2_E;
+        /* In powers of 2 the least bfloat16 would be -inf, and its query without any weight. */
+        const _Bool is_finite = natural >= NAME_NOTHING;
+        x[i] = fmaf(x[i], scale, is_finite && added < NAME_NOTHING ? NAME_NOTHING : added);
     }
 }
 

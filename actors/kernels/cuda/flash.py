@@ -279,8 +279,11 @@ def _bound(
     gpu: Gpu, attrs: Attrs, names: tuple[str, ...], views: tuple[DeviceView, ...]
 ) -> FlashCall:
     call = _call(gpu, attrs, names, views)
-    if call is None:
-        raise InternalError(f"flash does not take {', '.join([str(x.type) for x in views])}")
+    # A copy of 16 bytes from another address would be a fault of the device.
+    is_even = not any([x.address % _ALIGNMENT for x in views if x.dtype in HALVES])
+    if call is None or not is_even:
+        types = ", ".join([f"{x.type} at {x.address}" for x in views])
+        raise InternalError(f"flash attention does not take {types}")
     return call
 
 

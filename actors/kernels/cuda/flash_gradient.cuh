@@ -49,6 +49,8 @@ AF_KERNEL_UP_TO(128) NAME_queries(AF_ARGUMENTS(NAME_queries) arguments) {
         if (row < rows) {
             const char *logs = NAME_matrix(&a->lse, &a->heads, head);
             const float lse = *(const float *)(logs + row * a->lse.row_step);
+            /* Of a query that sees numbers below all others alone nothing depends on its scores:
+             * they are lost beside those, and so is the logarithm of how many they are. */
             sums.lse = lse < -1e30f ? INFINITY : lse * NAME_LOG2_E;
         }
         own_sums[AF_THREAD] = sums;

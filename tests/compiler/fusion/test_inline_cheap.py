@@ -1,5 +1,7 @@
 """Kernels that compute a cheap operand again: the same bits, fewer tensors between kernels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from graphs import Net, launches
@@ -7,13 +9,15 @@ from graphs import Net, launches
 from compiler.contract.types import DType
 from compiler.fusion import fuse
 from compiler.fusion.inline_cheap import inline_cheap
-from compiler.graph.graph import prune
+from compiler.graph.graph import Write, prune
 from compiler.graph.target import TilingPolicy
 from compiler.ops.families.arithmetic import ADD, EXP, MAXIMUM, MUL, NEG, RSQRT, SQUARE, SUB
+from compiler.ops.families.updates import SGD_UPDATE
 from compiler.ops.language.program_ops import FUSED
 from compiler.ops.primitives.matmul import MATMUL
 from compiler.ops.primitives.reduce import MEAN
 from compiler.ops.primitives.shape import CAST, RESHAPE
+from compiler.ops.primitives.slicing import SLICE
 from compiler.pipeline.rewrites import check
 from compiler.storage import order
 
@@ -127,6 +131,18 @@ def test_a_variable_is_not_read_later_than_before(job, evaluate, is_shown):
     w = job.b.emit_one(RESHAPE, w, shape=(ROWS, COLUMNS)) if is_shown else w
     before, after = inlined(job, job.norm(w), evaluate)
     assert len(whole(after)) == len(whole(before))
+
+
+def test_a_part_of_a_variable_is_read_before_what_is_written_over_it(job):
+    w = job.variable(ROWS, 2 * COLUMNS, dtype="float32")
+    part = job.b.emit_one(SLICE, w, starts=(0, 0), stops=(ROWS, COLUMNS), steps=(1, 1))
+    d = job.apply(NEG, part)
+    rate = job.b.emit_one(MEAN, job.mean(job.apply(SQUARE, d)), axes=(0, 1), keepdims=False)
+    new = job.b.emit_one(SGD_UPDATE, w, w, rate, weight_decay=0.0)
+    y = job.apply(MUL, d, job.b.emit_one(MEAN, new, axes=(0, 1), keepdims=False))
+    graph = job.done(y=y)
+    graph = replace(graph, writes=(*graph.writes, Write(w, new)))
+    check(order.run(inline_cheap(fuse.run(graph), few(6))), "order")
 
 
 def test_where_no_instructions_are_few_the_graph_stays_as_it_is(job):

@@ -70,14 +70,28 @@ def test_masks_hide_some_keys_or_all(axes, op, emulated):
     hold(emulated, kernel_of(op), problem, "bfloat16", LIMITS["bfloat16"])
 
 
-def forward(target, attrs, q, k, v, dtype="bfloat16"):
+def forward(target, attrs, q, k, v, *mask, dtype="bfloat16"):
     """Return y and lse of operands that are stored."""
     kind = DType(dtype)
     results = (
         TensorType(kind, (*q.shape[:-1], v.shape[-1])),
         TensorType(DType.FLOAT32, q.shape[:-1]),
     )
-    return target.run(FORWARD, attrs, [kind] * 3, [q, k, v], results)[0]
+    operands = [q, k, v, *mask]
+    return target.run(FORWARD, attrs, [kind] * len(operands), operands, results)[0]
+
+
+def test_a_query_that_sees_the_least_numbers_alone_weighs_its_keys_alike(emulated):
+    rng = np.random.default_rng(3)
+    q, k, v = [stored(rng.standard_normal((1, n, 16)), "bfloat16") for n in (5, 70, 70)]
+    mask = stored(rng.standard_normal((1, 5, 70)), "bfloat16")
+    mask[0, 1] = 0xFF7F  # the least there is
+    mask[0, 2, 3] = 0x7FC0  # NaN
+    y, _ = forward(emulated, {"scale": 0.4, "causal": False}, q, k, v, mask)
+    got = loaded(y)[0]
+    np.testing.assert_allclose(got[1], loaded(v)[0].mean(0), atol=5e-3)
+    assert np.isnan(got[2]).all()
+    assert np.isfinite(got[[0, 1, 3, 4]]).all()
 
 
 def packed(arrays):
