@@ -73,8 +73,13 @@ def test_a_run_of_tests_ends_with_the_command_that_started_it():
 def test_only_what_is_marked_is_found():
     mark = "of-this-test-alone"
     commands = [{**os.environ, guard.MARK: mark}, {**os.environ, guard.MARK: mark + "-not"}]
-    programs = [subprocess.Popen(["sleep", "600"], env=env) for env in commands]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    programs = [subprocess.Popen(["cat"], env=env, **pipes) for env in commands]
     try:
+        for program in programs:  # until it says something its environment may not be there yet
+            program.stdin.write(b"there\n")
+            program.stdin.flush()
+            program.stdout.readline()
         assert guard.marked(mark) == [programs[0].pid]
         guard.kill_marked(mark)
         assert programs[0].wait(60) == -signal.SIGKILL
@@ -82,7 +87,7 @@ def test_only_what_is_marked_is_found():
     finally:
         for program in programs:
             program.kill()
-            program.wait()
+            program.communicate()
 
 
 def test_a_run_has_one_guard():
