@@ -42,7 +42,7 @@ class CudaTarget:
         self._device = device
         self._gpu = gpu_named(gpu)
         self._cudnn = cudnn
-        self._are_ours: set[tuple[str, DType]] = set()
+        self._logged: set[tuple[str, DType]] = set()
         self._answers: dict[KernelCall, KernelInfo] = {}
 
     @property
@@ -87,17 +87,17 @@ class CudaTarget:
                 same = replace(library, is_jit=False)
                 whole, _ = catalogue.select_kernel(self._gpu.name, *query, uses_cudnn=same)
                 if whole.startswith(CUDNN):
-                    self._say_ours(call)
+                    self._log_ours(call)
         except LookupError as error:
             text = f"{self._device}: {error.args[0]}{self._mend(call.op)}"
             raise LookupError(text) from None
         return KernelInfo(name, needs.workspace_bytes, needs.in_place, needs.duration_ns)
 
-    def _say_ours(self, call: KernelCall) -> None:
+    def _log_ours(self, call: KernelCall) -> None:
         """Log, once for an op and a type, what only the whole library computes."""
         kind = call.op, call.inputs[0].type.dtype
-        if kind not in self._are_ours:
-            self._are_ours.add(kind)
+        if kind not in self._logged:
+            self._logged.add(kind)
             logger.warning(
                 "%s: %s of %s is planned with kernels of ours: the small cuDNN"
                 " (nvidia-cudnn-jit-cu13) has no plan for it, nvidia-cudnn-cu13 has",

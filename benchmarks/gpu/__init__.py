@@ -1,4 +1,4 @@
-"""The check on a GPU: one command, under five minutes, that proves and measures all there is.
+"""The check on a GPU: one command, ended after five minutes, that proves and measures all.
 
 check.sh         installs what is missing from a folder of wheels, and runs check.py
 check.py         sections one after another, each a process that is killed when its time is up

@@ -24,9 +24,9 @@ python=${PYTHON:-python3}
 wheels=${WHEELS:-$out/../wheels}
 venv=$out/../check-venv
 
-# torch brings an older cuDNN than ours along, which one of ours then stands before.
+# A cuDNN older than plans need, as an old torch brings, is shadowed by the wheel.
 needed="numpy msgpack xxhash safetensors pyzmq cffi pycparser Pillow cupy-cuda13x nvidia-cuda-nvrtc
-nvidia-cuda-runtime nvidia-cublas nvidia-cudnn-cu13>=9.25 nvidia-cudnn-jit-cu13
+nvidia-cuda-runtime nvidia-cublas nvidia-cudnn-cu13>=9.19 nvidia-cudnn-jit-cu13
 nvidia-cudnn-frontend cuda-bindings cuda-pathfinder"
 
 lacking() {

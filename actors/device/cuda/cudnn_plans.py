@@ -71,6 +71,6 @@ class CudnnPlans:
                 prune_in_turn(path, KERNEL_BYTES)
 
     def _file(self, key: str) -> Path | None:
-        """Return the file of a key. Its name seals its content: no other file can be put there."""
+        """Return the file of a key. The checksum covers its name, so no other fits."""
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         return None if self.folder is None else self.folder / f"{name}.cudnn"

@@ -259,7 +259,7 @@ class _FinishWriter:
         return [
             f"const int32_t groups = AF_NUM_THREADS / {FINISH_COLUMNS};",
             f"const int32_t group = AF_THREAD / {FINISH_COLUMNS};",
-            f"const int32_t num_slots = (int32_t)a[{words.NUM_TEAMS}].i;",
+            f"const int32_t num_slots = (int32_t)a[{words.NUM_PARTIALS}].i;",
             f"for (int64_t j0 = AF_BLOCK * {FINISH_COLUMNS}; j0 < {COLUMNS};",
             f"     j0 += AF_NUM_BLOCKS * {FINISH_COLUMNS}) {{",
             f"    const int64_t j = j0 + AF_THREAD % {FINISH_COLUMNS};",
@@ -445,7 +445,7 @@ class _CudaEmitter:
         text = [
             "const int32_t num_teams = AF_NUM_THREADS / team;",
             "const int64_t shift = AF_THREAD / team, slot = own;",
-            f"const int64_t teams = a[{words.NUM_TEAMS}].i * num_teams;",
+            f"const int64_t teams = a[{words.NUM_PARTIALS}].i * num_teams;",
             f"const int64_t piece = 0, j0 = 0, end = {COLUMNS};",
         ]
         if self.sums is SumPlace.SCRATCH:

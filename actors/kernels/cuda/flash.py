@@ -8,9 +8,9 @@ The gradient computes scores twice, once for dq and once for dk and dv: 7 produc
 5 of kernels whose blocks add to dq in the order in which they run. So every run gives the same
 bits, without scratch but for two numbers of each query.
 
-What a causal mask hides from a query changes nothing of it, be it NaN. Whoever sees a key or value
-that is not finite, and meets it in the tiles through which the diagonal passes, gets NaN: of y in
-the columns of that value, of dq in all.
+What a causal mask hides from a query changes nothing of it, be it NaN. A query that sees a key
+or value that is not finite, and meets it in the tiles through which the diagonal passes, gets NaN:
+of y in the columns of that value, of dq in all.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _SUMS_BYTES = 8
 
 _RATES = {8: (0.6, 0.4), 9: (0.3, 0.26), 10: (0.2, 0.11), 12: (0.6, 0.4)}
 """By generation, of the rate of products: attention and its gradient, whose 7 products count as 5.
-Hopper's are what an H100 takes for 64 x 12 causal heads of 1,024 x 64: 218 and 190 TFLOP/s (263 and
-215 for 4,096 rows); the others are estimates. From Hopper on the library has instructions that are
-faster than those of here."""
+Hopper's are what an H100 took, timed by hand, for 64 x 12 causal heads of 1,024 x 64: 218 and 190
+TFLOP/s; a step of GPT-2 has 169 of the second. The others are estimates. From Hopper on the library
+has instructions that are faster than those of here."""
 
 _WORDS = {
     DType.BFLOAT16: ("AF_MULTIPLY_BF16", "AF_PAIR_BF16", "af_from_bf16", "0x7f80u"),
@@ -336,7 +336,7 @@ def _steps(x: Operand | DeviceView, num_axes: int) -> tuple[int, ...]:
 
 
 def _most(named: Mapping[str, Operand | DeviceView]) -> int:
-    """Return queries or keys of a head: blocks are counted in 32 bits."""
+    """Return the larger of a head's queries and keys: blocks are counted in 32 bits."""
     return max(named["q"].shape[-2], named["k"].shape[-2])
 
 

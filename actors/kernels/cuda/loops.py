@@ -138,7 +138,7 @@ class RunWriter:
     def either(self, body: Callable[[bool], list[str]]) -> list[str]:
         """Return what is done with a batch whose runs are moved at once, or else one by one.
 
-        Both have the text to themselves: what only the other needs costs neither an instruction.
+        Each has its own text: what only the other needs costs it no instruction.
         `left` columns are left from the first on, and `way` is the launch's.
         """
         narrow = [

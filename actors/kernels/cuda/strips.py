@@ -72,7 +72,7 @@ class StripWriter:
             f"const int32_t team = (int32_t)a[{words.TEAM_THREADS}].i;",
             "const int32_t own = AF_THREAD / team, lane = AF_THREAD % team;",
             "const int32_t teams_in_block = AF_NUM_THREADS / team;",
-            f"const int32_t blocks = (int32_t)a[{words.NUM_TEAMS}].i;",
+            f"const int32_t blocks = (int32_t)a[{words.NUM_PARTIALS}].i;",
             "const int32_t piece = (int32_t)AF_BLOCK / blocks;",
             "const int64_t slot = AF_BLOCK - piece * blocks;",
             "const int64_t teams = (int64_t)blocks * teams_in_block;",

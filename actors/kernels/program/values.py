@@ -38,8 +38,11 @@ SKIP = 9
 """Address of an int64, or 0: where it is not 0, the launch does nothing."""
 
 FIRST_ROW, NUM_TEAMS, TEAM_THREADS = CHUNK_ROWS, NUM_CHUNKS, MAX_WORKERS
-"""Of a CUDA device: teams take rows from the first on. Where columns are added up, NUM_TEAMS are
-the partial rows of each sum, which blocks leave; so many blocks have a piece of the columns."""
+"""Of a CUDA device: teams take rows from the first on."""
+
+NUM_PARTIALS = NUM_TEAMS
+"""Where columns are added up on a CUDA device: the partial rows of each sum, which blocks leave; so
+many blocks have a piece of the columns."""
 
 _HEADER = 10
 
